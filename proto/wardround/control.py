@@ -1,0 +1,164 @@
+"""Commands speak to the service that owns a state directory over a Unix socket in it.
+
+One request, one JSON line: ``{"command": ..., ...}``. Any number of lines come back: ``{"progress": ...}`` while it
+lasts, then ``{"result": ...}`` or ``{"error": {"message", "hint", "exit_code", "code"}}``. Who may connect is decided
+by the folder's mode and checked again by the peer's user id.
+
+A Unix socket's path may be 107 bytes long and a state directory's longer, so both ends go through the folder's
+descriptor.
+"""
+
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wardround.errors import BY_EXIT_CODE, Unavailable, WardroundError
+
+MAX_LINE = 8 * 1024 * 1024
+Reply = Callable[[Any], None]
+Handler = Callable[[dict[str, Any], Reply], Any]
+log = logging.getLogger(__name__)
+
+
+class ControlServer:
+    """Listens at ``path`` and runs ``handler(request, progress)`` in a thread for each connection.
+
+    What the handler returns is the result; a ``WardroundError`` that it raises reaches the caller as itself.
+    """
+
+    def __init__(self, path: Path, handler: Handler, *, users: frozenset[int] | None = None, mode: int = 0o600) -> None:
+        """``users``: the user ids that may connect; None means this process's user and root."""
+        self._path = path
+        self._handler = handler
+        self._users = users if users is not None else frozenset({os.geteuid(), 0})
+        self._listener = listen(path, mode=mode)
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Answers under way are finished by their own threads."""
+        self._closing = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(timeout=5)
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed under us, which is how it ends
+            threading.Thread(target=self._serve, args=(connection,), name="control-call", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as stream:
+            try:
+                if peer_user(connection) not in self._users:
+                    return
+                request = json.loads(stream.readline(MAX_LINE))
+                result = self._handler(request, lambda item: _send(stream, {"progress": item}))
+                _send(stream, {"result": result})
+            except WardroundError as error:
+                _send(stream, {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}})
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the command went away
+            except Exception:
+                log.exception("a command failed")
+                _send(stream, {"error": {"message": "the service failed at this command", "hint": "its log says why", "exit_code": 70, "code": ""}})
+
+
+def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, timeout_s: float | None = 60) -> Any:
+    """Ask the service at ``path``.
+
+    Raises:
+        Unavailable: nobody listens there, or no answer came in ``timeout_s``.
+        WardroundError: what the service's handler raised.
+    """
+    with connect(path) as connection, connection.makefile("rwb") as stream:
+        connection.settimeout(timeout_s)
+        try:
+            _send(stream, request)
+            for answer in _lines(stream):
+                if "result" in answer:
+                    return answer["result"]
+                if "error" in answer:
+                    said = answer["error"]
+                    kind = BY_EXIT_CODE.get(said["exit_code"], WardroundError)
+                    raise kind(said["message"], hint=said["hint"], code=said["code"])
+                if progress is not None:
+                    progress(answer.get("progress"))
+        except TimeoutError:
+            raise Unavailable(f"the service at {path.parent} gave no answer in {timeout_s} s") from None
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    raise Unavailable(f"the service at {path.parent} went away before it answered")
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a service answers at ``path``."""
+    try:
+        connect(path).close()
+    except Unavailable:
+        return False
+    return True
+
+
+def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
+    """A listening Unix socket at ``path``; a stale one is replaced. The caller holds the state directory's lock."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short(path) as short:
+        listener.bind(short)
+        os.chmod(short, mode)
+    listener.listen(64)
+    return listener
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to the Unix socket at ``path``.
+
+    Raises:
+        Unavailable: nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as short:
+            connection.connect(short)
+    except OSError as error:
+        connection.close()
+        raise Unavailable(f"no service listens at {path} ({error.strerror})") from None
+    return connection
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user id of the process at the other end, as the kernel knows it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _send(stream: Any, item: Any) -> None:
+    stream.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
+    stream.flush()
+
+
+def _lines(stream: Any) -> Iterator[dict[str, Any]]:
+    while line := stream.readline(MAX_LINE):
+        yield json.loads(line)

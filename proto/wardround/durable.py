@@ -1,0 +1,214 @@
+"""Every write that must survive a crash. The one module that fsyncs and renames.
+
+A file is either as it was or as it was meant to be: written beside its place, fsynced, renamed, and the folder fsynced.
+An fsync that fails is never tried again: the kernel may have dropped the pages and report success the second time
+(PostgreSQL's rule). It raises ``StorageFailed``, and a service that meets it must end; on its next start it reads what
+the disk really has.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from wardround.errors import CannotWrite, TryAgain
+
+Buffer = bytes | bytearray | memoryview
+
+
+class StorageFailed(CannotWrite):
+    """The disk failed where a retry proves nothing. The process must end."""
+
+
+def make_folder(path: Path, mode: int = 0o700) -> None:
+    """Make ``path`` and its missing parents, durably. An existing folder keeps its mode."""
+    if path.is_dir():
+        return
+    make_folder(path.parent, mode)
+    with _naming(path):
+        path.mkdir(mode=mode, exist_ok=True)
+        path.chmod(mode)
+    sync_folder(path.parent)
+
+
+def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600) -> None:
+    """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    try:
+        with _naming(path):
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            try:
+                os.fchmod(descriptor, mode)
+                for piece in pieces:
+                    _write_all(descriptor, piece)
+                _sync(descriptor, path)
+            finally:
+                os.close(descriptor)
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file, or a folder onto a name that is free or an empty folder, durably."""
+    with _naming(target):
+        source.replace(target)
+    sync_folder(target.parent)
+    if source.parent != target.parent:
+        sync_folder(source.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all in it, durably. A missing one is no error."""
+    with _naming(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if path.parent.is_dir():
+        sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make what another writer put into ``path`` durable."""
+    with _naming(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _sync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in ``path`` durable."""
+    sync_file(path)
+
+
+class AppendFile:
+    """A file that only grows, each append durable before the call returns."""
+
+    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+        self.path = path
+        existed = path.exists()
+        with _naming(path):
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode
+            )
+        if not existed:
+            sync_folder(path.parent)
+
+    def append(self, data: Buffer) -> None:
+        """Write ``data`` at the end and fsync. A disk that is full leaves the file as it was."""
+        size = os.fstat(self._descriptor).st_size
+        try:
+            with _naming(self.path):
+                _write_all(self._descriptor, data)
+        except CannotWrite:
+            os.ftruncate(self._descriptor, size)
+            raise
+        _sync(self._descriptor, self.path)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class SpoolFile:
+    """A file filled from an offset, for an upload or a download that may break and go on."""
+
+    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+        self.path = path
+        existed = path.exists()
+        with _naming(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        if not existed:
+            sync_folder(path.parent)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        with _naming(self.path):
+            while view:
+                written = os.pwrite(self._descriptor, view, offset)
+                view, offset = view[written:], offset + written
+
+    def truncate(self, size: int) -> None:
+        with _naming(self.path):
+            os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        _sync(self._descriptor, self.path)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "SpoolFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class StateLock:
+    """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
+
+    def __init__(self, state: Path, owner: str) -> None:
+        """Take ``state/lock`` for ``owner`` ("coordinator serve").
+
+        Raises:
+            TryAgain: another process holds it; the message says which.
+        """
+        path = state / "lock"
+        with _naming(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(self._descriptor)
+            raise TryAgain(
+                f"{state} is in use by {holder}", hint="stop that process first, or use another --state"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{owner} (process {os.getpid()})\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "StateLock":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def _write_all(descriptor: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync(descriptor: int, path: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StorageFailed(
+            f"{path}: the disk failed to keep what was written ({error.strerror})",
+            hint="check the disk, then start again: what was durable before is still there",
+        ) from error
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn the system's error into ours, naming the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"{path}: {error.strerror}", hint="check free space, owner and mode of that place") from error

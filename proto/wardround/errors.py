@@ -1,0 +1,80 @@
+"""Our own errors, branched by who must act.
+
+    WardroundError
+    ├── UsageProblem     64  the command was given wrongly
+    ├── BadData          65  a file, a table or a message is not what it must be
+    ├── Unavailable      69  the other side cannot be reached
+    ├── CannotWrite      73  the disk does not take it
+    ├── TryAgain         75  it will work later, unchanged
+    ├── NotPermitted     77  this identity or user may not
+    └── NeedsPerson      78  someone must decide or repair
+
+Two audiences. ``message`` and ``hint`` are for the machine's own terminal and log, and may name files and columns of
+the hospital. ``code`` is a name of ``RefusalCode`` in ``federation.proto``, and is the only part that may cross to the
+coordinator. Nothing sends ``str(error)``.
+
+A message says what, which, and found against wanted; the hint gives the next command. Neither ends in a full stop, and
+neither ever holds a value out of a patient's row.
+"""
+
+from typing import ClassVar
+
+
+class WardroundError(Exception):
+    """A failure that we understand: a sentence, a hint, an exit code, and perhaps a code for the wire."""
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+class UsageProblem(WardroundError):
+    """The command was given wrongly."""
+
+    exit_code = 64
+
+
+class BadData(WardroundError):
+    """A file, a table or a message is not what it must be."""
+
+    exit_code = 65
+
+
+class Unavailable(WardroundError):
+    """The other side cannot be reached."""
+
+    exit_code = 69
+
+
+class CannotWrite(WardroundError):
+    """The disk does not take it."""
+
+    exit_code = 73
+
+
+class TryAgain(WardroundError):
+    """It will work later, unchanged."""
+
+    exit_code = 75
+
+
+class NotPermitted(WardroundError):
+    """This identity or user may not."""
+
+    exit_code = 77
+
+
+class NeedsPerson(WardroundError):
+    """Someone must decide or repair."""
+
+    exit_code = 78
+
+
+BY_EXIT_CODE: dict[int, type[WardroundError]] = {
+    kind.exit_code: kind
+    for kind in (WardroundError, UsageProblem, BadData, Unavailable, CannotWrite, TryAgain, NotPermitted, NeedsPerson)
+}

@@ -1,0 +1,143 @@
+"""gRPC as both sides use it: the channel's settings, errors across the line, versions, and message conversions.
+
+Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``; nothing needs a message larger than a
+manifest or a chunk; compression stays off so that the bytes on the wire can be accounted for.
+"""
+
+import re
+from typing import Any, NoReturn
+
+import grpc
+
+from wardround import __version__, dsse
+from wardround.errors import BY_EXIT_CODE, BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
+from wardround.tensors import MODEL, Entry, Manifest, TensorSpec
+from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
+
+MAX_MESSAGE = 4 * 1024 * 1024 + 64 * 1024
+
+COMMON_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.default_compression_algorithm", 0),
+]
+SERVER_OPTIONS = [
+    *COMMON_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+CHANNEL_OPTIONS = [
+    *COMMON_OPTIONS,
+    ("grpc.enable_retries", 0),  # uploads resume by our own protocol; the library's retry stops silently at 256 KiB
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+]
+
+# gRPC in Python cannot set a lowest TLS version. Our certificates are ECDSA, so with only an RSA suite allowed for
+# TLS 1.2 no handshake below 1.3 can succeed. Must be in the environment before gRPC is first used.
+TLS13_ONLY = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+
+_STATUS: dict[int, grpc.StatusCode] = {
+    65: grpc.StatusCode.INVALID_ARGUMENT,
+    69: grpc.StatusCode.UNAVAILABLE,
+    73: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    75: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    77: grpc.StatusCode.PERMISSION_DENIED,
+    78: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def abort(context: grpc.ServicerContext, error: WardroundError) -> NoReturn:
+    """End a call with an error: its code, its message and its hint reach the caller."""
+    status = _STATUS.get(error.exit_code, grpc.StatusCode.INTERNAL)
+    context.abort(status, "\n".join([f"{error.code or 'REFUSAL_UNSPECIFIED'}", error.message, error.hint]))
+    raise AssertionError("abort returns never")
+
+
+def explain(error: grpc.RpcError, doing: str) -> WardroundError:
+    """What a failed call means at the site: the coordinator's own words if it said any, else the line's state."""
+    status, details = error.code(), error.details() or ""
+    code, _, rest = details.partition("\n")
+    if code in pb.RefusalCode.keys():
+        message, _, hint = rest.partition("\n")
+        for exit_code, known in _STATUS.items():
+            if known == status:
+                kind = BY_EXIT_CODE[exit_code]
+                break
+        else:
+            kind = WardroundError
+        return kind(message, hint=hint, code=code)
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return Unavailable(f"{doing}: the line to the coordinator broke or does not answer ({status.name.lower()})")
+    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return TryAgain(f"{doing}: the coordinator is busy", code="TOO_BUSY")
+    if status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        return NotPermitted(f"{doing}: the coordinator does not permit it")
+    return WardroundError(f"{doing}: the coordinator failed ({status.name.lower()})")
+
+
+def refuse_other_version(theirs: str, whose: str) -> None:
+    """Two programs one minor version apart work together.
+
+    Raises:
+        NeedsPerson: further apart, or not a version; the message names both.
+    """
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})[a-z0-9.+-]{0,20}", theirs)
+    ours = re.match(r"(\d+)\.(\d+)\.", __version__)
+    assert ours
+    if match and match[1] == ours[1] and abs(int(match[2]) - int(ours[2])) <= 1:
+        return
+    shown = theirs if match else "of an unknown form"
+    raise NeedsPerson(
+        f"this is wardround {__version__}, the {whose} is {shown}: they may be one minor version apart",
+        hint="update the older one",
+        code="VERSION_UNSUPPORTED",
+    )
+
+
+def manifest_message(manifest: Manifest) -> tensors_pb2.Manifest:
+    message = tensors_pb2.Manifest()
+    bundle = None
+    for entry in manifest.entries:
+        spec = entry.spec
+        if bundle is None or bundle.name != spec.bundle:
+            bundle = message.bundles.add(name=spec.bundle)
+        bundle.tensors.add(
+            name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding=entry.encoding, bytes=spec.bytes,
+            sha256=bytes.fromhex(entry.sha256),
+        )  # fmt: skip
+    return message
+
+
+def manifest_from(message: tensors_pb2.Manifest) -> Manifest:
+    """Raises BadData: names, dtypes, shapes or digests of another form, or bytes that do not follow from them."""
+    entries = []
+    for bundle in message.bundles:
+        for row in bundle.tensors:
+            spec = TensorSpec(row.name, row.dtype, tuple(row.shape), bundle.name or MODEL)
+            if row.bytes != spec.bytes:
+                raise BadData(f"`{spec.key}` says {row.bytes} bytes, its shape says {spec.bytes}", code="MANIFEST_SHAPE")
+            if len(row.sha256) != 32 or row.encoding != "raw":
+                raise BadData(f"`{spec.key}` has no SHA-256 or an unknown encoding", code="MESSAGE_MALFORMED")
+            entries.append(Entry(spec, row.sha256.hex(), row.encoding))
+    return Manifest(tuple(entries))
+
+
+def envelope_message(envelope: dsse.Envelope) -> pb.Envelope:
+    return pb.Envelope(
+        payload_type=envelope.payload_type, payload=envelope.payload, keyid=envelope.keyid, signature=envelope.signature
+    )
+
+
+def envelope_from(message: pb.Envelope) -> dsse.Envelope:
+    return dsse.Envelope(message.payload_type, message.payload, message.keyid, message.signature)

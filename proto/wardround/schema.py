@@ -1,0 +1,84 @@
+"""Reading what a person wrote: TOML into frozen pydantic models, with errors that name the key and suggest the right one."""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from wardround.errors import BadData
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """A table of a file: frozen, unknown keys refused, no nan or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of ``path``.
+
+    Raises:
+        BadData: it cannot be read or is not TOML; the message has the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadData(f"{path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadData(f"{path}: not TOML: {error}") from None
+
+
+def check(model: type[Model], data: Any, source: str, table: str = "") -> Model:
+    """``data`` as a ``model``.
+
+    Args:
+        source: the file, for the message.
+        table: the table inside the file that ``data`` is, "" for the whole file.
+
+    Raises:
+        BadData: the first fault, as "study.toml: unknown key `learing_rate` in [training]".
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, model, source, table) from None
+
+
+def _explain(error: ValidationError, model: type[BaseModel], source: str, table: str) -> BadData:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = [part for part in first["loc"] if isinstance(part, str)]
+    *tables, key = [*([table] if table else []), *path] or [""]
+    inside = f" in [{'.'.join(tables)}]" if tables else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_at(model, path[:-1])
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"known keys there: {', '.join(sorted(known))}"
+        return BadData(f"{source}: unknown key `{key}`{inside}", hint=hint)
+    if first["type"] == "missing":
+        return BadData(f"{source}: `{key}`{inside} is missing")
+    said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        where = f"`{key}`{inside}: " if path else (f"[{table}]: " if table else "")
+        return BadData(f"{source}: {where}{said}")
+    found = first.get("input")
+    shown = f", found {found!r}" if isinstance(found, str | int | float | bool) and len(repr(found)) <= 60 else ""
+    return BadData(f"{source}: `{key}`{inside}: {said[0].lower()}{said[1:]}{shown}")
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys of the model that ``path`` leads to."""
+    for part in path:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        inner = next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+        if inner is None:
+            break
+        model = inner
+    return list(model.model_fields)

@@ -1,0 +1,227 @@
+"""The study file: one TOML file that the lab and the federation both read.
+
+    [study]        who takes part, how many rounds, until when
+    [task]         an installed task and its schema
+    [model]        an installed network and its sizes
+    [algorithm]    a method of the catalogue and its settings
+    [training]     the local steps
+    [checkpoints]  how the best models are chosen
+    [told]         which numbers leave beside the tensors, and how exactly
+    [variants.X]   whole tables that replace the ones above when X is chosen
+
+``[task]``, ``[model]`` and ``[algorithm]`` name something installed; their other keys are checked by
+``fl_algorithms.catalog``, which also fills their defaults. A study is *resolved* when all that is done; the digest of a
+resolved study, with its initial model, is what a hospital approves.
+"""
+
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from wardround import canonical
+from wardround.errors import BadData, UsageProblem
+from wardround.schema import Strict, check, read_toml
+
+SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+STUDY_NAME = SITE_NAME
+METRIC_NAME = re.compile(r"[a-z0-9_]{1,40}")
+
+
+class StudySection(Strict):
+    name: str
+    title: str = ""
+    sites: tuple[str, ...] = Field(min_length=1, max_length=256)
+    rounds: int = Field(ge=1, le=100_000)
+    quorum: int | None = Field(default=None, ge=1)  # None: every site
+    round_deadline_s: int = Field(default=3600, ge=1, le=30 * 86400)
+    start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
+    seed: int = Field(default=1, ge=0, le=2**53 - 1)
+    threads: int = Field(default=1, ge=1, le=256)
+    max_update_norm: float | None = Field(default=None, gt=0)  # L2 over all of an update's tensors; None: only finite
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not STUDY_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
+        return name
+
+    @field_validator("sites")
+    @classmethod
+    def _sites(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if not SITE_NAME.fullmatch(site):
+                raise ValueError(f"site {site!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
+        if len(set(sites)) != len(sites):
+            raise ValueError(f"site {next(s for s in sites if sites.count(s) > 1)!r} stands twice")
+        return tuple(sorted(sites))
+
+    @model_validator(mode="after")
+    def _quorum(self) -> Self:
+        if self.quorum is not None and self.quorum > len(self.sites):
+            raise ValueError(f"quorum is {self.quorum}, but the study has {len(self.sites)} sites")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """How many accepted updates close a round at its deadline."""
+        return self.quorum if self.quorum is not None else len(self.sites)
+
+
+class Named(BaseModel):
+    """A table that names something installed; its other keys are that thing's settings, checked by the catalogue."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class TrainingSection(Strict):
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0, le=100)
+    weight_decay: float = Field(default=0.01, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd only
+    betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw
+    batch_size: int = Field(default=32, ge=1, le=65536)
+    local_steps: int | None = Field(default=None, ge=0, le=1_000_000)
+    local_epochs: int | None = Field(default=None, ge=0, le=10_000)
+    optimizer_lifetime: Literal["run", "round"] = "run"
+    iterator: Literal["run", "round"] = "round"
+    drop_last: bool = False
+    init_private: Literal["site", "common"] = "site"
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Self:
+        if (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError("give either `local_steps` or `local_epochs`")
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} are not both at least 0 and below 1")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"`momentum` belongs to sgd, the optimizer is {self.optimizer}")
+        return self
+
+
+class CheckpointSection(Strict):
+    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
+    loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
+
+
+class ToldSection(Strict):
+    """The numbers that leave beside the tensors, and how exactly they are told."""
+
+    metrics: tuple[str, ...] = ("val_loss",)
+    digits: int = Field(default=4, ge=1, le=9)  # significant decimal digits
+    counts: Literal["exact", "bucketed", "uniform"] = "exact"
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for name in metrics:
+            if not METRIC_NAME.fullmatch(name):
+                raise ValueError(f"metric {name!r} is not 1 to 40 of a-z, 0-9 and _")
+        return metrics
+
+    def count(self, n: int) -> int:
+        """A number of records as it is told: itself, the nearest power of two below or at it, or 1."""
+        if self.counts == "uniform":
+            return 1
+        return 1 << (n.bit_length() - 1) if self.counts == "bucketed" and n > 0 else n
+
+    def number(self, value: float | None) -> str:
+        """A metric as it is told: a decimal string of ``digits`` significant digits, or "null"."""
+        if value is None or not math.isfinite(value):
+            return "null"
+        return f"{value:.{self.digits}g}"
+
+
+class StudyFile(Strict):
+    """A study with its variant applied. ``source`` says where it came from and is no part of it."""
+
+    study: StudySection
+    task: Named
+    model: Named
+    algorithm: Named
+    training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
+    checkpoints: CheckpointSection = CheckpointSection()
+    told: ToldSection = ToldSection()
+
+    def document(self) -> dict[str, Any]:
+        """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study."""
+        document = canonical.with_text_floats(self.model_dump(mode="json"))
+        assert isinstance(document, dict)
+        return document
+
+    def digest(self, initial_model: str) -> str:
+        """The study's digest (hex) with the digest (hex) of its initial model."""
+        return study_digest(self.document(), initial_model)
+
+    @classmethod
+    def from_document(cls, document: Any, source: str = "study") -> "StudyFile":
+        """The study of a document that ``document()`` made.
+
+        Raises:
+            BadData: it is not one.
+        """
+        return check(cls, document, source)
+
+
+def study_digest(document: Any, initial_model: str) -> str:
+    """SHA-256 (hex) over the resolved study and its initial model's digest (hex)."""
+    return canonical.digest({"initial_model": initial_model, "study": document})
+
+
+def load(path: Path, settings: list[str] | None = None, variant: str = "") -> StudyFile:
+    """Read a study file, apply its variant and the ``KEY=VALUE`` settings. Not resolved yet.
+
+    Order: ``algorithm.name`` among the settings, the variant of that name (or ``variant``), the other settings.
+
+    Raises:
+        BadData: the file is not a study; the message names file, table and key.
+        UsageProblem: a setting is not ``table.key=value``, or the variant does not exist.
+    """
+    tables = read_toml(path)
+    source = path.name
+    variants = tables.pop("variants", {})
+    pairs = [_setting(text) for text in settings or []]
+    chosen = variant
+    for table, key, value in pairs:
+        if (table, key) == ("algorithm", "name"):
+            chosen = chosen or str(value)
+    algorithm = tables.get("algorithm")
+    own = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
+    if chosen in variants:
+        replaced = variants[chosen]
+        if not isinstance(replaced, dict):
+            raise BadData(f"{source}: [variants.{chosen}] holds tables, found a value")
+        for name, table in replaced.items():
+            if name not in StudyFile.model_fields:
+                raise BadData(f"{source}: [variants.{chosen}.{name}] replaces no table of a study")
+            tables[name] = table
+    elif variant:
+        raise UsageProblem(f"{source} has no variant `{variant}`", hint=f"it has: {', '.join(sorted(variants)) or 'none'}")
+    elif chosen and chosen != own:
+        tables["algorithm"] = {"name": chosen}  # the other method's settings are not this one's
+    for table, key, value in pairs:
+        if (table, key) != ("algorithm", "name"):
+            tables.setdefault(table, {})
+            tables[table][key] = value
+    return check(StudyFile, tables, source)
+
+
+def _setting(text: str) -> tuple[str, str, Any]:
+    name, equals, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="for example: --set training.learning_rate=0.01")
+    try:
+        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, value.strip()
