@@ -68,12 +68,12 @@ class ControlServer:
                 result = self._handler(request, lambda item: _send(stream, {"progress": item}))
                 _send(stream, {"result": result})
             except WardroundError as error:
-                _send(stream, {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}})
+                _send(stream, _failure(error))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the command went away
             except Exception:
                 log.exception("a command failed")
-                _send(stream, {"error": {"message": "the service failed at this command", "hint": "its log says why", "exit_code": 70, "code": ""}})
+                _send(stream, _failure(WardroundError("the service failed at this command", hint="its log says why")))
 
 
 def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, timeout_s: float | None = 60) -> Any:
@@ -118,7 +118,7 @@ def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _short(path) as short:
         listener.bind(short)
-        os.chmod(short, mode)
+        os.chmod(short, mode)  # noqa: PTH101  a path through /proc, good only here
     listener.listen(64)
     return listener
 
@@ -157,6 +157,11 @@ def _short(path: Path) -> Iterator[str]:
 def _send(stream: Any, item: Any) -> None:
     stream.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
     stream.flush()
+
+
+def _failure(error: WardroundError) -> dict[str, Any]:
+    said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
+    return {"error": said}
 
 
 def _lines(stream: Any) -> Iterator[dict[str, Any]]:

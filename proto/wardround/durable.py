@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from wardround.errors import CannotWrite, TryAgain
 
@@ -152,7 +151,7 @@ class SpoolFile:
     def __enter__(self) -> "SpoolFile":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -185,7 +184,7 @@ class StateLock:
     def __enter__(self) -> "StateLock":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 

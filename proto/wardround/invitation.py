@@ -54,7 +54,8 @@ class Invitation:
         if len(parts) != 3 or f"{zlib.crc32(parts[1].encode()):08x}" != parts[2].lower():
             raise BadData("the invitation is cut short or changed: its check digits do not match", hint=again)
         try:
-            body = canonical.loads(base64.b64decode(parts[1] + "=" * (-len(parts[1]) % 4), altchars=b"-_", validate=True))
+            padded = parts[1] + "=" * (-len(parts[1]) % 4)
+            body = canonical.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
             wanted = {field.name: field.type for field in fields(cls)}
             if not isinstance(body, dict) or set(body) != set(wanted):
                 raise BadData("fields")
@@ -72,8 +73,8 @@ class Invitation:
         expires = datetime.datetime.fromtimestamp(self.expires_s, datetime.UTC)
         if now >= expires:
             raise BadData(
-                f"invitation for site `{self.site}` expired {ago(now - expires)} ago ({stamp(expires)}; this machine's clock "
-                f"says {stamp(now)})",
+                f"invitation for site `{self.site}` expired {ago(now - expires)} ago ({stamp(expires)}; "
+                f"this machine's clock says {stamp(now)})",
                 hint=f"ask the coordinator's operator for a new one: `coordinator invite {self.site}`",
                 code="INVITATION_EXPIRED",
             )

@@ -68,7 +68,7 @@ def explain(error: grpc.RpcError, doing: str) -> WardroundError:
     """What a failed call means at the site: the coordinator's own words if it said any, else the line's state."""
     status, details = error.code(), error.details() or ""
     code, _, rest = details.partition("\n")
-    if code in pb.RefusalCode.keys():
+    if code in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
         message, _, hint = rest.partition("\n")
         for exit_code, known in _STATUS.items():
             if known == status:
@@ -126,10 +126,11 @@ def manifest_from(message: tensors_pb2.Manifest) -> Manifest:
         for row in bundle.tensors:
             spec = TensorSpec(row.name, row.dtype, tuple(row.shape), bundle.name or MODEL)
             if row.bytes != spec.bytes:
-                raise BadData(f"`{spec.key}` says {row.bytes} bytes, its shape says {spec.bytes}", code="MANIFEST_SHAPE")
+                said = f"`{spec.key}` says {row.bytes} bytes, its shape says {spec.bytes}"
+                raise BadData(said, code="MANIFEST_SHAPE")
             if len(row.sha256) != 32 or row.encoding != "raw":
                 raise BadData(f"`{spec.key}` has no SHA-256 or an unknown encoding", code="MESSAGE_MALFORMED")
-            entries.append(Entry(spec, row.sha256.hex(), row.encoding))
+            entries.append(Entry(spec, bytes(row.sha256).hex(), row.encoding))
     return Manifest(tuple(entries))
 
 

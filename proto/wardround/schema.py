@@ -1,4 +1,4 @@
-"""Reading what a person wrote: TOML into frozen pydantic models, with errors that name the key and suggest the right one."""
+"""Reading what a person wrote: TOML into frozen models, with errors that name the key and suggest the right one."""
 
 import difflib
 import tomllib

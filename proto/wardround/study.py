@@ -206,7 +206,8 @@ def load(path: Path, settings: list[str] | None = None, variant: str = "") -> St
                 raise BadData(f"{source}: [variants.{chosen}.{name}] replaces no table of a study")
             tables[name] = table
     elif variant:
-        raise UsageProblem(f"{source} has no variant `{variant}`", hint=f"it has: {', '.join(sorted(variants)) or 'none'}")
+        known = ", ".join(sorted(variants)) or "none"
+        raise UsageProblem(f"{source} has no variant `{variant}`", hint=f"it has: {known}")
     elif chosen and chosen != own:
         tables["algorithm"] = {"name": chosen}  # the other method's settings are not this one's
     for table, key, value in pairs:
@@ -220,7 +221,7 @@ def _setting(text: str) -> tuple[str, str, Any]:
     name, equals, value = text.partition("=")
     table, dot, key = name.strip().partition(".")
     if not (equals and dot and table and key):
-        raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="for example: --set training.learning_rate=0.01")
+        raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="as in --set training.learning_rate=0.01")
     try:
         return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from wardround.errors import BadData
 
 MODEL = "model"  # the bundle that most methods share
 CHUNK = 512 * 1024
+Data = bytes  # where a class has a property of that name
 MAX_HEADER = 1024 * 1024
 MAX_TENSORS = 20_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -162,8 +162,9 @@ def file_header(specs: Iterable[TensorSpec], note: dict[str, str] | None = None)
         header["__metadata__"] = note
     offset = 0
     for spec in specs:
-        header[spec.key] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, offset + spec.bytes]}
-        offset += spec.bytes
+        end = offset + spec.bytes
+        header[spec.key] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -175,7 +176,7 @@ class TensorFile:
     ``specs`` are in the order of the data, which is the order of the payload.
 
     Raises:
-        BadData: not safetensors, a header over 1 MiB, holes or overlaps, names of another form. Values are not looked at.
+        BadData: not safetensors, a header over 1 MiB, holes or overlaps, names of another form. Values are not seen.
     """
 
     def __init__(self, path: Path) -> None:
@@ -204,13 +205,13 @@ class TensorFile:
         try:
             header = json.loads(os.pread(self._descriptor, length, 8))
             note = header.pop("__metadata__", {})
-            rows = sorted((tuple(row["data_offsets"]), key, row["dtype"], tuple(row["shape"])) for key, row in header.items())
+            rows = sorted((tuple(row["data_offsets"]), key, row["dtype"], row["shape"]) for key, row in header.items())
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise BadData(f"{self.path}: not a safetensors file (its header cannot be read)") from None
         specs, expected = [], 0
         for (begin, end), key, dtype, shape in rows:
             bundle, _, name = key.rpartition("/")
-            spec = TensorSpec(name, dtype, shape, bundle or MODEL)
+            spec = TensorSpec(name, dtype, tuple(shape), bundle or MODEL)
             if begin != expected or end - begin != spec.bytes:
                 raise BadData(f"{self.path}: `{spec.key}` does not lie where its shape says")
             specs.append(spec)
@@ -224,7 +225,7 @@ class TensorFile:
         """Of the payload."""
         return sum(spec.bytes for spec in self.specs)
 
-    def chunks(self, offset: int = 0, size: int = CHUNK) -> Iterator[tuple[int, bytes]]:
+    def chunks(self, offset: int = 0, size: int = CHUNK) -> Iterator[tuple[int, Data]]:
         """The payload from ``offset`` on, as (offset, bytes), at most ``size`` bytes each."""
         total = self.bytes
         while offset < total:
@@ -254,5 +255,5 @@ class TensorFile:
     def __enter__(self) -> "TensorFile":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

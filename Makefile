@@ -1,0 +1,66 @@
+# Each target does all of its own set-up, from a fresh clone, with Python 3.11 or newer and make alone.
+#
+#   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
+#   make test    every test
+#   make lint    ruff, mypy, import contracts, generated stubs
+#   make bench   what a round costs, beside the floor of the same bytes
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ALGORITHM ?= fenda
+DATA ?=
+STATE ?=
+
+.PHONY: demo test lint lint-deploy format proto bench install dev clean
+
+demo: install
+	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
+
+test: dev
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: install
+	@$(BIN)/python -m tools.bench
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.proto --check
+
+lint-deploy: $(VENV)/.deploy
+	$(BIN)/python -m tools.check_deploy
+
+format: dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: dev
+	$(BIN)/python -m tools.proto
+
+install: $(VENV)/.site
+dev: $(VENV)/.dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.site: pyproject.toml | $(BIN)/python
+	@echo "Installing wardround with torch into $(VENV) (the first time about 90 s; most of it is torch)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@touch $@
+
+# --group needs pip 25.1, newer than the one that Python 3.11 brings.
+$(VENV)/.dev: pyproject.toml $(VENV)/.site
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
+	@touch $@
+
+$(VENV)/.deploy: pyproject.toml $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group deploy
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,161 @@
+"""What goes wrong in real federations, made to go wrong: nothing is lost, and everyone is told the truth."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import BREAST, lab_run, label_of, sites_of
+from tools.world import BIN, CommandFailed, World, command, wait_until
+
+SITES = sites_of(BREAST)
+LABEL = label_of(BREAST)
+pytestmark = pytest.mark.system
+
+
+def study_file(tmp_path: Path, **replaced: object) -> Path:
+    """The shipped study with some keys of [study] replaced, as a person would by hand."""
+    lines = BREAST.read_text().splitlines()
+    for key, value in replaced.items():
+        row = next((index for index, line in enumerate(lines) if line.split("=")[0].strip() == key), None)
+        text = f"{key} = {json.dumps(value)}"
+        if row is None:
+            lines.insert(lines.index("[study]") + 1, text)
+        else:
+            lines[row] = text
+    path = tmp_path / "study.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_coordinator_killed_mid_study_goes_on_to_the_same_model(world: World, breast_data: Path) -> None:
+    world.start(breast_data, LABEL, SITES)
+    study = world.create_study(BREAST)
+    world.approve(study, SITES)
+    world.ask_coordinator("study", "start", study)
+    for reached in (2, 4):
+        wait_until(lambda r=reached: world.study_status(study)["round"] >= r, f"round {reached}", 120)
+        assert world.coordinator is not None
+        world.coordinator.kill()
+        world.serve()
+    status = world.finish(study)
+    assert status["state"] == "finished"
+    assert status["model_digest"] == lab_run(BREAST, breast_data)["digests"][0]
+
+
+def test_an_agent_killed_mid_study_goes_on_to_the_same_model(world: World, breast_data: Path) -> None:
+    world.start(breast_data, LABEL, SITES)
+    study = world.create_study(BREAST)
+    world.approve(study, SITES)
+    world.ask_coordinator("study", "start", study)
+    wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 120)
+    world.agents[SITES[0]].kill()
+    world.run_agent(SITES[0])
+    status = world.finish(study)
+    assert status["state"] == "finished"
+    assert status["model_digest"] == lab_run(BREAST, breast_data)["digests"][0]
+    world.heard(SITES[0], study)
+    assert world.site_json(SITES[0], "audit", "verify")["ok"]
+
+
+def test_a_site_that_goes_away_costs_one_deadline_and_is_named_in_the_report(
+    world: World, breast_data: Path, tmp_path: Path
+) -> None:
+    world.start(breast_data, LABEL, SITES)
+    study = world.create_study(study_file(tmp_path, quorum=3, round_deadline_s=8))
+    world.approve(study, SITES)
+    world.ask_coordinator("study", "start", study)
+    wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 120)
+    world.agents.pop(SITES[1]).kill()
+    status = world.finish(study)
+    assert status["state"] == "finished"
+    assert len(status["sites"][SITES[1]]["rounds_contributed"]) < status["rounds"]
+    assert len(status["sites"][SITES[0]]["rounds_contributed"]) == status["rounds"]
+    with pytest.raises(CommandFailed) as report:
+        world.ask_coordinator("study", "report", study)
+    assert report.value.code == 3
+    assert SITES[1] in report.value.stdout
+
+
+def test_a_revoked_site_is_refused_on_its_next_call_and_keeps_everything(world: World, breast_data: Path) -> None:
+    world.start(breast_data, LABEL, SITES[:1])
+    agent = world.agents[SITES[0]]
+    world.ask_coordinator("revoke", SITES[0])
+    assert agent.process.wait(30) == 78
+    assert (world.state / SITES[0] / "identity" / "key.pem").exists()
+    assert world.site_json(SITES[0], "audit", "verify")["ok"]
+
+
+def test_a_withdrawn_site_stops_at_once_and_the_others_finish(world: World, breast_data: Path, tmp_path: Path) -> None:
+    world.start(breast_data, LABEL, SITES)
+    study = world.create_study(study_file(tmp_path, quorum=3))
+    world.approve(study, SITES)
+    world.ask_coordinator("study", "start", study)
+    wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 120)
+    world.ask_site(SITES[2], "withdraw", study)
+    status = world.finish(study)
+    assert status["state"] == "finished"
+    assert len(status["sites"][SITES[2]]["rounds_contributed"]) < status["rounds"]
+
+
+def test_a_table_changed_since_approval_is_not_trained_on(world: World, breast_data: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own" / SITES[0]
+    own.mkdir(parents=True)
+    for name in ("train.csv", "test.csv"):
+        (own / name).write_bytes((breast_data / SITES[0] / name).read_bytes())
+    world.init()
+    world.serve()
+    world.join(SITES[0])
+    world.add_data(SITES[0], own, LABEL)
+    world.run_agent(SITES[0])
+    study = world.create_study(study_file(tmp_path, sites=[SITES[0]], quorum=1))
+    world.approve(study, SITES[:1])
+    with (own / "train.csv").open("a") as table:
+        table.write((own / "train.csv").read_text().splitlines()[1] + "\n")
+    world.ask_coordinator("study", "start", study)
+    status = world.finish(study)
+    assert status["state"] == "paused"
+    assert status["sites"][SITES[0]]["state"] == "declined"
+    assert "DATA_CHANGED" in world.ask_coordinator("study", "status", study, ok=(0, 3))
+
+
+def test_nothing_at_a_site_listens_on_a_network_port(world: World, breast_data: Path) -> None:
+    world.start(breast_data, LABEL, SITES[:1])
+    root = world.agents[SITES[0]].process.pid
+    family = [root, *descendants(root)]
+    assert len(family) > 1
+    assert not [pid for pid in family if listening_ports(pid)]
+    assert world.coordinator is not None
+    assert listening_ports(world.coordinator.process.pid)  # so the look itself can fail
+
+
+def listening_ports(pid: int) -> set[str]:
+    """The TCP sockets in state LISTEN that a process holds, as the kernel lists them in its network namespace."""
+    links = (str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    own = {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:")}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return {row[1] for row in rows if row[3] == "0A" and row[9] in own}
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in children for found in (int(child), *descendants(int(child)))]
+
+
+def test_the_trainer_is_isolated_and_status_says_how(world: World, breast_data: Path) -> None:
+    world.start(breast_data, LABEL, SITES[:1])
+    status = world.site_json(SITES[0], "status")
+    assert status["isolation"] in ("network-namespace", "seccomp")
+    assert set(status["users"]) >= {"gateway", "trainer"}
+    assert status["connected"] is True
+
+
+@pytest.mark.parametrize("program", ["site-agent", "coordinator"])
+def test_help_answers_without_torch_or_grpc(program: str) -> None:
+    module = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli"}[program]
+    look = f"import {module}, sys; print([name for name in ('torch', 'grpc', 'numpy') if name in sys.modules])"
+    loaded = subprocess.run([BIN / "python", "-c", look], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+    assert "Usage" in command(program, "--help")

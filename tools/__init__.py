@@ -1,0 +1,1 @@
+"""What developers and make run; no part of the distribution."""

@@ -1,0 +1,238 @@
+"""A federation of real processes on loopback: one coordinator, several site agents, mutual TLS between them.
+
+The demo, the benchmark and the system tests stand on this. Everything is done through the commands that people use;
+nothing is imported from the programs. Processes are ended by their id, and every wait is bounded.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+BIN = Path(sys.executable).parent
+COMMAND_TIMEOUT_S = 120
+READY_TIMEOUT_S = 60
+
+
+class CommandFailed(Exception):
+    """A command ended with a code that was not expected."""
+
+    def __init__(self, args: Sequence[str], code: int, stdout: str, stderr: str) -> None:
+        super().__init__(f"`{' '.join(args)}` ended with {code}\n{stdout}{stderr}")
+        self.code = code
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+def command(program: str, *args: str | Path, stdin: str | None = None, ok: Sequence[int] = (0,)) -> str:
+    """Run one of our commands to its end and return its stdout.
+
+    Raises:
+        CommandFailed: it ended with a code that is not in ``ok``.
+    """
+    line = [str(BIN / program), *map(str, args)]
+    done = subprocess.run(
+        line, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+    )  # fmt: skip
+    if done.returncode not in ok:
+        raise CommandFailed([program, *line[1:]], done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+class Service:
+    """A command that runs until it is stopped. Its stderr goes to a file."""
+
+    def __init__(self, log: Path, program: str, *args: str | Path, environment: dict[str, str] | None = None) -> None:
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [str(BIN / program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                text=True, env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def wait_line(self, prefix: str, timeout_s: float = READY_TIMEOUT_S) -> str:
+        """The next line on stdout that begins with ``prefix``.
+
+        Raises:
+            TimeoutError: it did not come, or the process ended first; the message has the end of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Empty):
+            while (line := self._lines.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+                if line.startswith(prefix):
+                    return line
+        raise TimeoutError(f"no line {prefix!r} from process {self.process.pid}; its log ends:\n{self.tail()}")
+
+    def tail(self, count: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """SIGTERM and wait. Returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout_s)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would for the process alone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below the range from which outgoing connections are taken."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port between 20000 and 32000")
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
+    """Ask ``condition`` until it is true, for tests that look at a process from outside.
+
+    Raises:
+        TimeoutError: it never was.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {timeout_s:.0f} s still not: {what}")
+        time.sleep(0.1)
+    return value
+
+
+class World:
+    """One coordinator and its sites under one folder: ``state/coordinator`` and ``state/SITE``."""
+
+    def __init__(self, state: Path, federation: str = "demo") -> None:
+        self.state = state
+        self.federation = federation
+        self.coordinator_state = state / "coordinator"
+        self.logs = state / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.address = f"127.0.0.1:{free_port()}"
+        self.coordinator: Service | None = None
+        self.agents: dict[str, Service] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for service in [*self.agents.values(), *([self.coordinator] if self.coordinator else [])]:
+            try:
+                service.stop()
+            except subprocess.TimeoutExpired:
+                service.kill()
+
+    def init(self) -> None:
+        self.ask_coordinator("init", "--federation", self.federation, "--address", self.address)
+
+    def serve(self) -> Service:
+        log = self.logs / "coordinator.log"
+        self.coordinator = Service(log, "coordinator", "serve", "--state", self.coordinator_state)
+        self.coordinator.wait_line("ready")
+        return self.coordinator
+
+    def ask_coordinator(self, *args: str | Path, ok: Sequence[int] = (0,)) -> str:
+        return command("coordinator", *args, "--state", self.coordinator_state, ok=ok)
+
+    def ask_site(self, site: str, *args: str | Path, stdin: str | None = None, ok: Sequence[int] = (0,)) -> str:
+        return command("site-agent", *args, "--state", self.state / site, stdin=stdin, ok=ok)
+
+    def site_json(self, site: str, *args: str | Path, ok: Sequence[int] = (0,)) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.ask_site(site, *args, "--json", ok=ok))
+        return answer
+
+    def study_status(self, study: str, ok: Sequence[int] = (0, 3)) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.ask_coordinator("study", "status", study, "--json", ok=ok))
+        return answer
+
+    def join(self, site: str) -> str:
+        invitation = self.ask_coordinator("invite", site)
+        return self.ask_site(site, "join", "--invitation", "-", stdin=invitation)
+
+    def add_data(self, site: str, folder: Path, label: str, name: str = "patients") -> None:
+        test = ["--test", folder / "test.csv"] if (folder / "test.csv").exists() else []
+        self.ask_site(site, "data", "add", name, "--table", folder / "train.csv", "--label", label, *test)
+
+    def run_agent(self, site: str) -> Service:
+        agent = Service(self.logs / f"{site}.log", "site-agent", "run", "--state", self.state / site)
+        self.agents[site] = agent
+        agent.wait_line("ready")
+        return agent
+
+    def start(self, data: Path, label: str, sites: Sequence[str]) -> None:
+        """A coordinator that serves, and sites that joined, named their data and run: all but a study."""
+        self.init()
+        self.serve()
+
+        def admit(site: str) -> None:
+            self.join(site)
+            self.add_data(site, data / site, label)
+            self.run_agent(site)
+
+        in_parallel(admit, sites)
+
+    def create_study(self, study: Path, *options: str | Path) -> str:
+        """Create a study from its file and return its id."""
+        self.ask_coordinator("study", "create", study, *options)
+        with study.open("rb") as file:
+            return str(tomllib.load(file)["study"]["name"])
+
+    def approve(self, study: str, sites: Sequence[str]) -> None:
+        in_parallel(lambda site: self.ask_site(site, "approve", study, "--data", "patients"), sites)
+
+    def finish(self, study: str, timeout_s: float = 300) -> dict[str, Any]:
+        """Wait until the study has ended, every site has heard of it, and return its status."""
+        line = [BIN / "coordinator", "study", "status", study, "--follow", "--state", self.coordinator_state]
+        subprocess.run(line, timeout=timeout_s, check=False, capture_output=True, stdin=subprocess.DEVNULL)
+        status = self.study_status(study)
+        if status["state"] not in ("finished", "stopped", "failed", "paused"):
+            raise TimeoutError(f"{study} is {status['state']} in round {status['round']}")
+        return status
+
+    def heard(self, site: str, study: str, state: str = "finished", timeout_s: float = 30) -> None:
+        """Wait until a site's own status says that the study is in ``state``."""
+
+        def states() -> bool:
+            found = self.site_json(site, "status")["studies"]
+            return any(row["id"] == study and row["state"] == state for row in found)
+
+        wait_until(states, f"{site} says {study} is {state}", timeout_s)
+
+
+def in_parallel(act: Callable[[str], object], sites: Sequence[str]) -> None:
+    """``act`` for each site at the same time; the first failure is raised when all have ended."""
+    with ThreadPoolExecutor(len(sites)) as pool:
+        for done in [pool.submit(act, site) for site in sites]:
+            done.result()
