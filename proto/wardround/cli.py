@@ -6,31 +6,29 @@ import sys
 import traceback
 from typing import Any
 
-import click
 import typer
 
 from wardround.errors import UsageProblem, WardroundError
 
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
+# Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run(app: typer.Typer) -> None:
     """Run a Typer application as this process's command and exit with its code.
 
-    Exit codes are those of ``wardround.errors``; Click's own usage errors are 64 too, and a crash is 70.
+    Exit codes are those of ``wardround.errors``; usage errors that Click finds are 64 too, and a crash is 70.
     """
     try:
         code = app(standalone_mode=False)
     except WardroundError as error:
         say_error(error)
         code = error.exit_code
-    except click.ClickException as error:
-        code = USAGE if isinstance(error, click.UsageError) else 1
-        context = getattr(error, "ctx", None)
-        print(f"error: {_lowered(error.format_message())}", file=sys.stderr)
-        if context is not None:
-            print(f"hint: `{context.command_path} --help`", file=sys.stderr)
-    except (click.Abort, KeyboardInterrupt):
+    except _UsageError as error:
+        code = USAGE
+        _say_usage(error)
+    except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
@@ -60,6 +58,18 @@ def say(text: str) -> None:
 def print_json(value: Any) -> None:
     """One object on stdout, for scripts."""
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
+def _say_usage(error: Exception) -> None:
+    """What Click found wrong with the words of a command. A command without any shows its help."""
+    context = getattr(error, "ctx", None)
+    text = getattr(error, "format_message", lambda: str(error))()
+    if not text and context is not None:
+        print(context.get_help(), file=sys.stderr)
+        return
+    print(f"error: {_lowered(text)}", file=sys.stderr)
+    if context is not None:
+        print(f"hint: `{context.command_path} --help`", file=sys.stderr)
 
 
 def _lowered(text: str) -> str:
