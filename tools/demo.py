@@ -42,7 +42,7 @@ def main() -> None:
             with narrated(console, f"Each hospital reads study `{name}` ({options.algorithm}) and approves it"):
                 world.create_study(study, "--set", f"algorithm.name={options.algorithm}")
                 world.approve(name, sites)
-            alone = TrainingAlone(study, data)
+            alone = TrainingAlone(study, data, options.algorithm)
             world.ask_coordinator("study", "start", name)
             status = follow(console, world, name, tables["study"]["rounds"])
             for site in sites:
@@ -95,10 +95,11 @@ def prepare_data(raw: Path | None, folder: Path) -> tuple[Path, Path]:
 
 
 class TrainingAlone:
-    """The lab's Silo, in a process of its own that starts now."""
+    """The lab's yardstick, in a process of its own that starts now: this study's network and steps, nothing shared."""
 
-    def __init__(self, study: Path, data: Path) -> None:
-        line = [BIN / "fl-lab", "run", study, "--data", data, "--set", "algorithm.name=silo", "--json"]
+    def __init__(self, study: Path, data: Path, algorithm: str) -> None:
+        method = ["--set", f"algorithm.name={algorithm}"]
+        line = [BIN / "fl-lab", "run", study, "--data", data, *method, "--alone", "--json"]
         self._process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def scores(self) -> dict[str, float | None]:

@@ -1,0 +1,1 @@
+"""What a study file may say about tasks, networks and methods. Importing this needs no torch."""

@@ -1,0 +1,1 @@
+"""What hospitals train: reading and checking their data, the split, the loss, the scores."""

@@ -1,0 +1,46 @@
+"""Where the public hospital data is, for the tests marked ``data``.
+
+``WARDROUND_DATA`` names the folder; without it, ``shared/data`` beside the checkout. Where there is none these tests
+are deselected and a line says so; under CI that is an error, so that no green run has silently tested less.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("WARDROUND_DATA") or REPOSITORY.parent / "shared" / "data")
+
+
+def data_exists() -> bool:
+    return (data_folder() / "heart_disease").is_dir()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not data_exists() and os.environ.get("CI"):
+        raise pytest.UsageError(f"no hospital data at {data_folder()}: set WARDROUND_DATA (under CI it must be there)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if data_exists():
+        return
+    marked = [item for item in items if item.get_closest_marker("data")]
+    config.hook.pytest_deselected(items=marked)
+    items[:] = [item for item in items if not item.get_closest_marker("data")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not data_exists():
+        terminalreporter.write_line(
+            f"tests marked `data` were deselected: no hospital data at {data_folder()}; set WARDROUND_DATA"
+        )
+
+
+@pytest.fixture(scope="session")
+def hospital_data() -> Path:
+    """The folder of the public hospital data. For tests marked ``data``."""
+    return data_folder()

@@ -1,0 +1,109 @@
+"""Checks what is in deploy/, offline: units, users and folders, container files, the compose file.
+
+Each checker is the tool's own: systemd-analyze, systemd-sysusers, hadolint, check-jsonschema, yamllint. Without systemd
+its checks are left out with a line that says so; under CI they may not be.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; deploy/README.md has the scores
+    "wardround-gateway.service": 13,
+    "wardround-trainer.service": 10,
+    "wardround-coordinator.service": 13,
+}
+NO_SUCH_PROGRAM = re.compile(r"^ExecStart=/opt/wardround/bin/[a-z-]+", re.MULTILINE)
+
+
+def check_systemd(deploy: Path) -> list[str]:
+    """What systemd says against the units, and against the users and folders that they need.
+
+    ``systemd-analyze verify`` returns 0 for a directive that it does not know, and only says so: any line is a fault.
+    The programs are not installed where this runs, so another stands in for them.
+    """
+    faults = []
+    with tempfile.TemporaryDirectory() as folder:
+        for unit in sorted((deploy / "systemd").glob("*.service")):
+            copy = Path(folder, unit.name)
+            copy.write_text(NO_SUCH_PROGRAM.sub("ExecStart=/bin/true", unit.read_text()))
+        units = sorted(Path(folder).glob("*.service"))
+        if {unit.name for unit in units} != set(EXPOSURE):
+            faults.append(f"units {[unit.name for unit in units]}, exposure is limited for {sorted(EXPOSURE)}")
+        verified = _run(["systemd-analyze", "verify", "--man=no", *map(str, units)])
+        lines = (verified.stdout + verified.stderr).replace(folder + "/", "").splitlines()
+        faults += [line for line in dict.fromkeys(lines) if line.strip()]
+        for unit in units:
+            limit = EXPOSURE.get(unit.name, 13)
+            said = _run(
+                ["systemd-analyze", "security", "--offline=yes", "--no-pager", f"--threshold={limit}", str(unit)]
+            )
+            score = re.search(r"exposure level for \S+: ([\d.]+)", said.stdout)
+            shown = score[1] if score else "unknown"
+            print(f"exposure {unit.name}: {shown} (at most {limit / 10})")
+            if said.returncode != 0:
+                faults.append(f"{unit.name}: exposure {shown}, at most {limit / 10} is allowed {said.stderr.strip()}")
+        for users in sorted((deploy / "systemd").glob("*.sysusers.conf")):
+            tried = _run(["systemd-sysusers", "--dry-run", f"--root={folder}", str(users)])
+            if tried.returncode != 0:
+                faults.append(f"{users.name}: {tried.stderr.strip()}")
+    return faults
+
+
+def check_containers(deploy: Path) -> list[str]:
+    """What hadolint, the compose specification's schema and yamllint say."""
+    files = sorted((deploy / "containers").glob("Containerfile.*"))
+    containerfiles = [str(file) for file in files if file.suffix != ".dockerignore"]
+    compose = str(deploy / "compose.yaml")
+    faults = []
+    for command in (
+        [_tool("hadolint"), "--config", str(deploy / ".hadolint.yaml"), *containerfiles],
+        [_tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", compose],
+        [_tool("yamllint"), "--strict", "--config-file", str(deploy / ".yamllint.yaml"), compose],
+    ):
+        said = _run(command)
+        if said.returncode != 0:
+            faults.append((said.stdout + said.stderr).strip() or f"{command[0]} exited {said.returncode}")
+    return faults
+
+
+def main() -> int:
+    faults = []
+    if shutil.which("systemd-analyze"):
+        faults += check_systemd(DEPLOY)
+    elif os.environ.get("CI"):
+        faults.append("systemd-analyze is missing; `apt-get install systemd` has it, and under CI it is not left out")
+    else:
+        print("left out: systemd-analyze is not on this machine, so the units were not checked", file=sys.stderr)
+    faults += check_containers(DEPLOY)
+    syntax = _run(["sh", "-n", str(DEPLOY / "systemd" / "install")])
+    if syntax.returncode != 0:
+        faults.append(syntax.stderr.strip())
+    for fault in faults:
+        print(f"error: deploy: {fault}", file=sys.stderr)
+    if not faults:
+        print("deploy: every check passed")
+    return 1 if faults else 0
+
+
+def _tool(name: str) -> str:
+    """A checker of this environment; its full path where it is installed, else its name, to be found or to fail by."""
+    installed = Path(sysconfig.get_path("scripts"), name)
+    return str(installed) if installed.exists() else name
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is missing; `make lint-deploy` installs it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
