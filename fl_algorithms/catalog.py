@@ -1,0 +1,230 @@
+"""What is installed: a row for each task, network and method, and a study checked against them.
+
+Rows name their implementations as "module:attribute" and import them only when they are used, so reading the catalogue
+needs no torch: the coordinator and every `--help` can afford it. A study chooses rows by name; it can never name a
+module. Tasks of other distributions come by the entry point ``wardround.tasks``, whose value is a ``TaskRow``.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from fl_algorithms.settings.methods import FedSoupSettings, MethodSettings
+from fl_algorithms.settings.models import BallastSettings, FendaSettings, MlpSettings
+from fl_algorithms.settings.tabular import TabularSettings
+from wardround.errors import BadData
+from wardround.schema import Strict, check
+from wardround.study import Named, StudyFile
+
+VAL_LOSS = "val_loss"
+TWO_EXTRACTORS = "a shared and a private extractor"
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A learning problem that a hospital may have data for."""
+
+    name: str
+    settings: type[Strict]
+    implementation: str  # called with the settings
+    metrics: tuple[str, ...]  # the names that a study may tell, beside val_loss
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A network. ``implementation`` is called with its settings and the numbers of inputs and of outputs."""
+
+    name: str
+    settings: type[Strict]
+    implementation: str
+    offers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method. ``client`` is called with its settings; ``server`` names a row of ``fl_algorithms.server.halves``."""
+
+    name: str
+    paper: str
+    shared: str  # what leaves the site, for people
+    stays: str
+    client: str
+    settings: type[MethodSettings] = MethodSettings
+    server: str = "mean"
+    one_global_model: bool = False
+    needs: frozenset[str] = frozenset()  # of the network
+    lab_only: bool = False
+
+
+METHODS: Mapping[str, MethodRow] = {
+    row.name: row
+    for row in (
+        MethodRow(
+            name="fedavg",
+            paper="McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629",
+            shared="the whole network",
+            stays="records, optimizer state",
+            client="fl_algorithms.client.fedavg:fedavg",
+            one_global_model=True,
+        ),
+        MethodRow(
+            name="fenda",
+            paper="FENDA-FL, 2023, https://arxiv.org/abs/2309.16825",
+            shared="the shared extractor",
+            stays="records, the private extractor, the head, optimizer state",
+            client="fl_algorithms.client.fenda:fenda",
+            needs=frozenset({TWO_EXTRACTORS}),
+        ),
+        MethodRow(
+            name="fedsoup",
+            paper="Chen et al., MICCAI 2023, https://arxiv.org/abs/2307.10507",
+            shared="the whole network, patched with the soup",
+            stays="records, the soup and its count, validation scores, optimizer state",
+            client="fl_algorithms.client.fedsoup:fedsoup",
+            settings=FedSoupSettings,
+            one_global_model=True,
+        ),
+        MethodRow(
+            name="silo",
+            paper="no federation: each site trains alone",
+            shared="nothing",
+            stays="everything",
+            client="fl_algorithms.client.silo:silo",
+            lab_only=True,
+        ),
+    )
+}
+
+MODELS: Mapping[str, ModelRow] = {
+    row.name: row
+    for row in (
+        ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
+        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda", frozenset({TWO_EXTRACTORS})),
+        ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
+    )
+}
+
+TABULAR = TaskRow(
+    name="tabular",
+    settings=TabularSettings,
+    implementation="fl_algorithms.tasks.tabular:TabularTask",
+    metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
+)
+
+
+def tasks() -> dict[str, TaskRow]:
+    """The installed tasks by name: ours, and those that other distributions bring.
+
+    Raises:
+        BadData: an entry point does not lead to a ``TaskRow`` of its name.
+    """
+    found = {TABULAR.name: TABULAR}
+    for entry in entry_points(group="wardround.tasks"):
+        if entry.name in found:
+            continue
+        row = entry.load()
+        if not isinstance(row, TaskRow) or row.name != entry.name:
+            raise BadData(
+                f"the installed task `{entry.name}` ({entry.value}) is not a TaskRow of that name",
+                hint="uninstall that distribution, or ask whoever made it",
+            )
+        found[entry.name] = row
+    return found
+
+
+def task(study: StudyFile) -> TaskRow:
+    """The row of the study's task. Raises BadData: not installed."""
+    return _row(tasks(), study.task, "task", "study.toml")
+
+
+def model(study: StudyFile) -> ModelRow:
+    """The row of the study's network. Raises BadData: not installed."""
+    return _row(MODELS, study.model, "model", "study.toml")
+
+
+def method(study: StudyFile) -> MethodRow:
+    """The row of the study's method. Raises BadData: there is none of that name."""
+    return _row(METHODS, study.algorithm, "algorithm", "study.toml")
+
+
+def settings_of(study: StudyFile, source: str = "study.toml") -> tuple[Strict, Strict, MethodSettings]:
+    """The study's task, model and method settings as objects, defaults filled.
+
+    Raises:
+        BadData: a name is not installed, a key unknown or a value impossible.
+    """
+    task_row = _row(tasks(), study.task, "task", source)
+    model_row = _row(MODELS, study.model, "model", source)
+    method_row = _row(METHODS, study.algorithm, "algorithm", source)
+    return (
+        check(task_row.settings, study.task.settings, source, "task"),
+        check(model_row.settings, study.model.settings, source, "model"),
+        check(method_row.settings, study.algorithm.settings, source, "algorithm").filled(study.study.rounds),
+    )
+
+
+def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
+    """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
+
+    Args:
+        lab: also take the methods that run only in the lab.
+        source: the file's name, for messages.
+
+    Raises:
+        BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
+            a network that lacks what the method needs, or a method that runs only in the lab.
+    """
+    task_settings, model_settings, method_settings = settings_of(study, source)
+    task_row, model_row, method_row = task(study), model(study), method(study)
+    if method_row.lab_only and not lab:
+        raise BadData(
+            f"{source}: algorithm `{method_row.name}` runs only in the lab",
+            hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
+        )
+    for need in sorted(method_row.needs - model_row.offers):
+        able = ", ".join(sorted(row.name for row in MODELS.values() if need in row.offers))
+        raise BadData(
+            f"{source}: algorithm `{method_row.name}` needs a network with {need}, model `{model_row.name}` has none",
+            hint=f"networks that have: {able}",
+        )
+    for name in study.told.metrics:
+        if name not in (VAL_LOSS, *task_row.metrics):
+            raise BadData(
+                f"{source}: `metrics` in [told] names `{name}`, which task `{task_row.name}` does not have",
+                hint=_nearest(name, (VAL_LOSS, *task_row.metrics)),
+            )
+    return study.model_copy(
+        update={
+            "task": _named(task_row.name, task_settings),
+            "model": _named(model_row.name, model_settings),
+            "algorithm": _named(method_row.name, method_settings),
+        }
+    )
+
+
+def load(implementation: str) -> Any:
+    """What "module:attribute" of a row leads to. Never called with a name that came from outside the catalogue."""
+    module, _, attribute = implementation.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+Row = TypeVar("Row", TaskRow, ModelRow, MethodRow)
+
+
+def _row(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
+    if table.name not in rows:
+        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=_nearest(table.name, rows))
+    return rows[table.name]
+
+
+def _named(name: str, settings: Strict) -> Named:
+    return Named.model_validate({"name": name, **settings.model_dump(mode="json")})
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(names)}"

@@ -1,0 +1,212 @@
+"""The hooks of a method's site half. Their defaults are FedAvg; a method replaces those in which it differs.
+
+    h1 receive         load the shared tensors                     h5 after_backward  edit gradients
+    h2 before_round    snapshot, mix, distil, freeze               h6 after_step
+    h3 phases          what is trained, in which order             h7 after_round     patch weights, keep something
+    h4 loss            of one batch                                h8 to_send         what leaves
+                                                                   h9 candidates      which models there are to judge
+
+A method never loops over batches and never opens a file. It sees a ``Context``, and keeps what it needs between rounds
+in ``context.kept`` (tensors) and ``context.notes`` (plain JSON), which the site's vault stores.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms import catalog
+from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.training import Batch, Networks, Optimizers, Phase
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import MODEL, TensorSpec
+
+Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
+Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
+EVALUATION_BATCH = 1024  # rows in one forward pass outside training
+
+
+@dataclass(frozen=True)
+class Share:
+    """The tensors of one slot that leave, as one bundle. Everything that no share names is private."""
+
+    slot: str = MODEL
+    names: tuple[str, ...] = ("*",)
+
+    @property
+    def bundle(self) -> str:
+        return self.slot
+
+    def tensors(self, networks: Networks) -> dict[str, Tensor]:
+        """Name -> the live tensor, sorted by name. An integer tensor never leaves, whatever the names say."""
+        return {
+            name: tensor
+            for name, tensor in sorted(networks[self.slot].state_dict().items())
+            if tensor.dtype == torch.float32 and any(fnmatchcase(name, pattern) for pattern in self.names)
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that may become the site's best one.
+
+    The best is chosen inside one ``pool``; the first candidate of a new pool ends the competition of the old.
+    """
+
+    pool: str
+    networks: Networks
+
+
+@dataclass
+class Context:
+    """All that a method sees at a site in a round."""
+
+    study: StudyFile
+    site: str
+    settings: MethodSettings
+    task: Task
+    data: SiteData
+    algorithm: "Algorithm"
+    networks: dict[str, nn.Module]
+    optimizers: Optimizers
+    round_number: int = 0
+    base: Downlink = field(default_factory=dict)  # as downloaded; never aliased by a network
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def headline(self, networks: Networks) -> float | None:
+        """The task's headline metric on the site's validation split; None where it is undefined."""
+        split = self.data.validation
+        logits = compute_logits(self.algorithm, networks, split.x)
+        return self.task.metrics(logits, split.y)[self.task.headline]
+
+
+Hook = Callable[[Context], None]
+
+
+def nothing(context: Context) -> None:
+    return None
+
+
+def study_network(study: StudyFile, task: Task) -> nn.Module:
+    """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
+    _, settings, _ = catalog.settings_of(study)
+    outputs = 1 if len(task.classes) == 2 else len(task.classes)
+    network: nn.Module = catalog.load(catalog.model(study).implementation)(settings, task.inputs, outputs)
+    return network
+
+
+def load_shared(context: Context) -> None:
+    """h1: the shared tensors as downloaded, by name.
+
+    Raises:
+        BadData: the download's names or shapes are not the shared ones.
+    """
+    for share in context.algorithm.shares:
+        mine = share.tensors(context.networks)
+        came = context.base.get(share.bundle, {})
+        if mine.keys() != came.keys():
+            odd = sorted(mine.keys() ^ came.keys())[0]
+            raise BadData(
+                f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
+                f"`{odd}` stands in one of them only"
+            )
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                if tensor.shape != came[name].shape:
+                    raise BadData(
+                        f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
+                    )
+                tensor.copy_(came[name])
+
+
+def one_phase(context: Context) -> tuple[Phase, ...]:
+    """h3: everything together, as long as the study says."""
+    return (Phase(),)
+
+
+def task_loss(context: Context, batch: Batch) -> Tensor:
+    """h4: the mean of the task's loss over the batch."""
+    logits = context.algorithm.infer(context.networks, batch.x)
+    return context.task.losses(logits, batch.y).mean()
+
+
+def shared_deltas(context: Context) -> Uplink:
+    """h8: float32(local - base) of each shared tensor, contiguous copies on the CPU."""
+    return {
+        share.bundle: {
+            name: (tensor.detach() - context.base[share.bundle][name]).to("cpu").contiguous()
+            for name, tensor in share.tensors(context.networks).items()
+        }
+        for share in context.algorithm.shares
+    }
+
+
+def downloaded_only(context: Context, trained: bool) -> tuple[Candidate, ...]:
+    """h9: the model as it is after the download, private parts beside the shared ones."""
+    return () if trained else (Candidate("downloaded", context.networks),)
+
+
+def one_model(networks: Networks, x: Tensor) -> Tensor:
+    logits: Tensor = networks[MODEL](x)
+    return logits
+
+
+def nothing_kept(networks: Networks) -> tuple[TensorSpec, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method's site half.
+
+    Attributes:
+        slots: the networks that it owns, by name; built under the slot's own stream.
+        shares: what leaves; the rest is private.
+        keeps: (networks) -> what the method keeps beside its networks, for the preview.
+        candidates: (context, trained) -> the models to judge after the download, and again after training.
+        infer: (networks, x) -> logits.
+    """
+
+    slots: Mapping[str, Callable[[StudyFile, Task], nn.Module]] = field(default_factory=lambda: {MODEL: study_network})
+    shares: tuple[Share, ...] = (Share(),)
+    keeps: Callable[[Networks], tuple[TensorSpec, ...]] = nothing_kept
+    receive: Hook = load_shared
+    before_round: Hook = nothing
+    phases: Callable[[Context], tuple[Phase, ...]] = one_phase
+    loss: Callable[[Context, Batch], Tensor] = task_loss
+    after_backward: Hook | None = None
+    after_step: Hook | None = None
+    after_round: Hook = nothing
+    to_send: Callable[[Context], Uplink] = shared_deltas
+    candidates: Callable[[Context, bool], tuple[Candidate, ...]] = downloaded_only
+    infer: Callable[[Networks, Tensor], Tensor] = one_model
+
+
+def algorithm_of(study: StudyFile) -> Algorithm:
+    """The site half of the study's method."""
+    _, _, settings = catalog.settings_of(study)
+    algorithm: Algorithm = catalog.load(catalog.method(study).client)(settings)
+    return algorithm
+
+
+def compute_logits(algorithm: Algorithm, networks: Networks, x: Tensor) -> Tensor:
+    """Logits (n, outputs) in evaluation mode, without gradient. The networks must be in that mode already."""
+    with torch.no_grad():
+        return torch.cat([algorithm.infer(networks, part) for part in torch.split(x, EVALUATION_BATCH)])
+
+
+def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:
+    """The mean loss of a split, by ``loss_reduction``: over its samples, or over the means of its batches.
+
+    "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.
+    """
+    losses = task.losses(logits, split.y).to(torch.float64)
+    if study.checkpoints.loss_reduction == "batch_mean":
+        losses = torch.stack([part.mean() for part in torch.split(losses, study.training.batch_size)])
+    return float(losses.mean())

@@ -1,0 +1,13 @@
+"""FedAvg: train locally, average the networks by number of samples.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017. https://arxiv.org/abs/1602.05629
+"""
+
+from fl_algorithms.client.algorithm import Algorithm
+from fl_algorithms.settings.methods import MethodSettings
+
+
+def fedavg(settings: MethodSettings) -> Algorithm:
+    """Every hook's default: the whole network is shared, one phase, the task's loss."""
+    return Algorithm()

@@ -1,0 +1,13 @@
+"""FENDA-FL: a shared extractor beside a private one, and a private head on both, trained together.
+
+Fatemi Tavakoli, Ayromlou, Emerson, et al., FENDA-FL: Personalized Federated Learning on Heterogeneous Clinical
+Datasets, 2023. https://arxiv.org/abs/2309.16825
+"""
+
+from fl_algorithms.client.algorithm import Algorithm, Share
+from fl_algorithms.settings.methods import MethodSettings
+
+
+def fenda(settings: MethodSettings) -> Algorithm:
+    """FedAvg of the shared extractor alone."""
+    return Algorithm(shares=(Share(names=("shared_extractor.*",)),))

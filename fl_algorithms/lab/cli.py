@@ -1,0 +1,175 @@
+"""`fl-lab`: try a study on one machine before a hospital is asked.
+
+Importing this needs no torch; each command imports it when it runs.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fl_algorithms import catalog
+from wardround import study as study_file
+from wardround.cli import print_json, run, say
+from wardround.study import Named, StudyFile
+
+if TYPE_CHECKING:
+    from fl_algorithms.lab.federation import Outcome
+
+app = typer.Typer(
+    help="Run a federated study in one process: the same methods, the same arithmetic, no network.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Make example data: one folder for each site, with train.csv and test.csv.")
+app.add_typer(data_app, name="data", no_args_is_help=True)
+
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as training.learning_rate=0.01; repeatable."),
+]
+VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
+AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
+
+
+@app.command()
+def init(
+    study: StudyArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the tensors.")],
+    setting: SetOption = None,
+    variant: VariantOption = "",
+) -> None:
+    """Write a study's initial shared tensors, whose digest is part of the study's."""
+    resolved = catalog.resolve(study_file.load(study, setting, variant), source=study.name)
+    from fl_algorithms.client.session import describe, initial_model
+    from fl_algorithms.lab.federation import manifest, payload
+    from wardround.durable import write_file
+    from wardround.tensors import file_header
+
+    tensors = initial_model(resolved)
+    specs = describe(resolved, resolved.study.sites[0]).leaves
+    write_file(out, (file_header(specs), *(payload(tensors[spec.key]) for spec in specs)), mode=0o644)
+    digest = manifest(tensors, specs).digest()
+    say(f"{len(specs)} tensors, {sum(spec.bytes for spec in specs):,} bytes, written to {out}")
+    say(f"digest {digest}")
+    say(f"study  {resolved.digest(digest)}")
+    say(f"next: `coordinator study create {study} --initial {out} --state DIR`")
+
+
+@app.command("run")
+def run_study(
+    study: StudyArgument,
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")],
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs, with the study's seed and those after it.")] = 1,
+    setting: SetOption = None,
+    variant: VariantOption = "",
+    alone: AloneOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Run a study's method on the sites' data and score each site's checkpoints."""
+    resolved = _resolved(study, setting, variant, alone=alone)
+    from fl_algorithms.lab.evaluation import summary
+
+    outcomes = _run_seeds(resolved, data, seeds)
+    first = resolved.study.seed
+    result = {
+        "method": resolved.algorithm.name,
+        "model": resolved.model.name,
+        "study_digest": resolved.digest(outcomes[0].initial_digest),
+        "seeds": list(range(first, first + seeds)),
+        "digests": [outcome.digest for outcome in outcomes],
+        "best_rounds": [outcome.best_round for outcome in outcomes],
+        "scores": summary([outcome.checkpoints for outcome in outcomes]),
+    }
+    if as_json:
+        print_json(result)
+    else:
+        _print_table(resolved, result)
+
+
+@data_app.command("breast-cancer")
+def breast_cancer(out: OutOption) -> None:
+    """Wisconsin breast cancer patients, divided into four unlike hospitals. Comes with scikit-learn."""
+    from fl_algorithms.lab.data import breast_cancer as make
+
+    _say_rows(make(out), out)
+
+
+@data_app.command("heart-disease")
+def heart_disease(
+    raw: Annotated[Path, typer.Argument(metavar="RAW", help="The folder of the four processed.*.data files of UCI.")],
+    out: OutOption,
+) -> None:
+    """The four hospitals of the UCI heart disease study, divided as the papers do."""
+    from fl_algorithms.lab.data import heart_disease as make
+
+    _say_rows(make(raw, out), out)
+
+
+def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> StudyFile:
+    study = study_file.load(path, settings, variant)
+    if alone:
+        study = study.model_copy(update={"algorithm": Named(name="silo")})
+    return catalog.resolve(study, lab=True, source=path.name)
+
+
+def _run_seeds(study: StudyFile, folder: Path, seeds: int) -> "list[Outcome]":
+    from fl_algorithms.client.session import task_of
+    from fl_algorithms.lab.federation import load_sites, run_federation
+
+    task = task_of(study)
+    outcomes: list[Outcome] = []
+    for seed in range(study.study.seed, study.study.seed + seeds):
+        one = study.model_copy(update={"study": study.study.model_copy(update={"seed": seed})})
+        sites = load_sites(one, task, folder)
+        if not outcomes:
+            for site, site_data in sites.items():
+                for warning in site_data.warnings:
+                    say(f"warning: {site}: {warning}")
+        outcomes.append(run_federation(one, task, sites))
+        say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
+    return outcomes
+
+
+def _print_table(study: StudyFile, result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    found = {kind: row for kind, row in result["scores"].items() if row is not None}
+    over = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else f"seed {result['seeds'][0]}"
+    some = next(iter(found.values()))
+    title = f"{study.study.title or study.study.name}: {result['method']}, {some['metric']} on {some['split']}, {over}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("site")
+    for kind in found:
+        table.add_column(kind, justify="right")
+    for site in some["per_site"]:
+        table.add_row(site, *(_shown(row["per_site"].get(site)) for row in found.values()))
+    table.add_section()
+    table.add_row("mean", *(_shown(row["mean"]) for row in found.values()))
+    if len(result["seeds"]) > 1:
+        table.add_row("± 95 % CI", *(_shown(row["ci95"]) for row in found.values()))
+    console.print(table)
+    undefined = sorted({site for row in found.values() for site in row["undefined_at"]})
+    if undefined:
+        console.print(f"{some['metric']} is undefined at {', '.join(undefined)}, which are left out of the means")
+    console.print(f"shared model {result['digests'][0] or 'none: nothing is shared'}", highlight=False)
+    console.print(f"study        {result['study_digest']}", highlight=False)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _say_rows(made: list[tuple[str, int, int]], out: Path) -> None:
+    for site, train, test in made:
+        say(f"{site}: {train} rows to train, {test} to test")
+    say(f"written to {out}")
+    say(f"next: `fl-lab run STUDY.toml --data {out}`")
+
+
+def main() -> None:
+    run(app)

@@ -1,0 +1,159 @@
+"""A whole study in one process, with the two halves that run at the hospitals and at the coordinator.
+
+What crosses between them is what would cross the network: float32 deltas, counts and losses in the study's told form,
+sites in sorted order. So the final model is the same bits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_algorithms import catalog
+from fl_algorithms.client.algorithm import Downlink
+from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession, describe, initial_model
+from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.server.halves import HALVES, ServerHalf
+from fl_algorithms.server.mean import InMemory
+from fl_algorithms.tasks.base import SiteData, Task
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import Manifest, PayloadHasher, TensorSpec
+
+Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study left: at each site its checkpoints by kind, and the shared model."""
+
+    initial_digest: str
+    digest: str | None  # of the final shared model; None where nothing is shared
+    best_round: int | None  # of the global checkpoint
+    checkpoints: dict[str, dict[str, Checkpoint]]
+    shared: dict[str, Tensor]  # by name as in a safetensors file
+
+
+def run_federation(
+    study: StudyFile, task: Task, data: Mapping[str, SiteData], progress: Progress | None = None
+) -> Outcome:
+    """Run a resolved study with every site in every round, and its closing validation.
+
+    Args:
+        data: site -> its data, for each of the study's sites.
+    """
+    rounds, row = study.study.rounds, catalog.method(study)
+    half = HALVES[row.server]
+    sessions = {site: SiteSession(study, site, task, data[site]) for site in study.study.sites}
+    kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
+    start = initial_model(study)
+    specs = half.init(describe(study, study.study.sites[0]).leaves)
+    model, best, best_model = start, BestGlobal(), start
+
+    for round_number in range(1, rounds + 2):
+        results = {}
+        for site, session in sessions.items():
+            base = downlink(model, half.to_broadcast(specs, site, round_number))
+            step = session.train if round_number <= rounds else session.validate
+            results[site] = step(round_number, base)
+            kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
+        if row.one_global_model:
+            judged = best.offered(round_number - 1, told_losses(study, results))
+            if judged is not best:
+                best, best_model = judged, model
+        if round_number <= rounds:
+            model = aggregate(study, half, model, specs, results)
+            half.after_aggregate(round_number)
+            if progress is not None:
+                progress(round_number, rounds)
+
+    for site, session in sessions.items():
+        finished = session.finish(best.round, downlink(best_model, half.to_broadcast(specs, site, rounds + 1)))
+        kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
+    digest = manifest(model, specs).digest() if specs else None
+    return Outcome(manifest(start, specs).digest(), digest, best.round, kept, model)
+
+
+def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData]:
+    """Each site's data from ``folder/SITE/train.csv`` and, where it exists, ``test.csv``.
+
+    Raises:
+        BadData: a site has no table there, or one that the task refuses.
+    """
+    label = str(study.task.settings.get("label", ""))
+    data = {}
+    for site in study.study.sites:
+        table, test = folder / site / "train.csv", folder / site / "test.csv"
+        if not table.is_file():
+            raise BadData(
+                f"{folder} has no table for site `{site}`: {table} does not exist",
+                hint="one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
+            )
+        data[site] = task.load(
+            table,
+            test if test.is_file() else None,
+            label,
+            site=site,
+            seed=study.study.seed,
+            validation_fraction=study.checkpoints.validation_fraction,
+        )
+    return data
+
+
+def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
+    """What each site tells of the model it downloaded; none where the study tells no validation loss."""
+    if catalog.VAL_LOSS not in study.told.metrics:
+        return []
+    return [
+        (study.told.number(result.metrics[catalog.VAL_LOSS]), study.told.count(result.num_validation))
+        for _, result in sorted(results.items())
+    ]
+
+
+def aggregate(
+    study: StudyFile,
+    half: ServerHalf,
+    model: Mapping[str, Tensor],
+    specs: tuple[TensorSpec, ...],
+    results: Mapping[str, RoundResult],
+) -> dict[str, Tensor]:
+    """The next model, by the code that the coordinator runs, with counts as they are told."""
+    updates = [
+        (
+            study.told.count(result.num_examples),
+            InMemory({s.key: result.uplink[s.bundle][s.name].numpy() for s in specs}),
+        )
+        for _, result in sorted(results.items())
+    ]
+    payload = bytearray()
+    half.aggregate(InMemory({spec.key: model[spec.key].numpy() for spec in specs}), updates, specs, payload.extend)
+    new, offset = {}, 0
+    for spec in specs:
+        array = np.frombuffer(payload, dtype="<f4", count=spec.bytes // 4, offset=offset)
+        new[spec.key] = torch.from_numpy(array.copy()).reshape(spec.shape)
+        offset += spec.bytes
+    return new
+
+
+def downlink(model: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Downlink:
+    """Tensors by bundle and name."""
+    bundles: dict[str, dict[str, Tensor]] = {}
+    for spec in specs:
+        bundles.setdefault(spec.bundle, {})[spec.name] = model[spec.key]
+    return bundles
+
+
+def manifest(model: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Manifest:
+    """The manifest whose digest is the model's."""
+    hasher = PayloadHasher(specs)
+    for spec in specs:
+        hasher.update(payload(model[spec.key]))
+    return hasher.manifest()
+
+
+def payload(tensor: Tensor) -> bytes:
+    """A float32 tensor's bytes, little-endian."""
+    return tensor.detach().contiguous().numpy().astype("<f4", copy=False).tobytes()

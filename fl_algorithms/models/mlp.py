@@ -1,0 +1,44 @@
+"""Linear layers with ReLU between them; without hidden layers, logistic regression."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch.nn.functional as F  # noqa: N812  its name everywhere
+from torch import Tensor, nn
+
+from fl_algorithms.settings.models import MlpSettings
+
+
+class Extractor(nn.Module):
+    """Hidden layers: for each, linear, ReLU, dropout. (n, inputs) to (n, ``width``); without layers, the identity."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
+        super().__init__()
+        widths = [inputs, *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.dropout = dropout
+        self.width = widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+            if self.dropout:
+                x = F.dropout(x, self.dropout, self.training)
+        return x
+
+
+class Mlp(nn.Module):
+    """Hidden layers, ``body``, and a linear ``head``. (n, inputs) float32 to logits (n, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        self.body = Extractor(inputs, hidden, dropout)
+        self.head = nn.Linear(self.body.width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+
+def mlp(settings: MlpSettings, inputs: int, outputs: int) -> nn.Module:
+    return Mlp(inputs, outputs, settings.hidden, settings.dropout)

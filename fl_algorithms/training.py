@@ -1,0 +1,245 @@
+"""The local loop: batches, optimizers, and one phase of steps over them.
+
+A *phase* trains some parameters for some steps with one optimizer; most methods have one. Everything random comes from
+named streams (``streams``), and what survives a round is exported as tensors and JSON.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms.streams import stream_seed
+from wardround.errors import BadData
+from wardround.study import StudyFile, TrainingSection
+
+Networks = Mapping[str, nn.Module]  # slot -> network
+Progress = Callable[[int, int], None]  # (steps done, steps in all)
+PROGRESS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a split: ``x`` float32 (b, features), ``y`` int64 (b,)."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one run of steps trains.
+
+    Attributes:
+        name: also the streams' name, so that two phases draw apart and "" draws as FedAvg does.
+        trainable: patterns of "SLOT/PARAMETER"; the rest is frozen, its dropout and statistics too.
+        steps, epochs: how long; both None: as the study says.
+        optimizer: phases with the same key continue one optimizer.
+    """
+
+    name: str = ""
+    trainable: tuple[str, ...] = ("*",)
+    steps: int | None = None
+    epochs: int | None = None
+    optimizer: str = "main"
+
+
+def make_deterministic(threads: int) -> None:
+    """Make this process's torch give the same bits again: deterministic kernels, ``threads`` threads."""
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(threads)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's default generator as one stream, and leave it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class Batches:
+    """Endless shuffled batches of a split, a new order each time it is exhausted.
+
+    With ``iterator = "round"`` the orders of a round are drawn from its own stream. With ``"run"`` order number e of
+    the whole run is drawn from stream e, and the next round goes on where this one stopped.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, study: StudyFile, site: str, round_number: int, phase: str, place: dict[str, int]
+    ) -> None:
+        """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
+        self._x, self._y = x, y
+        self._size = min(study.training.batch_size, len(y))
+        self._limit = len(y) - len(y) % self._size if study.training.drop_last else len(y)
+        self._place = place
+        self._seed, self._site = study.study.seed, site
+        self._purpose = f"shuffle.{phase}" if phase else "shuffle"
+        self._own: torch.Generator | None = None
+        if study.training.iterator == "round":
+            self._own = self._generator(round_number)
+            self._place = {}
+        self._position = self._place.get("position", self._limit)
+        if 0 < self._position < self._limit:
+            self._shuffle(self._place["order"])
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in a pass. A split smaller than a batch is one short batch, also with ``drop_last``."""
+        return -(-self._limit // self._size)
+
+    def next(self) -> Batch:
+        if self._position >= self._limit:
+            order = self._place.get("order", -1) + 1
+            self._shuffle(order)
+            self._place["order"] = order
+            self._position = 0
+        start, self._position = self._position, min(self._position + self._size, self._limit)
+        self._place["position"] = self._position
+        return Batch(self._shuffled_x[start : self._position], self._shuffled_y[start : self._position])
+
+    def _shuffle(self, order: int) -> None:
+        generator = self._own if self._own is not None else self._generator(order)
+        permutation = torch.randperm(len(self._y), generator=generator)
+        self._shuffled_x, self._shuffled_y = self._x[permutation], self._y[permutation]
+
+    def _generator(self, round_number: int) -> torch.Generator:
+        seed = stream_seed(self._seed, self._site, round_number, self._purpose)
+        return torch.Generator().manual_seed(seed)
+
+
+class Optimizers:
+    """A site's optimizers by key, each over the parameters of the phase that used it first."""
+
+    def __init__(self, training: TrainingSection) -> None:
+        self._training = training
+        self._made: dict[str, tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]] = {}
+        self._kept: Mapping[str, Tensor] = {}
+
+    def begin_round(self) -> None:
+        if self._training.optimizer_lifetime == "round":
+            self.forget()
+
+    def forget(self) -> None:
+        """Start all of them anew."""
+        self._made.clear()
+        self._kept = {}
+
+    def get(self, key: str, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of ``key``, with the moments it had.
+
+        Raises:
+            BadData: kept moments are not of these parameters' shapes.
+        """
+        if key not in self._made:
+            optimizer = _make(self._training, list(parameters.values()))
+            self._restore(optimizer, key, parameters)
+            self._made[key] = (optimizer, parameters)
+        return self._made[key][0]
+
+    def export(self) -> dict[str, Tensor]:
+        """Every moment as a tensor: "KEY.SLOT.PARAMETER.MOMENT"."""
+        tensors = {name: value.clone() for name, value in self._kept.items()}
+        for key, (optimizer, parameters) in self._made.items():
+            for name, parameter in parameters.items():
+                for moment, value in optimizer.state.get(parameter, {}).items():
+                    if value is not None:
+                        tensors[f"{_kept_name(key, name)}.{moment}"] = torch.as_tensor(value).detach().clone()
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what ``export`` gave; each optimizer gets its part when it is first used."""
+        self._made.clear()
+        self._kept = dict(tensors)
+
+    def _restore(self, optimizer: torch.optim.Optimizer, key: str, parameters: dict[str, nn.Parameter]) -> None:
+        mine = {name: value for name, value in self._kept.items() if name.startswith(f"{key}.")}
+        self._kept = {name: value for name, value in self._kept.items() if name not in mine}
+        owners = {_kept_name(key, name): parameter for name, parameter in parameters.items()}
+        for name, value in mine.items():
+            owner, _, moment = name.rpartition(".")
+            parameter = owners.get(owner)
+            if parameter is None or (value.dim() and value.shape != parameter.shape):
+                raise BadData(f"the kept state does not fit the study's network: optimizer state `{name}`")
+            optimizer.state[parameter][moment] = value.clone()
+
+
+def _kept_name(key: str, parameter: str) -> str:
+    return f"{key}.{parameter.replace('/', '.')}"
+
+
+def _make(training: TrainingSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=training.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, betas=training.betas, weight_decay=decay, fused=True)
+
+
+def trainable_parameters(networks: Networks, patterns: Iterable[str]) -> dict[str, nn.Parameter]:
+    """Those whose "SLOT/PARAMETER" matches one of ``patterns``; what the network itself holds fixed is never one."""
+    patterns = tuple(patterns)
+    return {
+        f"{slot}/{name}": parameter
+        for slot, network in networks.items()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and any(fnmatchcase(f"{slot}/{name}", pattern) for pattern in patterns)
+    }
+
+
+@contextmanager
+def only_trainable(networks: Networks, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Freeze the other parameters, with the dropout and statistics of modules that hold nothing else; undo it after.
+
+    On leaving, every network is in evaluation mode.
+    """
+    chosen = {id(parameter) for parameter in parameters.values()}
+    frozen = [p for network in networks.values() for p in network.parameters() if p.requires_grad]
+    frozen = [parameter for parameter in frozen if id(parameter) not in chosen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    for network in networks.values():
+        _train(network, chosen)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        for network in networks.values():
+            network.eval()
+
+
+def _train(module: nn.Module, chosen: set[int]) -> None:
+    own = [id(parameter) for parameter in module.parameters()]
+    if own and not chosen.intersection(own):
+        module.eval()
+        return
+    module.training = True
+    for child in module.children():
+        _train(child, chosen)
+
+
+def run_steps(
+    batches: Batches,
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Batch], Tensor],
+    after_backward: Callable[[], Any] | None = None,
+    after_step: Callable[[], Any] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step."""
+    for step in range(1, steps + 1):
+        optimizer.zero_grad(set_to_none=True)
+        loss(batches.next()).backward()  # type: ignore[no-untyped-call]
+        if after_backward is not None:
+            after_backward()
+        optimizer.step()
+        if after_step is not None:
+            after_step()
+        if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
+            progress(step, steps)

@@ -1,0 +1,160 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fl_algorithms import catalog
+from fl_algorithms.client.session import describe
+from tests.fl_algorithms.toys import study_tables, toy_study
+from wardround.errors import BadData
+from wardround.study import StudyFile, load
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None:
+    code = (
+        "import sys, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
+        "import fl_algorithms.server.halves, fl_algorithms.server.best\n"
+        "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_row_leads_to_its_implementation() -> None:
+    for row in (*catalog.METHODS.values(), *catalog.MODELS.values()):
+        path = row.client if isinstance(row, catalog.MethodRow) else row.implementation
+        assert callable(catalog.load(path)), row.name
+    assert catalog.load(catalog.TABULAR.implementation)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup", "silo"])
+def test_resolving_twice_and_through_the_document_changes_nothing(algorithm: str) -> None:
+    once = toy_study(algorithm)
+    assert catalog.resolve(once, lab=True) == once
+    again = catalog.resolve(StudyFile.from_document(once.document()), lab=True)
+    assert again == once
+    assert again.digest("0" * 64) == once.digest("0" * 64)
+
+
+def test_a_default_of_the_network_is_part_of_the_digest() -> None:
+    written = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3], "dropout": 0.3}
+    assert toy_study("fenda", written).digest("0") == toy_study("fenda").digest("0")
+    assert toy_study("fenda", {**written, "dropout": 0.4}).digest("0") != toy_study("fenda").digest("0")
+
+
+@pytest.mark.parametrize(("rounds", "last_plain_round"), [(15, 11), (10, 7), (1, 0), (4, 3)])
+def test_souping_starts_after_three_quarters_of_the_rounds(rounds: int, last_plain_round: int) -> None:
+    assert toy_study("fedsoup", rounds=rounds).algorithm.settings == {"start_after": last_plain_round}
+
+
+def test_a_written_start_of_souping_stays() -> None:
+    study = toy_study("fedsoup", algorithm_settings={"start_after": 1})
+    assert study.algorithm.settings == {"start_after": 1}
+
+
+@pytest.mark.parametrize(
+    ("tables", "message", "hint"),
+    [
+        pytest.param(
+            study_tables("fedavgg"),
+            "study.toml: there is no algorithm `fedavgg`",
+            "did you mean `fedavg`?",
+            id="algorithm",
+        ),
+        pytest.param(
+            study_tables(model={"name": "transformer"}),
+            "study.toml: there is no model `transformer`",
+            "there are: ballast, fenda, mlp",
+            id="model",
+        ),
+        pytest.param(
+            {**study_tables(), "task": {"name": "tabula"}},
+            "study.toml: there is no task `tabula`",
+            "did you mean `tabular`?",
+            id="task",
+        ),
+        pytest.param(
+            study_tables(model={"name": "mlp", "hiden": [3]}),
+            "study.toml: unknown key `hiden` in [model]",
+            "did you mean `hidden`?",
+            id="unknown key of the model",
+        ),
+        pytest.param(
+            study_tables(algorithm_settings={"mu": 0.1}),
+            "study.toml: unknown key `mu` in [algorithm]",
+            "known keys there: ",
+            id="unknown key of the algorithm",
+        ),
+        pytest.param(
+            study_tables(model={"name": "ballast", "bytes": 6, "tensors": 1}),
+            "study.toml: [model]: `bytes` is 6, not a multiple of 4 for each of 1 tensors",
+            "",
+            id="ballast of a broken number",
+        ),
+        pytest.param(
+            study_tables(model={"name": "ballast", "bytes": 8, "tensors": 0}),
+            "study.toml: [model]: `bytes` is 8, but `tensors` is 0",
+            "",
+            id="ballast without tensors",
+        ),
+        pytest.param(
+            study_tables("fenda", {"name": "mlp"}),
+            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` has none",
+            "networks that have: fenda",
+            id="network without extractors",
+        ),
+        pytest.param(
+            study_tables(told={"metrics": ["val_loss", "acuracy"]}),
+            "study.toml: `metrics` in [told] names `acuracy`, which task `tabular` does not have",
+            "did you mean `accuracy`?",
+            id="metric",
+        ),
+        pytest.param(
+            study_tables("silo"),
+            "study.toml: algorithm `silo` runs only in the lab",
+            "`fl-lab run study.toml --data DIR --set algorithm.name=silo`",
+            id="lab only",
+        ),
+    ],
+)
+def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(BadData) as refusal:
+        catalog.resolve(StudyFile.model_validate(tables))
+    assert (refusal.value.message, refusal.value.hint) == (message, hint)
+
+
+def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = catalog.TaskRow("spirometry", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
+    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
+    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
+    assert catalog.tasks() == {"tabular": catalog.TABULAR, "spirometry": row}
+
+
+def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
+    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
+    with pytest.raises(BadData) as refusal:
+        catalog.tasks()
+    said = "the installed task `spirometry` (elsewhere:ROW) is not a TaskRow of that name"
+    assert (refusal.value.message, refusal.value.hint) == (said, "uninstall that distribution, or ask whoever made it")
+
+
+@pytest.mark.parametrize("name", ["heart_disease.toml", "breast_cancer.toml"])
+@pytest.mark.parametrize("algorithm", ["fenda", "fedavg", "fedsoup", "silo"])
+def test_the_shipped_studies_run_with_every_method(name: str, algorithm: str) -> None:
+    study = catalog.resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
+    assert catalog.method(study).name == algorithm
+    assert describe(study, study.study.sites[0]).leaves or algorithm == "silo"
+
+
+@pytest.mark.parametrize(("algorithm", "parameters"), [("fenda", 151), ("fedavg", 14), ("fedsoup", 76), ("silo", 14)])
+def test_the_heart_disease_networks_have_the_papers_number_of_parameters(algorithm: str, parameters: int) -> None:
+    study = catalog.resolve(load(EXAMPLES / "heart_disease.toml", [f"algorithm.name={algorithm}"]), lab=True)
+    partition = describe(study, "va")
+    kept_by_method = [stay for stay in partition.stays if stay.why.startswith("kept")]
+    elements = sum(t.bytes for t in (*partition.leaves, *partition.stays)) - sum(t.bytes for t in kept_by_method)
+    assert elements // 4 == parameters

@@ -1,0 +1,115 @@
+"""Small studies and made-up patients for the tests of the methods."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_algorithms import catalog
+from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, study_network
+from fl_algorithms.client.session import RoundResult, SiteSession, initial_model, task_of
+from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import SiteData, Split
+from fl_algorithms.training import Phase
+from wardround.study import StudyFile
+from wardround.tensors import MODEL
+
+FEATURES = 3
+FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3]}
+MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
+MODEL_OF: dict[str, dict[str, Any]] = {"fenda": FENDA}
+
+
+def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The tables of a small study file.
+
+    ``changes``: keys of [study] and [training], or ``told``, ``checkpoints`` and ``algorithm_settings`` as tables.
+    """
+    study = {"name": "toy", "sites": ["ash", "birch"], "rounds": 3, "seed": 5}
+    training: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "local_steps": 6}
+    settings = changes.pop("algorithm_settings", {})
+    tables: dict[str, Any] = {"told": changes.pop("told", {}), "checkpoints": changes.pop("checkpoints", {})}
+    for key, value in changes.items():
+        (study if key in study or key == "quorum" else training)[key] = value
+    if "local_epochs" in training:
+        training.pop("local_steps")
+    return {
+        "study": study,
+        "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"]},
+        "model": model or MODEL_OF.get(algorithm, MLP),
+        "algorithm": {"name": algorithm, **settings},
+        "training": training,
+        **tables,
+    }
+
+
+def toy_study(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> StudyFile:
+    """A resolved small study."""
+    return catalog.resolve(StudyFile.model_validate(study_tables(algorithm, model, **changes)), lab=True)
+
+
+def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> SiteData:
+    """Patients of which each site has its own kind: labels follow a plane that differs a little from site to site."""
+    generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "toy"))
+    plane = torch.tensor([1.0, -1.0, 0.5]) + 0.3 * torch.randn(FEATURES, generator=generator)
+
+    def split(n: int) -> Split:
+        x = torch.randn(n, FEATURES, generator=generator)
+        y = (x @ plane + 0.5 * torch.randn(n, generator=generator) > 0).long()
+        return Split(x, y)
+
+    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64)
+
+
+def start_of(study: StudyFile) -> Downlink:
+    """The first round's download."""
+    return bundles(initial_model(study))
+
+
+def bundles(tensors: dict[str, Tensor]) -> Downlink:
+    """Tensors by their names in a file, as a download."""
+    base: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        bundle, _, name = key.rpartition("/")
+        base.setdefault(bundle or MODEL, {})[name] = tensor
+    return base
+
+
+def session_of(study: StudyFile, site: str = "ash", data: SiteData | None = None, **options: Any) -> SiteSession:
+    return SiteSession(study, site, task_of(study), data or toy_data(site), **options)
+
+
+def plus(base: Downlink, result: RoundResult) -> Downlink:
+    """The next model of a federation of one site."""
+    return {
+        bundle: {name: tensor + result.uplink[bundle][name] for name, tensor in tensors.items()}
+        for bundle, tensors in base.items()
+    }
+
+
+def two_networks(settings: MethodSettings) -> Algorithm:
+    """A method with two shared networks and a private one, each with its own phase: what the hooks must carry."""
+
+    def phases(context: Context) -> tuple[Phase, ...]:
+        return (
+            Phase(trainable=("model/*",)),
+            Phase("bypass", ("bypass/*",), steps=2, optimizer="bypass"),
+            Phase("personal", ("personal/*",), epochs=1, optimizer="personal"),
+        )
+
+    def infer(networks: Any, x: Tensor) -> Tensor:
+        total: Tensor = sum(network(x) for network in networks.values())
+        return total
+
+    slots = {"model": study_network, "bypass": study_network, "personal": study_network}
+    return Algorithm(slots=slots, shares=(Share(), Share("bypass", ("head.*",))), phases=phases, infer=infer)
+
+
+TWO_NETWORKS = catalog.MethodRow(
+    name="two-networks",
+    paper="none",
+    shared="two networks",
+    stays="one",
+    client="tests.fl_algorithms.toys:two_networks",
+)

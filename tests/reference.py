@@ -1,0 +1,65 @@
+"""Slow, obvious versions of the formulas, written apart from the code that they judge. Append only."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import exp, log
+
+Vector = list[float]
+
+
+def weighted_mean(base: Vector, updates: list[tuple[int, Vector]]) -> list[Fraction]:
+    """base + sum(n_i delta_i) / sum(n_i), without any rounding. McMahan et al. 2017, Algorithm 1."""
+    total = sum(n for n, _ in updates)
+    return [
+        Fraction(value) + sum(n * Fraction(delta[position]) for n, delta in updates) / total
+        for position, value in enumerate(base)
+    ]
+
+
+def linear(x: Vector, weight: list[Vector], bias: Vector) -> Vector:
+    """One row through a linear layer."""
+    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+
+
+def relu(x: Vector) -> Vector:
+    return [max(0.0, value) for value in x]
+
+
+def fenda_logits(x: Vector, parameters: dict[str, list[Vector] | Vector]) -> Vector:
+    """g([f_shared(x); f_private(x)]) with one hidden layer each. FENDA-FL 2023, equation 1."""
+    shared = relu(linear(x, parameters["shared_weight"], parameters["shared_bias"]))  # type: ignore[arg-type]
+    private = relu(linear(x, parameters["private_weight"], parameters["private_bias"]))  # type: ignore[arg-type]
+    return linear(shared + private, parameters["head_weight"], parameters["head_bias"])  # type: ignore[arg-type]
+
+
+def soup_choice(
+    accepted: list[Vector], global_: Vector, local: Vector, score_of: Callable[[list[Fraction]], float]
+) -> tuple[list[Vector], list[Fraction]]:
+    """One soup round with the whole list of accepted globals: the list after it, and the patched local model.
+
+    Chen et al. 2023, Algorithm 1, lines 5 to 10: the mean of the soup's models and the local one, with and without this
+    round's global model.
+    """
+    without = _mean([*accepted, local])
+    with_it = _mean([*accepted, global_, local])
+    if score_of(with_it) >= score_of(without):
+        return [*accepted, global_], with_it
+    return accepted, without
+
+
+def _mean(models: list[Vector]) -> list[Fraction]:
+    return [
+        sum((Fraction(value) for value in column), Fraction(0)) / len(models) for column in zip(*models, strict=True)
+    ]
+
+
+def binary_loss(logit: float, y: int) -> float:
+    """Cross-entropy of the sigmoid of one logit."""
+    probability = 1 / (1 + exp(-logit))
+    return -log(probability if y == 1 else 1 - probability)
+
+
+def mean_of_batch_means(losses: Vector, batch_size: int) -> float:
+    """Every batch counts alike, a short last one too."""
+    batches = [losses[start : start + batch_size] for start in range(0, len(losses), batch_size)]
+    return sum(sum(batch) / len(batch) for batch in batches) / len(batches)
