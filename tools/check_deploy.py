@@ -1,7 +1,8 @@
 """Checks what is in deploy/, offline: units, users and folders, container files, the compose file.
 
-Each checker is the tool's own: systemd-analyze, systemd-sysusers, hadolint, check-jsonschema, yamllint. Without systemd
-its checks are left out with a line that says so; under CI they may not be.
+Each checker is the tool's own: systemd-analyze, systemd-sysusers, hadolint, check-jsonschema, yamllint. What no tool
+knows (a trainer has no network, nothing runs as root) is checked here. Without systemd its checks are left out with a
+line that says so; under CI they may not be.
 """
 
 import os
@@ -12,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; deploy/README.md has the scores
@@ -48,7 +50,7 @@ def check_systemd(deploy: Path) -> list[str]:
             shown = score[1] if score else "unknown"
             print(f"exposure {unit.name}: {shown} (at most {limit / 10})")
             if said.returncode != 0:
-                faults.append(f"{unit.name}: exposure {shown}, at most {limit / 10} is allowed {said.stderr.strip()}")
+                faults.append(f"{unit.name}: exposure {shown}, at most {limit / 10} is allowed")
         for users in sorted((deploy / "systemd").glob("*.sysusers.conf")):
             tried = _run(["systemd-sysusers", "--dry-run", f"--root={folder}", str(users)])
             if tried.returncode != 0:
@@ -73,6 +75,43 @@ def check_containers(deploy: Path) -> list[str]:
     return faults
 
 
+def check_compose_rules(services: dict[str, dict[str, Any]]) -> list[str]:
+    """What the compose file promises about every service, and about trainers."""
+    faults = []
+    for name, service in services.items():
+        wanted: dict[str, object] = {
+            "read_only": True,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges:true"],
+            "privileged": None,
+            "cap_add": None,
+            "pid": None,
+            "ipc": None,
+        }
+        if name.endswith("-trainer"):
+            wanted |= {"network_mode": "none", "networks": None, "ports": None}
+        else:
+            wanted |= {"network_mode": None, "networks": ["federation"]}
+        faults += [
+            f"compose.yaml: service {name}: {key} is {service.get(key)!r}, wanted {value!r}"
+            for key, value in wanted.items()
+            if service.get(key) != value
+        ]
+        if str(service.get("user", "0")).split(":")[0] in ("0", "root"):
+            faults.append(f"compose.yaml: service {name} runs as root")
+        patients = [volume for volume in service.get("volumes", []) if "/srv/wardround" in volume]
+        if patients and not name.endswith("-trainer"):
+            faults.append(f"compose.yaml: service {name} has a network and sees patients: {patients}")
+    return faults
+
+
+def _services(deploy: Path) -> dict[str, dict[str, Any]]:
+    import yaml  # comes with yamllint, which only this check needs
+
+    services: dict[str, dict[str, Any]] = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]
+    return services
+
+
 def main() -> int:
     faults = []
     if shutil.which("systemd-analyze"):
@@ -82,6 +121,7 @@ def main() -> int:
     else:
         print("left out: systemd-analyze is not on this machine, so the units were not checked", file=sys.stderr)
     faults += check_containers(DEPLOY)
+    faults += check_compose_rules(_services(DEPLOY))
     syntax = _run(["sh", "-n", str(DEPLOY / "systemd" / "install")])
     if syntax.returncode != 0:
         faults.append(syntax.stderr.strip())

@@ -19,10 +19,14 @@ def dumps(value: Any) -> bytes:
     """The canonical JSON of ``value``: sorted keys, no spaces, UTF-8.
 
     Raises:
-        BadData: a float, a non-string key, or an integer that some reader would round.
+        BadData: a float, a non-string key, an integer that some reader would round, or text that is not Unicode.
     """
     _check(value, "$")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadData("a text holds half a character (a lone surrogate), which has no UTF-8") from None
 
 
 def loads(data: bytes) -> Any:
@@ -64,7 +68,7 @@ def _check(value: Any, where: str) -> None:
         return
     if isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise BadData(f"{where}: {value} is beyond the integers that JSON readers keep exactly")
+            raise BadData(f"{where}: an integer beyond 2^53 - 1, which JSON readers may round")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -15,11 +15,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BY_EXIT_CODE, Unavailable, WardroundError
+from wardround.errors import BY_EXIT_CODE, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
 
 MAX_LINE = 8 * 1024 * 1024
 Reply = Callable[[Any], None]
@@ -51,6 +51,9 @@ class ControlServer:
         self._thread.join(timeout=5)
         self._path.unlink(missing_ok=True)
 
+    def _owner_hint(self) -> str:
+        return f"run the command as the service's user: `sudo -u '#{os.geteuid()}' ...`"
+
     def _accept(self) -> None:
         while not self._closing:
             try:
@@ -60,20 +63,24 @@ class ControlServer:
             threading.Thread(target=self._serve, args=(connection,), name="control-call", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as stream:
+        gone = suppress(BrokenPipeError, ConnectionResetError)  # whoever asked may leave at any time
+        with gone, connection, connection.makefile("rb") as stream:
             try:
-                if peer_user(connection) not in self._users:
-                    return
-                request = json.loads(stream.readline(MAX_LINE))
-                result = self._handler(request, lambda item: _send(stream, {"progress": item}))
-                _send(stream, {"result": result})
+                line = stream.readline(MAX_LINE)
+                if not line:
+                    return  # someone looked whether we listen
+                if (user := peer_user(connection)) not in self._users:
+                    raise NotPermitted(f"user {user} may not command this service", hint=self._owner_hint())
+                result = self._handler(_request(line), lambda item: _send(connection, {"progress": item}))
+                _send(connection, {"result": result})
             except WardroundError as error:
-                _send(stream, _failure(error))
+                _send(connection, _failure(error))
             except (BrokenPipeError, ConnectionResetError):
-                return  # the command went away
+                raise
             except Exception:
                 log.exception("a command failed")
-                _send(stream, _failure(WardroundError("the service failed at this command", hint="its log says why")))
+                said = WardroundError("the service failed at this command", hint="its log says why")
+                _send(connection, _failure(said))
 
 
 def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, timeout_s: float | None = 60) -> Any:
@@ -83,10 +90,10 @@ def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, 
         Unavailable: nobody listens there, or no answer came in ``timeout_s``.
         WardroundError: what the service's handler raised.
     """
-    with connect(path) as connection, connection.makefile("rwb") as stream:
+    with connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(timeout_s)
         try:
-            _send(stream, request)
+            _send(connection, request)
             for answer in _lines(stream):
                 if "result" in answer:
                     return answer["result"]
@@ -99,7 +106,7 @@ def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, 
         except TimeoutError:
             raise Unavailable(f"the service at {path.parent} gave no answer in {timeout_s} s") from None
         except (BrokenPipeError, ConnectionResetError):
-            pass
+            pass  # said below
     raise Unavailable(f"the service at {path.parent} went away before it answered")
 
 
@@ -113,13 +120,21 @@ def is_listening(path: Path) -> bool:
 
 
 def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
-    """A listening Unix socket at ``path``; a stale one is replaced. The caller holds the state directory's lock."""
-    path.unlink(missing_ok=True)
+    """A listening Unix socket at ``path``; a stale one is replaced. The caller holds the state directory's lock.
+
+    Raises:
+        CannotWrite: the folder is missing, or another user's.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _short(path) as short:
-        listener.bind(short)
-        os.chmod(short, mode)  # noqa: PTH101  a path through /proc, good only here
-    listener.listen(64)
+    try:
+        path.unlink(missing_ok=True)
+        with _short(path) as short:
+            listener.bind(short)
+            os.chmod(short, mode)  # noqa: PTH101  a path through /proc, good only here
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise CannotWrite(f"{path}: no socket can be made there ({error.strerror})") from None
     return listener
 
 
@@ -154,9 +169,18 @@ def _short(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _send(stream: Any, item: Any) -> None:
-    stream.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
-    stream.flush()
+def _send(connection: socket.socket, item: Any) -> None:
+    connection.sendall(json.dumps(item, separators=(",", ":")).encode() + b"\n")
+
+
+def _request(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except ValueError:
+        request = None
+    if not isinstance(request, dict):
+        raise UsageProblem("not a request: one JSON object on one line was wanted")
+    return request
 
 
 def _failure(error: WardroundError) -> dict[str, Any]:

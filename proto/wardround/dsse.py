@@ -39,6 +39,8 @@ class Envelope:
         """Raises BadData: not an envelope."""
         try:
             fields = {key: document[key] for key in ("payload_type", "payload", "keyid", "signature")}
+            if not all(isinstance(text, str) for text in fields.values()):
+                raise TypeError
             signature = base64.b64decode(fields["signature"], validate=True)
             return cls(fields["payload_type"], fields["payload"].encode(), fields["keyid"], signature)
         except (KeyError, TypeError, ValueError, AttributeError):

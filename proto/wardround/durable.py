@@ -9,6 +9,7 @@ the disk really has.
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
 
 def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600) -> None:
     """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
         with _naming(path):
@@ -100,6 +101,7 @@ class AppendFile:
                 path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode
             )
         if not existed:
+            os.fchmod(self._descriptor, mode)  # whatever the umask
             sync_folder(path.parent)
 
     def append(self, data: Buffer) -> None:
@@ -126,6 +128,7 @@ class SpoolFile:
         with _naming(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         if not existed:
+            os.fchmod(self._descriptor, mode)  # whatever the umask: the other user of a shared folder must read it
             sync_folder(path.parent)
 
     def size(self) -> int:
@@ -163,6 +166,7 @@ class StateLock:
 
         Raises:
             TryAgain: another process holds it; the message says which.
+            CannotWrite: no such folder, another user's, or a full disk.
         """
         path = state / "lock"
         with _naming(path):
@@ -175,8 +179,13 @@ class StateLock:
             raise TryAgain(
                 f"{state} is in use by {holder}", hint="stop that process first, or use another --state"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{owner} (process {os.getpid()})\n".encode(), 0)
+        try:
+            with _naming(path):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"{owner} (process {os.getpid()})\n".encode(), 0)
+        except CannotWrite:
+            os.close(self._descriptor)
+            raise
 
     def release(self) -> None:
         os.close(self._descriptor)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -53,7 +54,7 @@ def load_key(pem: bytes, source: str) -> PrivateKey:
     """Raises BadData: not a P-256 private key in PEM."""
     try:
         key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadData(f"{source}: not a private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadData(f"{source}: not a P-256 key")
@@ -93,7 +94,7 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
         parsed = x509.load_der_x509_csr(request)
         key = parsed.public_key()
         valid = parsed.is_signature_valid
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadData("not a certificate signing request", code="SIGNING_REQUEST_WEAK") from None
     if not valid or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadData("the signing request is not a P-256 key signed by itself", code="SIGNING_REQUEST_WEAK")
@@ -109,7 +110,7 @@ def client_name(certificate: x509.Certificate) -> Name:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         raise BadData("the certificate has no URI name or no usage", code="CERTIFICATE_PROFILE") from None
     if len(names) != 1 or list(usages) != [ExtendedKeyUsageOID.CLIENT_AUTH]:
         raise BadData("the certificate has other names or usages than one URI, client", code="CERTIFICATE_PROFILE")

@@ -17,6 +17,7 @@ from wardround import canonical
 from wardround.errors import BadData
 
 PREFIX = "wr1"
+_LAST_SECOND = 253402300799  # of the year 9999, the last that dates here can say
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Invitation:
         again = "copy the whole line again, from `wr1.` to its last character"
         if not text.startswith(PREFIX + "."):
             raise BadData("this is not an invitation: it does not begin with `wr1.`", hint=again)
-        if len(parts) != 3 or f"{zlib.crc32(parts[1].encode()):08x}" != parts[2].lower():
+        if len(parts) != 3 or not text.isascii() or f"{zlib.crc32(parts[1].encode()):08x}" != parts[2]:
             raise BadData("the invitation is cut short or changed: its check digits do not match", hint=again)
         try:
             padded = parts[1] + "=" * (-len(parts[1]) % 4)
@@ -61,6 +62,10 @@ class Invitation:
                 raise BadData("fields")
             if any(not isinstance(body[name], int if kind is int else str) for name, kind in wanted.items()):
                 raise BadData("types")
+            if not (0 <= body["expires_s"] <= _LAST_SECOND):
+                raise BadData("time")
+            if not all(body[name].isprintable() for name in ("id", "federation", "site", "address")):
+                raise BadData("names")
         except (BadData, binascii.Error, ValueError):
             raise BadData(
                 "the invitation is whole, but its contents are not known to this version",

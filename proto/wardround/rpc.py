@@ -55,12 +55,15 @@ _STATUS: dict[int, grpc.StatusCode] = {
     77: grpc.StatusCode.PERMISSION_DENIED,
     78: grpc.StatusCode.FAILED_PRECONDITION,
 }
+# And back, for the one who called: a disk that is full over there is something to try again later over here.
+_KIND = {status: BY_EXIT_CODE[exit_code] for exit_code, status in _STATUS.items() if exit_code != 73}
+_NO_CODE = "REFUSAL_UNSPECIFIED"
 
 
 def abort(context: grpc.ServicerContext, error: WardroundError) -> NoReturn:
     """End a call with an error: its code, its message and its hint reach the caller."""
     status = _STATUS.get(error.exit_code, grpc.StatusCode.INTERNAL)
-    context.abort(status, "\n".join([f"{error.code or 'REFUSAL_UNSPECIFIED'}", error.message, error.hint]))
+    context.abort(status, "\n".join([error.code or _NO_CODE, error.message.replace("\n", " "), error.hint]))
     raise AssertionError("abort returns never")
 
 
@@ -70,13 +73,8 @@ def explain(error: grpc.RpcError, doing: str) -> WardroundError:
     code, _, rest = details.partition("\n")
     if code in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
         message, _, hint = rest.partition("\n")
-        for exit_code, known in _STATUS.items():
-            if known == status:
-                kind = BY_EXIT_CODE[exit_code]
-                break
-        else:
-            kind = WardroundError
-        return kind(message, hint=hint, code=code)
+        kind = _KIND.get(status, WardroundError)
+        return kind(message, hint=hint, code="" if code == _NO_CODE else code)
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return Unavailable(f"{doing}: the line to the coordinator broke or does not answer ({status.name.lower()})")
     if status == grpc.StatusCode.RESOURCE_EXHAUSTED:

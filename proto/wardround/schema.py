@@ -51,7 +51,9 @@ def check(model: type[Model], data: Any, source: str, table: str = "") -> Model:
 
 
 def _explain(error: ValidationError, model: type[BaseModel], source: str, table: str) -> BadData:
-    first = error.errors(include_url=False, include_context=False)[0]
+    faults = error.errors(include_url=False, include_context=False)
+    # A key that is misspelt is told before the one that is therefore missing.
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     path = [part for part in first["loc"] if isinstance(part, str)]
     *tables, key = [*([table] if table else []), *path] or [""]
     inside = f" in [{'.'.join(tables)}]" if tables else ""
@@ -60,25 +62,35 @@ def _explain(error: ValidationError, model: type[BaseModel], source: str, table:
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"known keys there: {', '.join(sorted(known))}"
         return BadData(f"{source}: unknown key `{key}`{inside}", hint=hint)
+    where = f"`{key}`{inside}"
+    if _table_at(model, path) is not None:  # the fault is in a table as a whole, not in one of its keys
+        where = f"[{'.'.join([*tables, key])}]" if key else ""
     if first["type"] == "missing":
-        return BadData(f"{source}: `{key}`{inside} is missing")
+        return BadData(f"{source}: {where} is missing")
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return BadData(f"{source}: {where or 'the whole of it'} is not a table")
     said = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        where = f"`{key}`{inside}: " if path else (f"[{table}]: " if table else "")
-        return BadData(f"{source}: {where}{said}")
+        return BadData(f"{source}: {where}: {said}" if where else f"{source}: {said}")
     found = first.get("input")
     shown = f", found {found!r}" if isinstance(found, str | int | float | bool) and len(repr(found)) <= 60 else ""
-    return BadData(f"{source}: `{key}`{inside}: {said[0].lower()}{said[1:]}{shown}")
+    return BadData(f"{source}: {where}: {said[0].lower()}{said[1:]}{shown}")
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys of the model that ``path`` leads to."""
+    """The keys of the table that ``path`` leads to."""
+    inner = _table_at(model, path)
+    return list((inner or model).model_fields)
+
+
+def _table_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The model of the table that ``path`` leads to; None if it leads to a key."""
     for part in path:
         field = model.model_fields.get(part)
         annotation = field.annotation if field else None
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         inner = next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
         if inner is None:
-            break
+            return None
         model = inner
-    return list(model.model_fields)
+    return model

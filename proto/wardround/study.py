@@ -137,9 +137,10 @@ class ToldSection(Strict):
 
     def number(self, value: float | None) -> str:
         """A metric as it is told: a decimal string of ``digits`` significant digits, or "null"."""
-        if value is None or not math.isfinite(value):
+        if value is None:
             return "null"
-        return f"{value:.{self.digits}g}"
+        told = f"{value:.{self.digits}g}"
+        return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
 
 
 class StudyFile(Strict):
@@ -190,30 +191,29 @@ def load(path: Path, settings: list[str] | None = None, variant: str = "") -> St
     tables = read_toml(path)
     source = path.name
     variants = tables.pop("variants", {})
+    if not isinstance(variants, dict):
+        raise BadData(f"{source}: [variants] holds tables, found a value")
     pairs = [_setting(text) for text in settings or []]
-    chosen = variant
-    for table, key, value in pairs:
-        if (table, key) == ("algorithm", "name"):
-            chosen = chosen or str(value)
-    algorithm = tables.get("algorithm")
-    own = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
-    if chosen in variants:
-        replaced = variants[chosen]
-        if not isinstance(replaced, dict):
-            raise BadData(f"{source}: [variants.{chosen}] holds tables, found a value")
-        for name, table in replaced.items():
-            if name not in StudyFile.model_fields:
-                raise BadData(f"{source}: [variants.{chosen}.{name}] replaces no table of a study")
-            tables[name] = table
-    elif variant:
+    name = next((str(value) for table, key, value in reversed(pairs) if (table, key) == ("algorithm", "name")), "")
+    if variant and variant not in variants:
         known = ", ".join(sorted(variants)) or "none"
         raise UsageProblem(f"{source} has no variant `{variant}`", hint=f"it has: {known}")
-    elif chosen and chosen != own:
-        tables["algorithm"] = {"name": chosen}  # the other method's settings are not this one's
+    algorithm = tables.get("algorithm")
+    if name and not (isinstance(algorithm, dict) and algorithm.get("name") == name):
+        tables["algorithm"] = {"name": name}  # the other method's settings are not this one's
+    chosen = variants.get(variant or name, {})
+    if not isinstance(chosen, dict):
+        raise BadData(f"{source}: [variants.{variant or name}] holds tables, found a value")
+    for replaced, content in chosen.items():
+        if replaced not in StudyFile.model_fields:
+            raise BadData(f"{source}: [variants.{variant or name}.{replaced}] replaces no table of a study")
+        tables[replaced] = content
     for table, key, value in pairs:
         if (table, key) != ("algorithm", "name"):
-            tables.setdefault(table, {})
-            tables[table][key] = value
+            held = tables.setdefault(table, {})
+            if not isinstance(held, dict):
+                raise BadData(f"{source}: [{table}] is not a table")
+            held[key] = value
     return check(StudyFile, tables, source)
 
 

@@ -12,11 +12,13 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ CHUNK = 512 * 1024
 Data = bytes  # where a class has a property of that name
 MAX_HEADER = 1024 * 1024
 MAX_TENSORS = 20_000
+MAX_DIMENSIONS = 16
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _BUNDLE = re.compile(r"[a-z0-9_]{1,40}")
 ITEM_BYTES = {
@@ -52,8 +55,9 @@ class TensorSpec:
             raise BadData(f"bundle name {self.bundle[:60]!r} is not 1 to 40 of a-z 0-9 _", code="MANIFEST_NAMES")
         if self.dtype not in ITEM_BYTES:
             raise BadData(f"`{self.name}` has unknown dtype {self.dtype[:20]!r}", code="MANIFEST_DTYPE")
-        if any(size < 0 for size in self.shape) or prod(self.shape) > 2**40:
-            raise BadData(f"`{self.name}` has impossible shape {list(self.shape)}", code="MANIFEST_SHAPE")
+        if len(self.shape) > MAX_DIMENSIONS or any(size < 0 for size in self.shape) or prod(self.shape) > 2**40:
+            shown = list(self.shape[:MAX_DIMENSIONS])
+            raise BadData(f"`{self.name}` has impossible shape {shown}", code="MANIFEST_SHAPE")
 
     @property
     def bytes(self) -> int:
@@ -123,6 +127,8 @@ class PayloadHasher:
         self._skip_empty()
 
     def update(self, data: bytes | memoryview) -> None:
+        if not memoryview(data).nbytes:
+            return  # and an empty view of some shapes cannot be cast
         view = memoryview(data).cast("B")
         while view:
             if len(self._done) == len(self._specs):
@@ -156,7 +162,11 @@ class PayloadHasher:
 
 
 def file_header(specs: Iterable[TensorSpec], note: dict[str, str] | None = None) -> bytes:
-    """The safetensors header of a file whose data is the specs' payload; ``note`` becomes its metadata."""
+    """The safetensors header of a file whose data is the specs' payload; ``note`` becomes its metadata.
+
+    Raises:
+        BadData: it would be longer than what ``TensorFile`` reads.
+    """
     header: dict[str, object] = {}
     if note:
         header["__metadata__"] = note
@@ -167,6 +177,8 @@ def file_header(specs: Iterable[TensorSpec], note: dict[str, str] | None = None)
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise BadData(f"the header of {len(header)} tensors is {len(text)} bytes, at most {MAX_HEADER} are read")
     return struct.pack("<Q", len(text)) + text
 
 
@@ -176,13 +188,14 @@ class TensorFile:
     ``specs`` are in the order of the data, which is the order of the payload.
 
     Raises:
-        BadData: not safetensors, a header over 1 MiB, holes or overlaps, names of another form. Values are not seen.
+        BadData: not a regular file, not safetensors, a header over 1 MiB, holes or overlaps, names of another form.
+            Values are not looked at.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
         except OSError as error:
             raise BadData(f"{path}: {error.strerror}") from error
         try:
@@ -197,21 +210,31 @@ class TensorFile:
             offset += spec.bytes
 
     def _read_header(self) -> tuple[int, tuple[TensorSpec, ...], dict[str, str]]:
-        size = os.fstat(self._descriptor).st_size
+        state = os.fstat(self._descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise BadData(f"{self.path}: not a regular file")
+        size = state.st_size
         start = os.pread(self._descriptor, 8, 0)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
         if length > MAX_HEADER or 8 + length > size:
             raise BadData(f"{self.path}: not a safetensors file, or cut short")
         try:
-            header = json.loads(os.pread(self._descriptor, length, 8))
+            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_no_duplicates)
             note = header.pop("__metadata__", {})
-            rows = sorted((tuple(row["data_offsets"]), key, row["dtype"], row["shape"]) for key, row in header.items())
+            if not all(isinstance(text, str) for text in note.values()):
+                raise TypeError
+            rows = sorted((_row(key, row) for key, row in header.items()), key=lambda row: row[:2])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise BadData(f"{self.path}: not a safetensors file (its header cannot be read)") from None
         specs, expected = [], 0
-        for (begin, end), key, dtype, shape in rows:
+        for begin, end, key, dtype, shape in rows:
             bundle, _, name = key.rpartition("/")
-            spec = TensorSpec(name, dtype, tuple(shape), bundle or MODEL)
+            try:
+                spec = TensorSpec(name, dtype, shape, bundle or MODEL)
+            except BadData as error:
+                raise BadData(f"{self.path}: {error.message}", code=error.code) from None
+            if spec.key != key:  # "/x" and "model/x" would be other spellings of "x"
+                raise BadData(f"{self.path}: tensor name {key[:60]!r} is written `{spec.key}`", code="MANIFEST_NAMES")
             if begin != expected or end - begin != spec.bytes:
                 raise BadData(f"{self.path}: `{spec.key}` does not lie where its shape says")
             specs.append(spec)
@@ -257,3 +280,24 @@ class TensorFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _row(key: str, row: dict[str, Any]) -> tuple[int, int, str, str, tuple[int, ...]]:
+    """One tensor of a header: begin, end, key, dtype, shape. Raises KeyError, TypeError or ValueError: not one.
+
+    Sorting by begin and end alone keeps empty tensors in the header's order.
+    """
+    begin, end = row["data_offsets"]
+    dtype, shape = row["dtype"], row["shape"]
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise TypeError
+    if any(type(number) is not int for number in (begin, end, *shape)):
+        raise TypeError
+    return begin, end, key, dtype, tuple(shape)
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands twice")
+    return value

@@ -1,0 +1,130 @@
+"""What the commands share: exit codes, error sentences, results on stdout."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+from wardround import cli, errors
+
+
+def application() -> typer.Typer:
+    app = typer.Typer(no_args_is_help=True)
+
+    @app.command()
+    def greet(name: str, times: int = 1) -> None:
+        cli.say("greeting")
+        cli.print_json({"greeting": f"hallo {name}", "times": times})
+
+    @app.command()
+    def fail(how: str) -> None:
+        match how:
+            case "ours":
+                raise errors.NeedsPerson("the study changed", hint="site-agent preview", code="REVISION_CHANGED")
+            case "plain":
+                raise errors.Unavailable("no line")
+            case "partial":
+                raise typer.Exit(3)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case _:
+                raise ZeroDivisionError("division by zero")
+
+    return app
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.run(application())
+    return int(caught.value.code or 0)
+
+
+def test_a_result_is_on_stdout_and_narration_on_stderr(monkeypatch: Any, capsys: Any) -> None:
+    assert run(monkeypatch, "greet", "Ødegård") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"greeting": "hallo Ødegård", "times": 1}
+    assert said.err == "greeting\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        pytest.param("ours", 78, "error: the study changed\nhint: site-agent preview\n", id="with a hint"),
+        pytest.param("plain", 69, "error: no line\n", id="without a hint"),
+        pytest.param("partial", 3, "", id="a code of its own"),
+        pytest.param("interrupt", 130, "", id="interrupted"),
+        pytest.param(
+            "else",
+            70,
+            "error: this is a fault in the program: ZeroDivisionError: division by zero\n"
+            "hint: run it again with WARDROUND_DEBUG=1 and send us what it prints, after reading it\n",
+            id="a fault of ours",
+        ),
+    ],
+)
+def test_an_error_becomes_a_sentence_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, code: int, said: str
+) -> None:
+    monkeypatch.delenv("WARDROUND_DEBUG", raising=False)
+    assert run(monkeypatch, "fail", how) == code
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_fault_of_ours_shows_where_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARDROUND_DEBUG", "1")
+    assert run(monkeypatch, "fail", "else") == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["greet"], ["greet", "x", "--times", "many"], ["greet", "x", "--tims", "1"], ["gret"], ["greet", "x", "y"]],
+)
+def test_a_command_given_wrongly_exits_64_in_our_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 64
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+
+
+def test_a_reader_that_has_enough_is_told_nothing() -> None:
+    """As in `coordinator sites --json | head -1`."""
+    program = (
+        "import sys, typer; from wardround import cli; app = typer.Typer()\n"
+        "@app.command()\n"
+        "def main():\n"
+        "    sys.stdin.read()\n"
+        "    cli.print_json(['x' * 1000] * 1000)\n"
+        "cli.run(app)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) in (0, 1)
+
+
+def test_every_exit_code_stands_for_one_kind_of_error() -> None:
+    assert {code: kind.__name__ for code, kind in errors.BY_EXIT_CODE.items()} == {
+        70: "WardroundError",
+        64: "UsageProblem",
+        65: "BadData",
+        69: "Unavailable",
+        73: "CannotWrite",
+        75: "TryAgain",
+        77: "NotPermitted",
+        78: "NeedsPerson",
+    }

@@ -1,0 +1,250 @@
+"""Errors across the line, versions, messages."""
+
+import ast
+from pathlib import Path
+
+import grpc
+import pytest
+import wardround
+from hypothesis import given
+from hypothesis import strategies as st
+from wardround import dsse, errors, rpc
+from wardround.errors import BadData, NeedsPerson
+from wardround.tensors import Entry, Manifest, TensorSpec
+from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("proto/wardround", "coordinator", "site_agent", "fl_algorithms")
+CODES = set(pb.RefusalCode.keys())
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        st.builds(
+            TensorSpec,
+            st.from_regex(r"\A[A-Za-z0-9_.-]{1,9}\Z"),
+            st.sampled_from(["F32", "I64", "BOOL"]),
+            st.lists(st.integers(0, 5), max_size=3).map(tuple),
+            st.sampled_from(["model", "control"]),
+        ),
+        st.binary(min_size=32, max_size=32).map(bytes.hex),
+    ),
+    max_size=5,
+    unique_by=lambda entry: entry.spec.key,
+)
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    """A call that failed, as the library hands it over."""
+
+    def __init__(self, status: grpc.StatusCode, details: str | None) -> None:
+        super().__init__()
+        self._status, self._details = status, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._status
+
+    def details(self) -> str | None:
+        return self._details
+
+
+class Context:
+    """The end of a call at the coordinator."""
+
+    def abort(self, status: grpc.StatusCode, details: str) -> None:
+        raise Failed(status, details)
+
+
+def across(error: errors.WardroundError) -> errors.WardroundError:
+    with pytest.raises(Failed) as caught:
+        rpc.abort(Context(), error)  # type: ignore[arg-type]
+    return rpc.explain(caught.value, "asking")
+
+
+@pytest.mark.parametrize("kind", [*errors.BY_EXIT_CODE.values(), errors.UsageProblem])
+def test_an_error_arrives_with_its_code_message_and_hint(kind: type[errors.WardroundError]) -> None:
+    arrived = across(kind("site `ø` is revoked", hint="ask:\n`coordinator sites`", code="SITE_REVOKED"))
+    assert (arrived.message, arrived.hint, arrived.code) == (
+        "site `ø` is revoked",
+        "ask:\n`coordinator sites`",
+        "SITE_REVOKED",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "arrived"),
+    [
+        pytest.param(errors.BadData, errors.BadData, id="bad data"),
+        pytest.param(errors.NotPermitted, errors.NotPermitted, id="not permitted"),
+        pytest.param(errors.NeedsPerson, errors.NeedsPerson, id="needs a person"),
+        pytest.param(errors.Unavailable, errors.Unavailable, id="unavailable"),
+        pytest.param(errors.TryAgain, errors.TryAgain, id="busy"),
+        pytest.param(errors.CannotWrite, errors.TryAgain, id="its disk is full, not ours"),
+        pytest.param(errors.UsageProblem, errors.WardroundError, id="its fault"),
+    ],
+)
+def test_an_error_arrives_as_what_it_means_here(
+    said: type[errors.WardroundError], arrived: type[errors.WardroundError]
+) -> None:
+    assert type(across(said("sentence"))) is arrived
+    assert across(said("sentence")).code == ""
+
+
+def test_a_message_of_two_lines_does_not_become_a_hint() -> None:
+    arrived = across(BadData("one\ntwo", hint="three"))
+    assert (arrived.message, arrived.hint) == ("one two", "three")
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "kind", "said"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "failed to connect to all addresses",
+            errors.Unavailable,
+            "upload: the line to the coordinator broke or does not answer (unavailable)",
+        ),
+        (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            None,
+            errors.Unavailable,
+            "upload: the line to the coordinator broke or does not answer (deadline_exceeded)",
+        ),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", errors.TryAgain, "upload: the coordinator is busy"),
+        (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "NO_SUCH_CODE\nx",
+            errors.NotPermitted,
+            "upload: the coordinator does not permit it",
+        ),
+        (grpc.StatusCode.UNKNOWN, "boom", errors.WardroundError, "upload: the coordinator failed (unknown)"),
+    ],
+)
+def test_a_failure_without_the_coordinators_words_is_told_by_the_lines_state(
+    status: grpc.StatusCode, details: str | None, kind: type[errors.WardroundError], said: str
+) -> None:
+    error = rpc.explain(Failed(status, details), "upload")
+    assert type(error) is kind
+    assert error.message == said
+
+
+@pytest.mark.parametrize("theirs", ["1.4.0", "1.3.9", "1.5.0", "1.5.0rc1", "1.3.0.dev2"])
+def test_one_minor_version_apart_works(monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+    monkeypatch.setattr(rpc, "__version__", "1.4.0")
+    rpc.refuse_other_version(theirs, "coordinator")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "shown"),
+    [
+        ("1.6.0", "1.6.0"),
+        ("1.2.9", "1.2.9"),
+        ("2.4.0", "2.4.0"),
+        ("0.4.0", "0.4.0"),
+        ("", "of an unknown form"),
+        ("1.4", "of an unknown form"),
+        ("1.4.0\n", "of an unknown form"),
+        ("1.4.0 \x1b[31m", "of an unknown form"),
+        ("1.99999.0", "of an unknown form"),
+    ],
+)
+def test_further_apart_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch, theirs: str, shown: str) -> None:
+    monkeypatch.setattr(rpc, "__version__", "1.4.0")
+    with pytest.raises(NeedsPerson) as caught:
+        rpc.refuse_other_version(theirs, "coordinator")
+    assert caught.value.message == (
+        f"this is wardround 1.4.0, the coordinator is {shown}: they may be one minor version apart"
+    )
+    assert caught.value.hint == "update the older one"
+    assert caught.value.code == "VERSION_UNSUPPORTED"
+
+
+def test_our_own_version_works_with_itself() -> None:
+    rpc.refuse_other_version(wardround.__version__, "agent")
+
+
+@given(ENTRIES)
+def test_a_manifest_arrives_in_its_order(entries: list[Entry]) -> None:
+    manifest = Manifest(tuple(entries))
+    sent = tensors_pb2.Manifest.FromString(rpc.manifest_message(manifest).SerializeToString())
+    assert rpc.manifest_from(sent) == manifest
+    assert rpc.manifest_from(sent).digest() == manifest.digest()
+
+
+def one_tensor(**changes: object) -> tensors_pb2.Manifest:
+    values = {"name": "a", "dtype": "F32", "shape": [2], "encoding": "raw", "bytes": 8, "sha256": bytes(32), **changes}
+    message = tensors_pb2.Manifest()
+    message.bundles.add(name="model").tensors.add(**values)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        pytest.param({"bytes": 9}, "MANIFEST_SHAPE", "`a` says 9 bytes, its shape says 8", id="bytes"),
+        pytest.param({"shape": [2**63]}, "MANIFEST_SHAPE", f"`a` has impossible shape [{2**63}]", id="enormous"),
+        pytest.param(
+            {"shape": [2**63] * 100_000},
+            "MANIFEST_SHAPE",
+            f"`a` has impossible shape {[2**63] * 16}",
+            id="dimensions without end",
+        ),
+        pytest.param({"dtype": "F8"}, "MANIFEST_DTYPE", "`a` has unknown dtype 'F8'", id="dtype"),
+        pytest.param(
+            {"name": "../a"},
+            "MANIFEST_NAMES",
+            "tensor name '../a' is not 1 to 200 of A-Z a-z 0-9 _ . -",
+            id="name",
+        ),
+        pytest.param(
+            {"sha256": b"x"}, "MESSAGE_MALFORMED", "`a` has no SHA-256 or an unknown encoding", id="short digest"
+        ),
+        pytest.param(
+            {"encoding": "zip"}, "MESSAGE_MALFORMED", "`a` has no SHA-256 or an unknown encoding", id="encoding"
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(changes: dict[str, object], code: str, said: str) -> None:
+    with pytest.raises(BadData) as caught:
+        rpc.manifest_from(one_tensor(**changes))
+    assert (caught.value.code, caught.value.message) == (code, said)
+
+
+def test_a_bundle_without_a_name_is_the_model_and_names_one_tensor_once() -> None:
+    message = one_tensor()
+    message.bundles[0].name = ""
+    assert rpc.manifest_from(message).entries[0].spec.bundle == "model"
+    message.MergeFrom(one_tensor())
+    with pytest.raises(BadData, match="`a` stands twice"):
+        rpc.manifest_from(message)
+
+
+def test_an_envelope_arrives() -> None:
+    envelope = dsse.Envelope("t", b"{}", "ab", b"sig")
+    assert rpc.envelope_from(rpc.envelope_message(envelope)) == envelope
+
+
+def codes_in(source: str) -> set[str]:
+    """The literal values of every argument ``code="..."`` (conditional ones too)."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            values = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+            found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
+    return found
+
+
+def test_every_code_that_our_source_names_is_in_the_contract() -> None:
+    named = {
+        (code, path.relative_to(ROOT).as_posix())
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for code in codes_in(path.read_text(encoding="utf-8"))
+        if code
+    }
+    assert len(named) > 10
+    assert {(code, path) for code, path in named if code not in CODES} == set()
+
+
+def test_the_search_for_codes_finds_them() -> None:
+    assert codes_in('f(code="A"); g(1, code="B" if x else ""); h(code=variable)') == {"A", "B", ""}

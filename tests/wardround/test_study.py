@@ -1,0 +1,292 @@
+"""The study file, its variants and settings, and the digest that a hospital approves."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wardround import canonical
+from wardround.errors import BadData, UsageProblem
+from wardround.study import StudyFile, ToldSection, load, study_digest
+
+SMALL = """
+[study]
+name = "heart"
+sites = ["st-olav", "charite"]
+rounds = 3
+
+[task]
+name = "tabular"
+label = "disease"
+
+[model]
+name = "mlp"
+hidden = [4, 2]
+
+[algorithm]
+name = "fedprox"
+mu = 0.001
+"""
+VARIANTS = (
+    SMALL
+    + """
+[training]
+local_steps = 5
+
+[variants.fedavg.algorithm]
+name = "fedavg"
+
+[variants.fedavg.training]
+local_epochs = 2
+
+[variants.slow.training]
+local_steps = 50
+"""
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return tmp_path / "study.toml"
+
+
+def study(text: str, path: Path, *settings: str, variant: str = "") -> StudyFile:
+    path.write_text(text)
+    return load(path, list(settings), variant)
+
+
+def fault(text: str, path: Path, *settings: str, variant: str = "") -> BadData | UsageProblem:
+    with pytest.raises((BadData, UsageProblem)) as caught:
+        study(text, path, *settings, variant=variant)
+    return caught.value
+
+
+def test_sites_are_sorted_and_defaults_are_filled(written: Path) -> None:
+    file = study(SMALL, written)
+    assert file.study.sites == ("charite", "st-olav")
+    assert file.study.needed == 2
+    assert file.algorithm.settings == {"mu": 0.001}
+    assert file.training.local_epochs == 1
+    assert study(SMALL, written, "study.quorum=1").study.needed == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        pytest.param(
+            'study.name="Heart Study"',
+            "`name` in [study]: 'Heart Study' is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)",
+            id="study name",
+        ),
+        pytest.param(
+            'study.sites=["a", "-b"]',
+            "`sites` in [study]: site '-b' is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)",
+            id="site name",
+        ),
+        pytest.param('study.sites=["a", "b", "a"]', "`sites` in [study]: site 'a' stands twice", id="site twice"),
+        pytest.param(
+            "study.sites=[]",
+            "`sites` in [study]: tuple should have at least 1 item after validation, not 0",
+            id="no site",
+        ),
+        pytest.param("study.quorum=3", "[study]: quorum is 3, but the study has 2 sites", id="quorum"),
+        pytest.param(
+            "study.rounds=0",
+            "`rounds` in [study]: input should be greater than or equal to 1, found 0",
+            id="rounds",
+        ),
+        pytest.param(
+            "study.max_update_norm=nan",
+            "`max_update_norm` in [study]: input should be a finite number, found nan",
+            id="norm",
+        ),
+        pytest.param(
+            "training.local_steps=4", "[training]: give either `local_steps` or `local_epochs`", id="two amounts"
+        ),
+        pytest.param(
+            "training.betas=[0.9, 1.0]",
+            "[training]: betas [0.9, 1.0] are not both at least 0 and below 1",
+            id="betas",
+        ),
+        pytest.param(
+            "training.momentum=0.5", "[training]: `momentum` belongs to sgd, the optimizer is adamw", id="momentum"
+        ),
+        pytest.param(
+            'training.optimizer="lion"',
+            "`optimizer` in [training]: input should be 'sgd', 'adam' or 'adamw', found 'lion'",
+            id="optimizer",
+        ),
+        pytest.param(
+            'told.metrics=["val loss"]',
+            "`metrics` in [told]: metric 'val loss' is not 1 to 40 of a-z, 0-9 and _",
+            id="metric name",
+        ),
+        pytest.param(
+            "told.digits=17",
+            "`digits` in [told]: input should be less than or equal to 9, found 17",
+            id="digits",
+        ),
+        pytest.param(
+            "checkpoints.validation_fraction=1.0",
+            "`validation_fraction` in [checkpoints]: input should be less than 1, found 1.0",
+            id="fraction",
+        ),
+    ],
+)
+def test_an_impossible_value_is_told(written: Path, setting: str, said: str) -> None:
+    text = SMALL + "[training]\nlocal_epochs = 1\n"
+    assert fault(text, written, setting).message == f"study.toml: {said}"
+
+
+def test_a_wrong_key_gets_a_suggestion(written: Path) -> None:
+    error = fault(SMALL + "[training]\nlearing_rate = 0.1\nlocal_steps = 1\n", written)
+    assert error.message == "study.toml: unknown key `learing_rate` in [training]"
+    assert error.hint == "did you mean `learning_rate`?"
+    assert fault(SMALL.replace("rounds", "rouds"), written).hint == "did you mean `rounds`?"
+
+
+def test_a_missing_table_or_name_is_told(written: Path) -> None:
+    assert fault(SMALL.replace("[task]", "[tasks]"), written).hint == "did you mean `task`?"
+    without = SMALL.replace('[task]\nname = "tabular"\nlabel = "disease"\n', "")
+    assert fault(without, written).message == "study.toml: [task] is missing"
+    assert fault(SMALL.replace('name = "mlp"\n', ""), written).message == "study.toml: `name` in [model] is missing"
+
+
+def test_a_variant_replaces_whole_tables(written: Path) -> None:
+    file = study(VARIANTS, written, variant="fedavg")
+    assert (file.algorithm.name, file.algorithm.settings) == ("fedavg", {})
+    assert (file.training.local_steps, file.training.local_epochs) == (None, 2)
+
+
+def test_another_algorithm_brings_its_variant_and_the_other_settings_come_last(written: Path) -> None:
+    file = study(VARIANTS, written, "training.local_epochs=7", "algorithm.name=fedavg")
+    assert (file.algorithm.name, file.training.local_epochs) == ("fedavg", 7)
+
+
+def test_another_algorithm_without_a_variant_does_not_inherit_settings(written: Path) -> None:
+    file = study(VARIANTS, written, "algorithm.name=fedsoup")
+    assert (file.algorithm.name, file.algorithm.settings) == ("fedsoup", {})
+    assert file.training.local_steps == 5
+    assert study(VARIANTS, written, "algorithm.name=fedprox").algorithm.settings == {"mu": 0.001}
+
+
+def test_an_algorithm_and_a_variant_of_another_name_both_count(written: Path) -> None:
+    file = study(VARIANTS, written, "algorithm.name=fedsoup", variant="slow")
+    assert (file.algorithm.name, file.training.local_steps) == ("fedsoup", 50)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        pytest.param("algorithm.mu=0.5", 0.5, id="number"),
+        pytest.param("algorithm.mu = [1, 2]", [1, 2], id="list"),
+        pytest.param('algorithm.mu="a b"', "a b", id="quoted"),
+        pytest.param("algorithm.mu=a b=c", "a b=c", id="bare text"),
+        pytest.param("algorithm.mu=true", True, id="truth"),
+    ],
+)
+def test_a_setting_is_a_toml_value_or_text(written: Path, setting: str, value: Any) -> None:
+    assert study(SMALL, written, setting).algorithm.settings == {"mu": value}
+
+
+@pytest.mark.parametrize("setting", ["rounds=3", "study.rounds", ".rounds=3", "study.=3"])
+def test_a_setting_of_another_form_is_refused(written: Path, setting: str) -> None:
+    error = fault(SMALL, written, setting)
+    assert error.message == f"--set {setting!r} is not TABLE.KEY=VALUE"
+    assert error.hint == "as in --set training.learning_rate=0.01"
+    assert error.exit_code == 64
+
+
+def test_a_variant_that_does_not_exist_or_is_no_table_is_told(written: Path) -> None:
+    error = fault(VARIANTS, written, variant="quick")
+    assert (error.message, error.hint) == ("study.toml has no variant `quick`", "it has: fedavg, slow")
+    assert fault(SMALL, written, variant="quick").hint == "it has: none"
+    assert (
+        fault("variants = 5\n" + SMALL, written, variant="x").message
+        == "study.toml: [variants] holds tables, found a value"
+    )
+    assert (
+        fault(SMALL + "[variants]\nx = 5\n", written, variant="x").message
+        == "study.toml: [variants.x] holds tables, found a value"
+    )
+    assert (
+        fault(SMALL + "[variants.x.trainig]\n", written, variant="x").message
+        == "study.toml: [variants.x.trainig] replaces no table of a study"
+    )
+
+
+def test_a_setting_into_what_is_no_table_is_told(written: Path) -> None:
+    assert fault("told = 5\n" + SMALL, written, "told.digits=3").message == "study.toml: [told] is not a table"
+
+
+def test_a_document_is_read_back_to_the_same_study_and_digest(written: Path) -> None:
+    file = study(VARIANTS, written, "study.max_update_norm=2.5", "training.learning_rate=1e-7")
+    document = json.loads(canonical.dumps(file.document()))
+    again = StudyFile.from_document(document)
+    assert again.training == file.training
+    assert again.study == file.study
+    assert again.digest("00" * 32) == file.digest("00" * 32)
+
+
+@pytest.mark.parametrize("foreign", [5, [], "study", {"study": {}}, None])
+def test_a_document_of_another_form_is_refused(foreign: object) -> None:
+    with pytest.raises(BadData, match=r"^offer: "):
+        StudyFile.from_document(foreign, "offer")
+
+
+def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -> None:
+    """Golden: a release that changes it makes every hospital's consent void. The bytes are spelt out here."""
+    spelt = (
+        '{"initial_model":"' + "ab" * 32 + '","study":{"algorithm":{"mu":"0.001","name":"fedprox"},'
+        '"checkpoints":{"loss_reduction":"sample_mean","validation_fraction":"0.2"},'
+        '"model":{"hidden":[4,2],"name":"mlp"},'
+        '"study":{"max_update_norm":null,"name":"heart","quorum":null,"round_deadline_s":3600,"rounds":3,"seed":1,'
+        '"sites":["charite","st-olav"],"start_deadline_s":604800,"threads":1,"title":""},'
+        '"task":{"label":"disease","name":"tabular"},'
+        '"told":{"counts":"exact","digits":4,"metrics":["val_loss"]},'
+        '"training":{"batch_size":32,"betas":["0.9","0.999"],"drop_last":false,"init_private":"site",'
+        '"iterator":"round","learning_rate":"0.001","local_epochs":1,"local_steps":null,"momentum":"0.0",'
+        '"optimizer":"adamw","optimizer_lifetime":"run","weight_decay":"0.01"}}}'
+    )
+    file = study(SMALL, written)
+    assert canonical.dumps({"initial_model": "ab" * 32, "study": file.document()}).decode() == spelt
+    assert (
+        file.digest("ab" * 32)
+        == hashlib.sha256(spelt.encode()).hexdigest()
+        == "920e9d0a02c7fb0e7382407a56090fa95249c2797a66966f427fc6d43ca9b055"
+    )
+
+
+def test_the_digest_does_not_depend_on_the_order_in_the_file_and_depends_on_all_in_it(written: Path) -> None:
+    digest = study(SMALL, written).digest("00" * 32)
+    head, _, task = SMALL.partition("[task]")
+    assert study("[task]" + task + head, written).digest("00" * 32) == digest
+    assert study(SMALL, written, "algorithm.mu=0.002").digest("00" * 32) != digest
+    assert study(SMALL, written).digest("01" * 32) != digest
+    assert study_digest(study(SMALL, written).document(), "00" * 32) == digest
+
+
+@given(st.integers(0, 10**9))
+def test_counts_are_told_in_the_studys_form(n: int) -> None:
+    assert ToldSection(counts="exact").count(n) == n
+    assert ToldSection(counts="uniform").count(n) == 1
+    told = ToldSection(counts="bucketed").count(n)
+    assert told <= n < 2 * told or told == n == 0
+    assert told & (told - 1) == 0
+
+
+@given(st.floats(-1e300, 1e300), st.integers(1, 9))
+def test_a_metric_is_told_with_no_more_digits_than_the_study_says(value: float, digits: int) -> None:
+    told = ToldSection(digits=digits).number(value)
+    mantissa = told.partition("e")[0].lstrip("-").replace(".", "").lstrip("0")
+    assert len(mantissa) <= digits
+    assert math.isclose(float(told), value, rel_tol=0.5 * 10 ** (1 - digits) * 1.001, abs_tol=5e-324)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf"), 1.797e308])
+def test_a_metric_that_is_undefined_is_told_as_null(value: float | None) -> None:
+    assert ToldSection(digits=2).number(value) == "null"
