@@ -1,0 +1,383 @@
+"""``coordinator``: the commands of whoever runs the service. Importing this loads no gRPC and no database.
+
+Each command speaks to the service that runs on its state directory; when none runs, it takes the directory's lock and
+does the same itself.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wardround.cli import print_json, run, say
+from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+
+INCOMPLETE = 3
+INITIAL_S = 600
+_SPAN = re.compile(r"(\d{1,6})(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+app = typer.Typer(
+    name="coordinator",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Invite hospitals and run the rounds of their studies.",
+)
+study_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, start, stop and look at studies.")
+app.add_typer(study_app, name="study")
+
+StateOption = Annotated[
+    Path, typer.Option("--state", envvar="WARDROUND_STATE", metavar="DIR", help="Where the coordinator keeps things.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change the study, as in the lab.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="The study's name.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file (TOML).")]
+
+
+@app.command()
+def init(
+    state: StateOption,
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's name, as in every certificate.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="What the sites will dial.")],
+) -> None:
+    """Make a coordinator: its authority, its keys and its database."""
+    from coordinator import state as places
+    from wardround.identity import fingerprint
+
+    authority = places.create(places.State(state), federation, address, time.time())
+    say(f"Authority of `{federation}` written to {state / 'authority'}, its key readable by this user only")
+    say(f"fingerprint {fingerprint(authority.certificate)}")
+    say("next: " + f"`coordinator serve --state {state}`, then `coordinator invite SITE --state {state}`")
+
+
+@app.command()
+def upgrade(state: StateOption) -> None:
+    """Bring the database of an older version to this one's form. Copy the state directory before."""
+    from coordinator import store
+    from coordinator.state import State
+    from wardround.durable import StateLock
+
+    place = State(state)
+    place.config()
+    with StateLock(state, "coordinator upgrade"):
+        store.upgrade(place.database)
+    say(f"{place.database} is ready for this version")
+
+
+@app.command()
+def serve(
+    state: StateOption,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen here, not at the sites' address.")] = "",
+) -> None:
+    """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
+    from coordinator.server import serve as serve_forever
+    from coordinator.state import State
+
+    serve_forever(State(state), listen)
+
+
+@app.command()
+def invite(
+    site: Annotated[str, typer.Argument(help="The hospital's name in this federation.")],
+    state: StateOption,
+    expires: Annotated[str, typer.Option(metavar="SPAN", help="How long it is good: 30m, 24h, 7d.")] = "24h",
+) -> None:
+    """Print an invitation, good once, for one site. It is a secret: send it by a way that you trust."""
+    answer = _ask(state, "invite", site=site, expires_s=_seconds(expires))
+    if answer["replaces"]:
+        say(f"Site `{site}` is enrolled already: whoever uses this replaces its identity")
+    say(f"Good once, until {answer['expires']}; an older unused invitation for `{site}` no longer works")
+    print(answer["invitation"], flush=True)
+
+
+@app.command()
+def sites(state: StateOption, as_json: JsonOption = False) -> None:
+    """List the sites: invited, enrolled, connected, ready or revoked."""
+    answer = _ask(state, "sites")
+    if as_json:
+        print_json(answer)
+        return
+    _print_table(
+        ("site", "state", "certificate until", "last seen"),
+        [
+            (row["site"], row["state"], row["certificate_expires"] or "", row["last_seen"] or "")
+            for row in answer["sites"]
+        ],
+    )
+
+
+@app.command()
+def revoke(site: Annotated[str, typer.Argument(help="The site to refuse from now on.")], state: StateOption) -> None:
+    """Refuse a site from its next call on, and end the calls that it has under way."""
+    answer = _ask(state, "revoke", site=site)
+    said = (
+        "is revoked" if answer["was_in_good_standing"] else "has no certificate in use; its invitation no longer works"
+    )
+    say(f"Site `{site}` {said}")
+    say(f"next: its studies go on without it; to let it in again, `coordinator invite {site}`")
+
+
+@study_app.command("check")
+def study_check(file: FileArgument, setting: SetOption = None) -> None:
+    """Check a study file and print the study with all its defaults."""
+    resolved = _resolved(file, setting)
+    print_json(resolved.document())
+    section = resolved.study
+    say(f"{file.name}: {section.rounds} rounds of {resolved.algorithm.name}, sites {', '.join(section.sites)}")
+
+
+@study_app.command("create")
+def study_create(
+    file: FileArgument,
+    state: StateOption,
+    initial: Annotated[
+        Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, of `fl-lab init`.")
+    ] = None,
+    setting: SetOption = None,
+) -> None:
+    """Make a study known to its sites. Prints its id and its digest."""
+    resolved = _resolved(file, setting)
+    with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
+        path = initial.resolve() if initial is not None else _make_initial(file, Path(folder), setting)
+        answer = _ask(state, "create", document=resolved.document(), initial=str(path))
+    print(f"{answer['id']} {answer['study_digest']}", flush=True)
+    if not answer["new"]:
+        say(f"Study `{answer['id']}` is known with exactly this content, at revision {answer['revision']}")
+    else:
+        say(
+            f"Study `{answer['id']}`, revision {answer['revision']}: {answer['bytes_per_round']} bytes each way a round"
+        )
+    if answer["not_enrolled"]:
+        say(f"Not enrolled yet: {', '.join(answer['not_enrolled'])}")
+    say(f"next: each site runs `site-agent approve {answer['id']} --data NAME`")
+    say(f"then: `coordinator study start {answer['id']} --state {state}`")
+
+
+@study_app.command("start")
+def study_start(study: StudyArgument, state: StateOption) -> None:
+    """Start a study, or go on with a paused one. It begins when all its sites are ready."""
+    _say_standing(_ask(state, "start", study=study))
+
+
+@study_app.command("stop")
+def study_stop(study: StudyArgument, state: StateOption) -> None:
+    """Stop a study for good. The models made so far stay."""
+    _say_standing(_ask(state, "stop", study=study))
+
+
+@study_app.command("status")
+def study_status(
+    study: StudyArgument,
+    state: StateOption,
+    as_json: JsonOption = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the study has ended or paused.")] = False,
+) -> None:
+    """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused or failed."""
+    if not follow:
+        status = _ask(state, "status", study=study)
+        print_json(status) if as_json else _print_status(status)
+        return
+    show: Callable[[Any], None] = _print_line if not as_json else lambda one: print(json.dumps(one), flush=True)
+    status = _ask(state, "follow", progress=show, timeout_s=None, study=study)
+    _end(status)
+
+
+@study_app.command("report")
+def study_report(
+    study: StudyArgument,
+    state: StateOption,
+    as_json: JsonOption = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the report as a page.")] = None,
+) -> None:
+    """Show who contributed to which round, and write it as a page. Exits 3 when it finished without some sites."""
+    from coordinator.report import page
+    from wardround.durable import write_file
+
+    told = _ask(state, "report", study=study)
+    if out is not None:
+        write_file(out, page(told).encode(), mode=0o644)
+        say(f"Report written to {out}")
+    if as_json:
+        print_json(told)
+    else:
+        _print_status(told)
+        _print_table(
+            ("round", "outcome", "contributed", "did not", "seconds"),
+            [
+                (
+                    "closing" if row["closing"] else f"{row['round']}.{row['attempt']}", row["outcome"],
+                    " ".join(row["contributors"]), " ".join(s for s in row["asked"] if s not in row["contributors"]),
+                    "" if row["seconds"] is None else f"{row['seconds']:.2f}",
+                )
+                for row in told["attempts"]
+            ],
+        )  # fmt: skip
+    if told["incomplete"]:
+        raise typer.Exit(INCOMPLETE)
+
+
+def main() -> None:
+    """The command."""
+    run(app)
+
+
+def _ask(
+    state: Path,
+    command: str,
+    *,
+    progress: Callable[[Any], None] | None = None,
+    timeout_s: float | None = 120,
+    **fields: Any,
+) -> Any:
+    """Ask the running service; when none runs, own the state directory for as long as it takes.
+
+    Raises:
+        NeedsPerson: there is no coordinator at ``state``.
+        WardroundError: what the command itself says.
+    """
+    from wardround import control
+
+    request = {"command": command, **fields}
+    socket = state / "control.sock"
+    if control.is_listening(socket):
+        return control.call(socket, request, progress, timeout_s=timeout_s)
+    if not (state / "config.toml").exists():
+        raise NeedsPerson(
+            f"{state} holds no coordinator",
+            hint=f"make one: `coordinator init --state {state} --federation NAME --address HOST:PORT`",
+        )
+    if command == "follow":
+        raise Unavailable(f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {state}`")
+    return _do_alone(state, request)
+
+
+def _do_alone(state: Path, request: dict[str, Any]) -> Any:
+    from coordinator.operations import Operations, Parts, ends_here
+    from coordinator.state import State
+    from wardround.durable import StateLock
+
+    with StateLock(state, f"coordinator {request['command']}"):
+        parts = Parts(State(state), clock=time.time, ticks=time.monotonic, fatal=ends_here)
+        try:
+            return Operations(parts).run(request, lambda item: None)
+        finally:
+            parts.close()
+
+
+def _resolved(file: Path, settings: list[str] | None) -> Any:
+    from fl_algorithms import catalog
+    from wardround import study
+
+    return catalog.resolve(study.load(file, settings), source=file.name)
+
+
+def _make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
+    """Have the lab make the initial tensors, in a process of its own: this one stays without torch.
+
+    Raises:
+        NeedsPerson: torch is not installed here. BadData: the lab could not make them.
+    """
+    by_hand = f"where it is: `fl-lab init {file.name} --out initial.safetensors`; here: `--initial initial.safetensors`"
+    if find_spec("torch") is None:
+        raise NeedsPerson("making a study's initial model needs torch, which is not installed here", hint=by_hand)
+    folder.chmod(0o755)  # the service that reads it may be another user; nothing in it is secret
+    out = folder / "initial.safetensors"
+    line = [
+        sys.executable,
+        "-P",
+        "-c",
+        "from fl_algorithms.lab.cli import main; main()",
+        "init",
+        str(file.resolve()),
+        "--out",
+        str(out),
+        *(word for setting in settings or [] for word in ("--set", setting)),
+    ]
+    try:
+        done = subprocess.run(
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INITIAL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BadData(f"`fl-lab init {file.name}` did not end in {INITIAL_S} s", hint=by_hand) from None
+    if done.returncode != 0 or not out.exists():
+        first = next((row.removeprefix("error: ") for row in done.stderr.splitlines() if row.startswith("error: ")), "")
+        raise BadData(f"`fl-lab init {file.name}` failed: {first or f'exit code {done.returncode}'}", hint=by_hand)
+    out.chmod(0o644)
+    return out
+
+
+def _seconds(span: str) -> int:
+    match = _SPAN.fullmatch(span)
+    if not match:
+        raise UsageProblem(f"`--expires {span[:40]}` is not a span of time", hint="as in 30m, 24h or 7d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _end(status: dict[str, Any]) -> None:
+    if status["incomplete"]:
+        say(f"Finished without some sites in some rounds: {', '.join(status['incomplete'])}")
+        raise typer.Exit(INCOMPLETE)
+    if status["state"] in ("paused", "failed"):
+        raise NeedsPerson(
+            f"study `{status['id']}` is {status['state']}: {status['why']}",
+            hint=f"`coordinator study report {status['id']}` says who did what",
+        )
+
+
+def _say_standing(status: dict[str, Any]) -> None:
+    not_ready = [site for site, row in status["sites"].items() if not row["ready"]]
+    waiting = f", waiting for {', '.join(not_ready)}" if status["state"] == "waiting" and not_ready else ""
+    say(f"Study `{status['id']}` is {status['state']}{waiting}")
+    say(f"next: `coordinator study status {status['id']} --follow`")
+
+
+def _print_line(status: dict[str, Any]) -> None:
+    """One line of progress."""
+    where = "closing" if status["closing"] else f"round {status['round']}/{status['rounds']}"
+    again = f" (attempt {status['attempt']})" if status["attempt"] > 1 else ""
+    marks = "  ".join(f"{site}: {row['state']}" for site, row in status["sites"].items())
+    print(f"{status['state']}  {where}{again}  {marks}", flush=True)
+
+
+def _print_status(status: dict[str, Any]) -> None:
+    best = f"; best global model of round {status['best']['round']}" if status["best"] else ""
+    print(f"{status['id']} (revision {status['revision']}): {status['state']}, ", end="")
+    print(f"round {status['round']} of {status['rounds']}{best}")
+    if status["why"]:
+        print(status["why"])
+    print(f"study {status['study_digest']}\nmodel {status['model_digest']}")
+    rows = [
+        (site, row["state"], f"{len(row['rounds_contributed'])}/{status['rounds']}", row["code"])
+        for site, row in status["sites"].items()
+    ]
+    _print_table(("site", "state", "rounds", "code"), rows)
+    if status["incomplete"]:
+        print(f"not in every round: {', '.join(status['incomplete'])}")
+
+
+def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False, soft_wrap=True).print(table)
+
+
+if __name__ == "__main__":
+    main()

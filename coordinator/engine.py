@@ -1,0 +1,427 @@
+"""The one thread that owns the studies: what happens comes in by a queue, what follows goes out when it is durable.
+
+``study.advance`` judges; here its judgement is written down in one transaction, and only then acted upon: assignments
+to the sites' streams, an aggregation to a worker, spools and models that nobody needs any more away. Waiting is a
+blocking ``get`` with the next deadline as its timeout; nothing polls.
+
+Before ``start`` (a command on a state directory that no service owns) the calls run in the caller's thread, and what
+needs a running service waits for one: an open round is told to the sites when they connect, an aggregation is done at
+the next start.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from coordinator import store
+from coordinator.aggregation import aggregate
+from coordinator.blobs import Blobs
+from coordinator.roster import ENDED_REASONS, Assignment, ModelRef, Stream, Study, study_from_row
+from coordinator.store import Records, Store
+from coordinator.study import (
+    ENDED,
+    Action,
+    Aggregate,
+    Aggregated,
+    Answer,
+    Answered,
+    Clock,
+    Closed,
+    Event,
+    Gone,
+    Kind,
+    Now,
+    Opened,
+    Outcome,
+    Phase,
+    Ready,
+    Restarted,
+    Round,
+    Tell,
+    Unusable,
+    advance,
+)
+from wardround.errors import BadData
+
+T = TypeVar("T")
+Also = Callable[[Records], None]
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """The studies of one coordinator.
+
+    Args:
+        fatal: called with an error after which the process must end; what is durable is then read again.
+        wall: Unix time, for the record. ``ticks``: a clock that does not jump, for deadlines.
+    """
+
+    def __init__(
+        self,
+        records: Store,
+        blobs: Blobs,
+        *,
+        fatal: Callable[[BaseException], None],
+        wall: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = records
+        self._blobs = blobs
+        self._fatal = fatal
+        self._wall = wall
+        self._ticks = ticks
+        self._studies: dict[str, Study] = {}
+        self._streams: dict[str, Stream] = {}
+        self._followers: list[tuple[str, queue.SimpleQueue[bool]]] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._alone = threading.RLock()
+        self._gate = threading.Lock()
+        self._running = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._workers: ThreadPoolExecutor | None = None
+        with records.read() as read:
+            for row in read.all(store.studies):  # the later revision replaces the earlier
+                self._studies[row["name"]] = study_from_row(read, row)
+
+    # The thread.
+
+    def start(self) -> None:
+        """Begin to own the studies, and take up what the last process left."""
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="aggregation")
+        self._running = True
+        with self._store.read() as read:
+            spools = {row["id"] for row in read.all(store.uploads, decision="")} | set(self._accepted_uploads())
+            models = {row["digest"] for row in read.all(store.models)}
+            for row in read.all(store.studies):
+                models -= {row["initial"], row["newest"], json.loads(row["best"])["digest"]}
+        self._blobs.tidy(spools, stale_models=models)
+        for study in list(self._studies.values()):
+            if study.life.phase in (Phase.WAITING, Phase.RUNNING):
+                away_s = max(0.0, self._wall() - study.saved.wall)
+                left = study.saved.round_left(study.life), study.saved.start_left(study.life)
+                self._advance(study.name, Restarted(away_s, *left))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for an aggregation, do the jobs that are queued, and end."""
+        if not self._running:
+            return
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown()
+        self._jobs.put(None)
+        self._thread.join()
+
+    def call(self, act: Callable[[], T]) -> T:
+        """Run ``act`` where the studies are owned, and return or raise what it does."""
+        done: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                done.set_result(act())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._gate:
+            queued = self._running and threading.current_thread() is not self._thread
+            if queued:
+                self._jobs.put(job)
+        if not queued:
+            with self._alone:
+                return act()
+        return done.result()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._patience())
+                if job is None:
+                    break
+                job()
+            except queue.Empty:
+                pass
+            try:
+                self._let_time_pass()
+            except BaseException as error:
+                self._fatal(error)
+                return
+        with self._gate:
+            self._running = False
+        while not self._jobs.empty():
+            if job := self._jobs.get():
+                job()
+
+    def _patience(self) -> float | None:
+        deadlines = [study.life.next_deadline for study in self._studies.values()]
+        times = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(times) - self._ticks()) if times else None
+
+    def _let_time_pass(self) -> None:
+        now = self._ticks()
+        for study in list(self._studies.values()):
+            deadline = study.life.next_deadline
+            if deadline is not None and deadline <= now:
+                self._advance(study.name, Clock())
+
+    # What others ask. All of it runs where the studies are owned.
+
+    def studies(self) -> list[Study]:
+        return self.call(lambda: sorted(self._studies.values(), key=lambda study: study.name))
+
+    def find(self, name: str) -> Study | None:
+        return self.call(lambda: self._studies.get(name))
+
+    def add(self, study: Study, also: Also) -> None:
+        """A new study, or a new revision of one that has ended or never ran; its sites hear of it."""
+
+        def act() -> None:
+            with self._store.write() as records:
+                also(records)
+                records.add(store.studies, **study.row(self._wall(), self._ticks()))
+            self._studies[study.name] = study
+            for site in study.rules.sites:
+                self._push(site, study)
+            self._tell_followers(study.name)
+
+        self.call(act)
+
+    def happened(self, name: str, event: Event, also: Also | None = None) -> Study:
+        """Let a study know, in one transaction with ``also``."""
+        return self.call(lambda: self._advance(name, event, also))
+
+    def ready(self, site: str, name: str) -> None:
+        """The site approved this revision. Said again on every connection, it changes nothing."""
+
+        def act() -> None:
+            study = self._studies[name]
+            if site not in study.life.ready and study.life.phase not in ENDED:
+                self._advance(name, Ready(site))
+
+        self.call(act)
+
+    def gone(self, site: str, name: str, code: str) -> None:
+        def act() -> None:
+            if site in self._studies[name].life.ready:
+                self._advance(name, Gone(site, code))
+
+        self.call(act)
+
+    def declined(self, site: str, name: str, round_number: int, attempt: int, code: str) -> None:
+        """The site will not do an assignment. Of another round or attempt, or after an answer, it changes nothing."""
+
+        def act() -> None:
+            current = self._studies[name].life.round
+            if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
+                log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
+                self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
+
+        self.call(act)
+
+    def revoked(self, site: str) -> None:
+        """Go on without a site in every study."""
+        for study in self.studies():
+            self.gone(site, study.name, "SITE_REVOKED")
+
+    def watch(self, site: str, stream: Stream) -> None:
+        """Send a site's studies and its open assignments to ``stream``, and from now on the new ones.
+
+        A stream that the site had before ends.
+        """
+
+        def act() -> None:
+            if old := self._streams.get(site):
+                old.end()
+            self._streams[site] = stream
+            self._seen(site)
+            for study in self._studies.values():
+                if site in study.rules.sites:
+                    stream.put(study)
+            for study in self._studies.values():
+                if assignment := self._assignment(study, site):
+                    stream.put(assignment)
+
+        self.call(act)
+
+    def unwatch(self, site: str, stream: Stream) -> None:
+        def act() -> None:
+            self._seen(site)
+            if self._streams.get(site) is stream:
+                del self._streams[site]
+
+        self.call(act)
+
+    def connected(self) -> frozenset[str]:
+        return frozenset(self._streams)
+
+    def follow(self, name: str) -> "queue.SimpleQueue[bool]":
+        """A queue that gets True after each change of a study, and False when the service goes down."""
+        changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.call(lambda: self._followers.append((name, changes)))
+        return changes
+
+    def unfollow(self, changes: "queue.SimpleQueue[bool]") -> None:
+        def act() -> None:
+            self._followers = [pair for pair in self._followers if pair[1] is not changes]
+
+        self.call(act)
+
+    def say_goodbye(self) -> None:
+        """The service goes down: tell the sites and the followers."""
+
+        def act() -> None:
+            for stream in self._streams.values():
+                stream.goodbye()
+            for _, changes in self._followers:
+                changes.put(False)
+
+        self.call(act)
+
+    # One step of a study.
+
+    def _advance(self, name: str, event: Event, also: Also | None = None, newest: str = "") -> Study:
+        """Judge, write down, act. If the writing fails, nothing has happened."""
+        before = self._studies[name]
+        now = Now(self._ticks(), frozenset(self._streams))
+        life, actions = advance(before.life, before.rules, event, now)
+        if life is before.life and also is None:
+            return before
+        study = replace(before, life=life, newest=newest or before.newest).saved_at(self._wall(), self._ticks())
+        with self._store.write() as records:
+            if also is not None:
+                also(records)
+            for action in actions:
+                study = self._write_down(records, study, action)
+            records.put(store.studies, **study.row(self._wall(), self._ticks()))
+        self._studies[name] = study
+        for action in actions:
+            self._act(study, action)
+        self._forget(before, study)
+        self._tell_followers(name)
+        return study
+
+    def _write_down(self, records: Records, study: Study, action: Action) -> Study:
+        key = {"study": study.name, "revision": study.revision}
+        if isinstance(action, Opened):
+            one = action.round
+            records.put(
+                store.rounds, **key, number=one.number, attempt=one.attempt, closing=one.closing, base=study.newest,
+                asked=json.dumps(one.asked), opened_s=self._wall(),
+            )  # fmt: skip
+        elif isinstance(action, Closed):
+            one = action.round
+            key |= {"number": one.number, "attempt": one.attempt}
+            row = records.get(store.rounds, **key)
+            assert row is not None
+            made = action.outcome == Outcome.CLOSED and not one.closing
+            answers = {site: [answer.kind, answer.code, answer.upload] for site, answer in sorted(one.answers.items())}
+            records.change(
+                store.rounds, key, closed_s=self._wall(), outcome=action.outcome, answers=json.dumps(answers),
+                model=study.newest if made else None,
+            )  # fmt: skip
+            if action.outcome == Outcome.CLOSED:
+                return study.judged(one, row["base"], records)
+        return study
+
+    def _act(self, study: Study, action: Action) -> None:
+        match action:
+            case Opened(one):
+                log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
+                for site in one.unanswered:
+                    self._push(site, self._assignment(study, site))
+            case Aggregate(one):
+                if workers := self._workers:
+                    workers.submit(self._aggregate, study, one)
+            case Closed(one, outcome):
+                log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
+            case Tell(phase):
+                log.info("%s: %s %s", study.name, phase, study.life.why)
+                for site in study.life.ready:
+                    self._push(site, self._assignment(study, site))
+
+    def _aggregate(self, study: Study, one: Round) -> None:
+        """In the worker: make the next model, and let the study know."""
+        try:
+            with self._store.read() as records:
+                updates = []
+                for site in one.accepted:
+                    upload = records.upload(one.answers[site].upload)
+                    assert upload is not None
+                    updates.append((site, upload.num_examples, upload.id))
+            label = f"{study.name}-{study.revision}-{one.number}"
+            manifest = aggregate(self._blobs, study.half, study.newest, updates, one.number, label)
+            digest = manifest.digest()
+
+            def keep(records: Records) -> None:
+                text = json.dumps(manifest.document())
+                records.add_missing(store.models, digest=digest, manifest=text, made_s=int(self._wall()))
+
+            self.call(lambda: self._concluded(study, Aggregated(), keep, digest))
+        except BadData as error:
+            log.error("%s: round %d: %s", study.name, one.number, error.message)
+            why = error.message
+            self.call(lambda: self._concluded(study, Unusable(why), None, ""))
+        except BaseException as error:  # a full or failing disk, or a fault of ours: the next start does it again
+            self._fatal(error)
+
+    def _concluded(self, study: Study, event: Event, also: Also | None, newest: str) -> None:
+        present = self._studies[study.name]
+        if present.revision == study.revision and present.life.aggregating and present.life.round == study.life.round:
+            self._advance(study.name, event, also, newest)
+
+    # What follows.
+
+    def _assignment(self, study: Study, site: str) -> Assignment | None:
+        """What this site should do now, from what is known; None if nothing."""
+        life = study.life
+        best = ModelRef(study.best.round, study.best_digest) if study.best.round is not None else None
+        base = ModelRef(life.models, study.newest)
+        common = (study.name, study.revision, study.digest)
+        if life.phase == Phase.RUNNING and life.round and not life.aggregating:
+            if site not in life.round.unanswered:
+                return None
+            kind = "validate" if life.round.closing else "train"
+            return Assignment(*common, kind, life.round.number, life.round.attempt, base, best)
+        if life.phase in ENDED_REASONS and site in life.ready:
+            shown = life.last
+            return Assignment(
+                *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
+                ENDED_REASONS[life.phase],
+            )  # fmt: skip
+        return None
+
+    def _push(self, site: str, item: "Study | Assignment | None") -> None:
+        if item is not None and (stream := self._streams.get(site)):
+            stream.put(item)
+
+    def _forget(self, before: Study, study: Study) -> None:
+        """Remove the spools of a round whose model is durable, and models that nobody will ask for again."""
+        over = before.life.round
+        if over and (study.life.models > before.life.models or study.life.phase in ENDED):
+            self._blobs.drop_spools([over.answers[site].upload for site in over.accepted])
+        if study.life.phase in ENDED and study.life.last:
+            last = study.life.last
+            self._blobs.drop_spools([last.answers[site].upload for site in last.accepted])
+        stale = {before.newest, before.best_digest} - {""}
+        self._blobs.drop_models(stale - {digest for one in self._studies.values() for digest in one.models})
+
+    def _accepted_uploads(self) -> Iterable[str]:
+        """The updates that a model is still to be made of."""
+        for study in self._studies.values():
+            for one in (study.life.round, study.life.last):
+                if one and one.number > study.life.models and study.life.phase not in ENDED:
+                    yield from (one.answers[site].upload for site in one.accepted)
+
+    def _seen(self, site: str) -> None:
+        with self._store.write() as records:
+            records.change(store.sites, {"name": site}, last_seen_s=int(self._wall()))
+
+    def _tell_followers(self, name: str) -> None:
+        for followed, changes in self._followers:
+            if followed == name:
+                changes.put(True)

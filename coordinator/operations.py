@@ -1,0 +1,263 @@
+"""What the commands do: in the running service, or in the command itself when none runs. The same either way."""
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coordinator import report, store
+from coordinator.admission import has_usable_values
+from coordinator.blobs import Blobs
+from coordinator.engine import Engine
+from coordinator.enrolment import Authority, Enrolment, Standing
+from coordinator.roster import Study, new_study
+from coordinator.state import State
+from coordinator.store import Records, Store
+from coordinator.study import ENDED, Phase, Start, Stop
+from wardround.control import Reply
+from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
+from wardround.study import StudyFile
+from wardround.tensors import TensorFile
+
+RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
+
+
+class Parts:
+    """A state directory, opened: what both the service and a command without one stand on."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        clock: Callable[[], float],
+        ticks: Callable[[], float],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """The caller holds the directory's lock.
+
+        Raises:
+            NeedsPerson: no coordinator here, or its database is damaged or of another version.
+            BadData: its keys or configuration are not as they should be.
+        """
+        self.config = state.config()
+        self.state = state
+        self.clock = clock
+        self.authority = Authority.load(state.authority, self.config.federation)
+        self.receipt_key = state.receipt_key()
+        self.store = Store(state.database)
+        try:
+            self.store.refuse_other_schema()
+            self.blobs = Blobs(state.blobs)
+            self.standing = Standing(self.store, self.config.federation, clock)
+            self.standing.load()
+            self.enrolment = Enrolment(self.store, self.authority, self.standing, self.config.address)
+            self.engine = Engine(self.store, self.blobs, fatal=fatal, wall=clock, ticks=ticks)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Operations:
+    """The commands by name. Each takes plain JSON and returns plain JSON.
+
+    Args:
+        after_revoke: ends the live calls of a revoked site; nothing to end without a service.
+        judging: (study, site) of the updates that are here and not yet decided.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        after_revoke: Callable[[str], None] = lambda site: None,
+        judging: Callable[[], frozenset[tuple[str, str]]] = frozenset,
+    ) -> None:
+        self._parts = parts
+        self._engine = parts.engine
+        self._store = parts.store
+        self._after_revoke = after_revoke
+        self._judging = judging
+        self._commands: dict[str, Callable[..., Any]] = {
+            "invite": self.invite, "sites": self.sites, "revoke": self.revoke, "create": self.create,
+            "start": self.start, "stop": self.stop, "status": self.status, "report": self.report,
+        }  # fmt: skip
+
+    def run(self, request: dict[str, Any], progress: Reply) -> Any:
+        """One command of a control connection.
+
+        Raises:
+            UsageProblem: it is not known here.
+        """
+        fields = dict(request)
+        name = str(fields.pop("command", ""))
+        if name == "follow":
+            return self.follow(fields["study"], progress)
+        if name not in self._commands:
+            raise UsageProblem(
+                f"the running service knows no command `{name[:40]}`",
+                hint="the service and the command are of different versions: restart the service",
+            )
+        return self._commands[name](**fields)
+
+    def invite(self, site: str, expires_s: int) -> dict[str, Any]:
+        with self._store.read() as records:
+            present = records.get(store.sites, name=site)
+        invitation = self._parts.enrolment.invite(site, expires_s)
+        replaces = present is not None and present["revoked_s"] is None
+        return {"invitation": invitation.encode(), "expires": _utc(invitation.expires_s), "replaces": replaces}
+
+    def sites(self) -> dict[str, Any]:
+        """Every site in one word: invited, enrolled, connected, ready or revoked."""
+        connected = self._engine.connected()
+        ready = {site for study in self._engine.studies() if study.life.phase not in ENDED for site in study.life.ready}
+        with self._store.read() as records:
+            enrolled = {row["name"]: row for row in records.all(store.sites)}
+            ends: dict[str, int] = {}
+            for row in records.all(store.certificates):
+                ends[row["site"]] = max(ends.get(row["site"], 0), row["not_after_s"])
+            invited = {
+                row["site"] for row in records.all(store.invitations, withdrawn=False) if row["used_s"] is None
+            } - enrolled.keys()
+        rows = [{"site": site, "state": "invited", "certificate_expires": None, "last_seen": None} for site in invited]
+        for site, row in enrolled.items():
+            state = "enrolled"
+            if row["revoked_s"] is not None:
+                state = "revoked"
+            elif site in connected:
+                state = "ready" if site in ready else "connected"
+            seen = row["last_seen_s"]
+            rows.append(
+                {
+                    "site": site, "state": state, "certificate_expires": _utc(ends[site]) if site in ends else None,
+                    "last_seen": _utc(seen) if seen is not None else None,
+                }
+            )  # fmt: skip
+        return {"sites": sorted(rows, key=lambda row: str(row["site"]))}
+
+    def revoke(self, site: str) -> dict[str, Any]:
+        fresh = self._parts.enrolment.revoke(site)
+        self._engine.revoked(site)
+        self._after_revoke(site)
+        return {"site": site, "was_in_good_standing": fresh}
+
+    def create(self, document: Any, initial: str) -> dict[str, Any]:
+        """Make a resolved study known to its sites.
+
+        Args:
+            initial: path of the initial shared tensors, a safetensors file.
+
+        Raises:
+            NeedsPerson: a study of that name runs.
+            BadData: the document is no study, or the tensors are not finite float32.
+        """
+        file = StudyFile.from_document(document)
+        with TensorFile(Path(initial)) as tensors:
+            _refuse_unusable(tensors)
+            digest = file.digest(tensors.manifest().digest())
+            present = self._engine.find(file.study.name)
+            if present and present.digest == digest:
+                return self._created(present, new=False)
+            if present and present.life.phase in RUNS:
+                raise NeedsPerson(
+                    f"study `{present.name}` is {present.life.phase}, and this is another revision of it",
+                    hint=f"`coordinator study stop {present.name}` first; the sites must approve the new revision",
+                )
+            manifest = self._parts.blobs.keep_model(tensors, f"initial-{file.study.name}-{os.getpid()}")
+        now = int(self._parts.clock())
+        study = new_study(file, manifest, present.revision + 1 if present else 1, now)
+
+        def record(records: Records) -> None:
+            text = json.dumps(manifest.document())
+            records.add_missing(store.models, digest=manifest.digest(), manifest=text, made_s=now)
+
+        self._engine.add(study, record)
+        return self._created(study, new=True)
+
+    def _created(self, study: Study, *, new: bool) -> dict[str, Any]:
+        with self._store.read() as records:
+            known = {row["name"] for row in records.all(store.sites) if row["revoked_s"] is None}
+        return {
+            "id": study.name, "revision": study.revision, "study_digest": study.digest,
+            "initial_digest": study.initial, "bytes_per_round": study.manifest.bytes, "new": new,
+            "not_enrolled": [site for site in study.rules.sites if site not in known],
+        }  # fmt: skip
+
+    def start(self, study: str) -> dict[str, Any]:
+        found = self._study(study)
+        if found.life.phase in ENDED:
+            raise NeedsPerson(
+                f"study `{study}` is {found.life.phase}: it cannot be started again",
+                hint="change the study file (a title is enough) and create it as a new revision",
+            )
+        if found.life.phase in (Phase.CREATED, Phase.PAUSED):
+            self._engine.happened(study, Start())
+        return self.status(study)
+
+    def stop(self, study: str) -> dict[str, Any]:
+        if self._study(study).life.phase not in ENDED:
+            self._engine.happened(study, Stop())
+        return self.status(study)
+
+    def status(self, study: str) -> dict[str, Any]:
+        with self._store.read() as records:
+            return report.status(self._study(study), records, self._busy(study))
+
+    def report(self, study: str) -> dict[str, Any]:
+        with self._store.read() as records:
+            return report.full(self._study(study), records, self._busy(study), self._parts.config.federation)
+
+    def follow(self, study: str, progress: Reply) -> dict[str, Any]:
+        """The status now and after each change, until the study has ended or paused.
+
+        Raises:
+            Unavailable: the service goes down before.
+        """
+        self._study(study)
+        changes = self._engine.follow(study)
+        try:
+            while True:
+                status = self.status(study)
+                progress(status)
+                if status["state"] in (*ENDED, Phase.PAUSED):
+                    return status
+                if not changes.get():
+                    raise Unavailable(
+                        "the service goes down, and the study goes on when it is back",
+                        hint=f"then: `coordinator study status {study} --follow`",
+                    )
+        finally:
+            self._engine.unfollow(changes)
+
+    def _study(self, name: str) -> Study:
+        found = self._engine.find(name)
+        if found is None:
+            known = ", ".join(study.name for study in self._engine.studies()) or "none yet"
+            raise BadData(f"there is no study `{name[:64]}` here", hint=f"studies here: {known}")
+        return found
+
+    def _busy(self, study: str) -> frozenset[str]:
+        return frozenset(site for name, site in self._judging() if name == study)
+
+
+def ends_here(error: BaseException) -> None:
+    """``fatal`` for a command without a service: its own error, to be said and to end it."""
+    raise error if isinstance(error, WardroundError) else RuntimeError("the engine failed") from error
+
+
+def _refuse_unusable(tensors: TensorFile) -> None:
+    if not tensors.specs:
+        raise BadData(f"{tensors.path} holds no tensors: nothing would be shared")
+    for spec in tensors.specs:
+        if spec.dtype != "F32":
+            raise BadData(f"{tensors.path}: `{spec.key}` is {spec.dtype}, shared tensors are F32")
+    if refusal := has_usable_values(tensors, None):
+        raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")
+
+
+def _utc(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,193 @@
+"""What the engine keeps of a study and of a connected site, in memory: the study with its life, the site's stream."""
+
+import json
+import queue
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator import store
+from coordinator.admission import Known
+from coordinator.store import Records, Row
+from coordinator.study import Life, Phase, Round, Rules
+from fl_algorithms import catalog
+from fl_algorithms.server.best import BestGlobal
+from wardround.study import StudyFile
+from wardround.tensors import Entry, Manifest, TensorSpec
+
+VAL_LOSS = "val_loss"
+ENDED_REASONS = {
+    Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED", Phase.FAILED: "FAILED",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The two clocks when a life was written; the ticks mean something only beside each other."""
+
+    wall: float = 0.0
+    ticks: float = 0.0
+
+    def round_left(self, life: Life) -> float:
+        return life.round.deadline - self.ticks if life.round else 0.0
+
+    def start_left(self, life: Life) -> float:
+        return life.start_by - self.ticks
+
+
+@dataclass(frozen=True)
+class Study:
+    """One revision of a study and how it goes.
+
+    Attributes:
+        initial: digest of model 0. newest: of the newest model. best_digest: of the best global model, or "".
+        half: the row of ``fl_algorithms.server.halves`` for its method.
+    """
+
+    name: str
+    revision: int
+    digest: str
+    file: StudyFile
+    manifest: Manifest
+    life: Life
+    newest: str
+    half: str
+    one_global_model: bool
+    created_s: int
+    best: BestGlobal = field(default_factory=BestGlobal)
+    best_digest: str = ""
+    saved: Saved = field(default_factory=Saved)
+
+    @property
+    def initial(self) -> str:
+        return self.manifest.digest()
+
+    @property
+    def rules(self) -> Rules:
+        section = self.file.study
+        return Rules(section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s)
+
+    @property
+    def shared(self) -> tuple[TensorSpec, ...]:
+        return self.manifest.specs
+
+    @property
+    def known(self) -> Known:
+        return Known(self.revision, self.digest, self.file, self.shared, self.life)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that someone may still ask for."""
+        return frozenset({self.initial, self.newest, self.best_digest} - {""})
+
+    def saved_at(self, wall: float, ticks: float) -> "Study":
+        return replace(self, saved=Saved(wall, ticks))
+
+    def judged(self, one: Round, base: str, records: Records) -> "Study":
+        """With the best global model after ``one`` closed: its sites' losses judge the model that they downloaded."""
+        if not self.one_global_model:
+            return self
+        best = self.best.offered(one.number - 1, told_losses(one, records))
+        return self if best is self.best else replace(self, best=best, best_digest=base)
+
+    def row(self, wall: float, ticks: float) -> Row:
+        life = {"life": self.life.document(), "wall": wall, "ticks": ticks}
+        return {
+            "name": self.name, "revision": self.revision, "digest": self.digest,
+            "document": json.dumps(self.file.document()), "initial": self.initial, "newest": self.newest,
+            "best": json.dumps({**self.best.document(), "digest": self.best_digest}), "life": json.dumps(life),
+            "created_s": self.created_s,
+        }  # fmt: skip
+
+
+def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
+    """A study at its beginning."""
+    method = catalog.method(file)
+    digest = manifest.digest()
+    return Study(
+        name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest, life=Life(),
+        newest=digest, half=method.server, one_global_model=method.one_global_model, created_s=created_s,
+    )  # fmt: skip
+
+
+def study_from_row(records: Records, row: Row) -> Study:
+    model = records.get(store.models, digest=row["initial"])
+    assert model is not None
+    document = json.loads(row["document"])
+    file = StudyFile.from_document(document, f"study {row['name']}")
+    study = new_study(file, manifest_from_document(json.loads(model["manifest"])), row["revision"], row["created_s"])
+    kept, best = json.loads(row["life"]), json.loads(row["best"])
+    return replace(
+        study, digest=row["digest"], newest=row["newest"], life=Life.from_document(kept["life"]),
+        saved=Saved(kept["wall"], kept["ticks"]), best=BestGlobal.from_document(best), best_digest=best["digest"],
+    )  # fmt: skip
+
+
+def manifest_from_document(rows: list[dict[str, Any]]) -> Manifest:
+    """What ``Manifest.document`` made."""
+    return Manifest(
+        tuple(
+            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
+            for row in rows
+        )
+    )
+
+
+def told_losses(one: Round, records: Records) -> list[tuple[str, int]]:
+    """Each accepted site's validation loss as told, and its validation rows as told."""
+    told = []
+    for site in one.accepted:
+        upload = records.upload(one.answers[site].upload)
+        assert upload is not None
+        told += [(value, upload.num_validation) for name, value in upload.metrics if name == VAL_LOSS]
+    return told
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a site is asked. ``kind`` is train, validate or stop; ``reason`` a name of Stop.Reason."""
+
+    study: str
+    revision: int
+    digest: str
+    kind: str
+    round: int
+    attempt: int
+    base: ModelRef
+    best: ModelRef | None
+    reason: str = ""
+
+
+class _End:
+    pass
+
+
+GOODBYE, END = _End(), _End()
+Item = Study | Assignment | _End
+
+
+@dataclass
+class Stream:
+    """What goes to one connected site, in order. A thread waits at the other end."""
+
+    _items: "queue.SimpleQueue[Item]" = field(default_factory=queue.SimpleQueue)
+
+    def put(self, item: Study | Assignment) -> None:
+        self._items.put(item)
+
+    def goodbye(self) -> None:
+        """The coordinator goes down."""
+        self._items.put(GOODBYE)
+
+    def end(self) -> None:
+        """The site connected again elsewhere, or its line broke."""
+        self._items.put(END)
+
+    def get(self) -> Item:
+        """The next item; waits for it."""
+        return self._items.get()

@@ -1,0 +1,169 @@
+"""``coordinator serve``: the gRPC server, its certificate, the commands' socket, and a clean end."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from cryptography import x509
+
+from coordinator.enrolment import Authority
+from coordinator.operations import Operations, Parts
+from coordinator.service import Calls, EnrolmentServicer, FederationServicer, Guard
+from coordinator.state import State, split_address
+from coordinator.uploads import Uploads
+from wardround import identity, rpc
+from wardround.cli import say_error
+from wardround.control import ControlServer
+from wardround.durable import StateLock
+from wardround.errors import Unavailable, WardroundError
+from wardround.v1 import enrolment_pb2_grpc, federation_pb2_grpc
+
+MAX_SITES = 256  # as many as a study can list
+WORKERS = 2 * MAX_SITES + 24
+SPARE_WORKERS = 4
+GRACE_S = 5
+log = logging.getLogger(__name__)
+
+
+class ServerIdentity:
+    """The coordinator's own certificate: a key that is never on disk, made anew at half of its life."""
+
+    def __init__(self, authority: Authority, host: str, clock: Callable[[], float]) -> None:
+        self._authority = authority
+        self._host = host
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._certificate: x509.Certificate | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Every client shows a certificate of our authority; new connections get the newest of ours."""
+        first = self.renewed()
+        assert first is not None
+        fetch: Any = self._fetch  # may return None for "no change", which the stubs do not say
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """A new certificate if there is none or it is past half of its life; None while it is good."""
+        with self._lock:
+            now = self._clock()
+            if self._certificate is not None:
+                begins = self._certificate.not_valid_before_utc.timestamp()
+                ends = self._certificate.not_valid_after_utc.timestamp()
+                if now < (begins + ends) / 2:
+                    return None
+            key = identity.new_key()
+            self._certificate = self._authority.server(self._host, key.public_key(), now)
+            chain = identity.certificate_pem(self._certificate)
+        return grpc.ssl_server_certificate_configuration([(identity.key_pem(key), chain)], self._authority.pem)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        try:
+            return self.renewed()
+        except Exception:
+            log.exception("the server's certificate could not be renewed; the old one stays")  # gRPC would say nothing
+            return None
+
+
+class Coordinator:
+    """A running coordinator. The caller holds the state directory's lock."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        fatal: Callable[[BaseException], None],
+        listen: str = "",
+        clock: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``listen`` is HOST:PORT where it is not the address that the sites dial."""
+        self.parts = Parts(state, clock=clock, ticks=ticks, fatal=fatal)
+        parts = self.parts
+        self.listen = listen or parts.config.address
+        self.engine = parts.engine
+        self._calls = Calls()
+        federation = parts.config.federation
+        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall=clock)
+        guard = Guard(parts.standing, fatal)
+        receipt_key = parts.receipt_key.public_key().public_bytes_raw()
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="call")
+        self._server = grpc.server(
+            self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS - SPARE_WORKERS
+        )
+        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            EnrolmentServicer(guard, parts.enrolment, parts.authority.pem, receipt_key), self._server
+        )
+        federation_pb2_grpc.add_FederationServicer_to_server(  # type: ignore[no-untyped-call]
+            FederationServicer(guard, self._calls, parts.engine, self.uploads, parts.store, parts.blobs), self._server
+        )
+        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.judging)
+        self._control: ControlServer | None = None
+
+    def start(self) -> None:
+        """Listen and serve.
+
+        Raises:
+            Unavailable: the address cannot be listened at.
+        """
+        host, _ = split_address(self.parts.config.address)
+        credentials = ServerIdentity(self.parts.authority, host, self.parts.clock).credentials()
+        try:
+            port = self._server.add_secure_port(self.listen, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            self.parts.close()
+            raise Unavailable(
+                f"cannot listen at {self.listen}: it is in use, or not an address of this machine",
+                hint="stop what listens there, or give `serve --listen HOST:PORT`",
+            )
+        self.engine.start()
+        self._server.start()
+        self._control = ControlServer(self.parts.state.control, self.operations.run)
+
+    def stop(self) -> None:
+        """Say goodbye to the sites, let the calls under way end, make what came durable, and end."""
+        self.engine.say_goodbye()
+        self._server.stop(GRACE_S).wait()
+        if self._control is not None:
+            self._control.close()
+        self.engine.stop()
+        self._pool.shutdown()
+        self.parts.close()
+
+    def _after_revoke(self, site: str) -> None:
+        self._calls.cancel(site)
+        self.uploads.drop_undecided(site)
+
+
+def serve(state: State, listen: str) -> None:
+    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
+    os.environ.update(rpc.TLS13_ONLY)  # before gRPC is first used
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    state.config()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with StateLock(state.root, "coordinator serve"):
+        coordinator = Coordinator(state, fatal=end_now, listen=listen)
+        coordinator.start()
+        print(f"ready {coordinator.listen}", flush=True)
+        ended.wait()
+        coordinator.stop()
+
+
+def end_now(error: BaseException) -> None:
+    """End the process at once: what is durable is there at the next start, and nothing else may be promised."""
+    if isinstance(error, WardroundError):
+        say_error(error)
+        os._exit(error.exit_code)
+    log.critical("the coordinator failed", exc_info=error)
+    os._exit(WardroundError.exit_code)

@@ -1,0 +1,393 @@
+"""The gRPC servicers: authenticate the peer on every call, translate, call. No judgement is made here.
+
+Every method wears ``permitted``, which says whose certificate may call it; a test fails for one that does not. What a
+peer can make grow is bounded before it reaches the rooms behind.
+"""
+
+import functools
+import inspect
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from coordinator import store
+from coordinator.admission import MAX_NEW_LINES, Claim
+from coordinator.blobs import Blobs
+from coordinator.engine import Engine
+from coordinator.enrolment import Enrolment, Peer, Standing
+from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, manifest_from_document
+from coordinator.store import Store
+from coordinator.uploads import Arrival, Uploads
+from wardround import __version__, canonical, identity, rpc
+from wardround.durable import StorageFailed
+from wardround.errors import BadData, NotPermitted, TryAgain, WardroundError
+from wardround.receipts import LedgerHead
+from wardround.study import METRIC_NAME, STUDY_NAME
+from wardround.tensors import TensorFile
+from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
+from wardround.v1 import federation_pb2 as pb
+
+MAX_CHUNK = 1024 * 1024
+MAX_STREAMS = 6  # of one kind and one site at a time, those that are just ending among them
+MAX_SMALL = 4096  # bytes of a signing request
+FIRST_DECLINE, LAST_DECLINE = 80, 99
+log = logging.getLogger(__name__)
+Method = Callable[..., Any]
+
+
+class Calls:
+    """The calls that are under way, by site, so that a revocation reaches them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[tuple[str, str], set[grpc.ServicerContext]] = {}
+
+    def begin(self, site: str, kind: str, context: grpc.ServicerContext, limit: int | None = None) -> None:
+        """Raises TryAgain: ``limit`` of this kind are under way already."""
+        with self._lock:
+            live = self._live.setdefault((site, kind), set())
+            if limit is not None and len(live) >= limit:
+                raise TryAgain(f"site `{site}` has {len(live)} calls of this kind under way", code="TOO_BUSY")
+            live.add(context)
+
+        def ended() -> None:
+            with self._lock:
+                self._live[site, kind].discard(context)
+
+        if not context.add_callback(ended):
+            ended()
+
+    def cancel(self, site: str) -> None:
+        with self._lock:
+            contexts = [one for (owner, _), live in self._live.items() if owner == site for one in live]
+        for context in contexts:
+            context.cancel()
+
+
+class Guard:
+    """Who is calling, and what becomes of an error: the one place where errors leave for the line."""
+
+    def __init__(self, standing: Standing, fatal: Callable[[BaseException], None]) -> None:
+        self.standing = standing
+        self.fatal = fatal
+
+    def admit(self, context: grpc.ServicerContext, kind: str) -> Peer:
+        """The peer of a call, from its certificate. See ``Standing.admit`` for the steps.
+
+        Raises:
+            NotPermitted: not in good standing, or not of the kind that may call this.
+        """
+        found = [bytes(value) for value in context.auth_context().get("x509_pem_cert", [])]
+        if not found:
+            raise NotPermitted("the call carries no client certificate", code="CERTIFICATE_PROFILE")
+        try:
+            certificate = identity.load_certificate(found[0], "the client's certificate")
+        except BadData as error:
+            raise NotPermitted(error.message, code="CERTIFICATE_PROFILE") from None
+        peer = self.standing.admit(certificate, _address(context))
+        if peer.name.kind != kind:
+            raise NotPermitted(f"a certificate of kind `{peer.name.kind}` may not call this", code="CALL_NOT_ALLOWED")
+        return peer
+
+    def end(self, context: grpc.ServicerContext, error: Exception) -> None:
+        """End a call with an error. A failed disk ends the process: nothing more may be promised."""
+        if isinstance(error, StorageFailed):
+            self.fatal(error)
+        if not context.is_active():
+            return  # the line broke, or the call was cancelled: nobody hears it
+        if isinstance(error, WardroundError):
+            rpc.abort(context, error)
+        log.error("a call failed", exc_info=error)
+        rpc.abort(context, WardroundError("the coordinator failed at this call", hint="its operator's log says why"))
+
+
+def permitted(kind: str) -> Callable[[Method], Method]:
+    """Let only peers of ``kind`` ("site", "invitation") call a method; it then gets the ``Peer`` first.
+
+    The method's class has the ``Guard`` as ``guard``.
+    """
+
+    def wrap(method: Method) -> Method:
+        if inspect.isgeneratorfunction(method):
+
+            @functools.wraps(method)
+            def stream(self: Any, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+                try:
+                    peer = self.guard.admit(context, kind)
+                    yield from method(self, peer, request, context)
+                except Exception as error:
+                    self.guard.end(context, error)
+
+            wrapped: Method = stream
+        else:
+
+            @functools.wraps(method)
+            def unary(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+                try:
+                    return method(self, self.guard.admit(context, kind), request, context)
+                except Exception as error:
+                    self.guard.end(context, error)
+
+            wrapped = unary
+        wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test reads it
+        return wrapped
+
+    return wrap
+
+
+class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
+    """Certificates, for invitations and for sites that have one."""
+
+    def __init__(self, guard: Guard, enrolment: Enrolment, authority_pem: bytes, receipt_key: bytes) -> None:
+        self.guard = guard
+        self._enrolment = enrolment
+        self._authority = authority_pem
+        self._receipt_key = receipt_key
+
+    @permitted("invitation")
+    def Enrol(  # noqa: N802  named by the contract
+        self, peer: Peer, request: enrolment_pb2.EnrolRequest, context: grpc.ServicerContext
+    ) -> enrolment_pb2.EnrolReply:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        if len(request.ledger_key) != 32 or len(request.proof) != 64 or len(request.signing_request) > MAX_SMALL:
+            raise BadData("the request's fields have not their form", code="MESSAGE_MALFORMED")
+        enrolled = self._enrolment.enrol(
+            peer, request.invitation_id[:64], request.signing_request, request.ledger_key, request.proof
+        )
+        log.info("site %s enrolled from %s", enrolled.site, peer.address)
+        return enrolment_pb2.EnrolReply(
+            site=enrolled.site, federation=peer.name.federation, certificate=enrolled.certificate,
+            authority=self._authority, receipt_key=self._receipt_key, server_time_s=int(time.time()),
+            renew_after_s=enrolled.renew_after_s, coordinator_version=__version__,
+        )  # fmt: skip
+
+    @permitted("site")
+    def Renew(  # noqa: N802
+        self, peer: Peer, request: enrolment_pb2.RenewRequest, context: grpc.ServicerContext
+    ) -> enrolment_pb2.RenewReply:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        if len(request.signing_request) > MAX_SMALL:
+            raise BadData("the request's fields have not their form", code="MESSAGE_MALFORMED")
+        renewed = self._enrolment.renew(peer, request.signing_request)
+        return enrolment_pb2.RenewReply(
+            certificate=renewed.certificate, authority=self._authority, server_time_s=int(time.time()),
+            renew_after_s=renewed.renew_after_s, coordinator_version=__version__,
+        )  # fmt: skip
+
+
+class FederationServicer(federation_pb2_grpc.FederationServicer):
+    """Studies, assignments, models down and updates up."""
+
+    def __init__(
+        self, guard: Guard, calls: Calls, engine: Engine, uploads: Uploads, records: Store, blobs: Blobs
+    ) -> None:
+        self.guard = guard
+        self._calls = calls
+        self._engine = engine
+        self._uploads = uploads
+        self._store = records
+        self._blobs = blobs
+
+    @permitted("site")
+    def Studies(  # noqa: N802
+        self, peer: Peer, request: pb.StudiesRequest, context: grpc.ServicerContext
+    ) -> pb.StudiesReply:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        offers = [offer_message(study) for study in self._engine.studies() if peer.site in study.rules.sites]
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__)
+
+    @permitted("site")
+    def Declare(  # noqa: N802
+        self, peer: Peer, request: pb.DeclareRequest, context: grpc.ServicerContext
+    ) -> pb.DeclareReply:
+        study = self._study(peer, request.study)
+        same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
+        if request.standing == pb.WITHDRAWN:
+            self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
+        elif not same:
+            raise BadData(
+                f"study `{study.name}` is at revision {study.revision}, digest {study.digest[:12]}… now",
+                hint=f"look at it again: `site-agent preview {study.name}`",
+                code="REVISION_CHANGED",
+            )
+        elif request.standing == pb.READY:
+            self._engine.ready(peer.site, study.name)
+        elif request.standing == pb.DECLINED and FIRST_DECLINE <= request.code <= LAST_DECLINE:
+            code = pb.RefusalCode.Name(request.code)
+            self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
+        else:
+            raise BadData("the declaration says nothing that is known here", code="MESSAGE_MALFORMED")
+        return pb.DeclareReply()
+
+    @permitted("site")
+    def Watch(  # noqa: N802
+        self, peer: Peer, request: pb.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        stream = Stream()
+        self._calls.begin(peer.site, "watch", context, MAX_STREAMS)
+        if not context.add_callback(stream.end):
+            return
+        self._engine.watch(peer.site, stream)
+        log.info("site %s is connected from %s", peer.site, peer.address)
+        try:
+            while isinstance(item := stream.get(), Study | Assignment):
+                self.guard.standing.check(peer)
+                yield event_message(item)
+            if item is GOODBYE:
+                yield pb.Event(goodbye=pb.Goodbye(), coordinator_version=__version__)
+        finally:
+            self._engine.unwatch(peer.site, stream)
+            log.info("site %s is no longer connected from %s", peer.site, peer.address)
+
+    @permitted("site")
+    def Download(  # noqa: N802
+        self, peer: Peer, request: pb.DownloadRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.DownloadReply]:
+        study = self._study(peer, request.study)
+        digest = request.model.digest.hex()
+        if request.revision != study.revision or digest not in study.models:
+            raise BadData(
+                f"model {request.model.round} of `{study.name}` is not offered (any more)", code="REVISION_CHANGED"
+            )
+        self._calls.begin(peer.site, "download", context, MAX_STREAMS)
+        with self._store.read() as records:
+            row = records.get(store.models, digest=digest)
+        assert row is not None
+        manifest = manifest_from_document(json.loads(row["manifest"]))
+        yield pb.DownloadReply(manifest=rpc.manifest_message(manifest))
+        with TensorFile(self._blobs.model(digest)) as file:
+            for offset, data in file.chunks(min(request.offset, file.bytes)):
+                self.guard.standing.check(peer)
+                yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
+
+    @permitted("site")
+    def Upload(  # noqa: N802
+        self, peer: Peer, request: Iterator[pb.UploadRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.UploadReply]:
+        self._calls.begin(peer.site, "upload", context, MAX_STREAMS)
+        first = next(request, None)
+        kind = first.WhichOneof("kind") if first is not None else None
+        if first is not None and kind == "inquire":
+            answer = self._uploads.inquire(peer.site, _upload_id(first.inquire.upload_id))
+            if isinstance(answer, int):
+                yield pb.UploadReply(offset=answer)
+            else:
+                yield pb.UploadReply(receipt=rpc.envelope_message(answer))
+            return
+        if first is None or kind != "open":
+            raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
+        arrival = self._uploads.open(claim_from(peer.site, first.open))
+        if not isinstance(arrival, Arrival):
+            yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
+            return
+        try:
+            yield pb.UploadReply(offset=arrival.received)
+            yield from self._receive(peer, arrival, request)
+        finally:
+            arrival.close()
+
+    def _receive(self, peer: Peer, arrival: Arrival, requests: Iterator[pb.UploadRequest]) -> Iterator[pb.UploadReply]:
+        """Chunks until the commit, the peer checked again at each."""
+        for message in requests:
+            self.guard.standing.check(peer)
+            kind = message.WhichOneof("kind")
+            if kind == "chunk" and len(message.chunk.data) <= MAX_CHUNK:
+                durable = arrival.take(message.chunk.offset, message.chunk.data)
+                if durable is not None:
+                    yield pb.UploadReply(offset=durable)
+            elif kind == "commit":
+                receipt = arrival.commit(message.commit.manifest_sha256.hex())
+                yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
+                return
+            else:
+                raise BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
+
+    def _study(self, peer: Peer, name: str) -> Study:
+        study = self._engine.find(name)
+        if study is None or peer.site not in study.rules.sites:
+            raise BadData(f"no study `{name[:64]}` lists site `{peer.site}`", code="STUDY_UNKNOWN")
+        return study
+
+
+# Messages.
+
+
+def claim_from(site: str, message: pb.UploadOpen) -> Claim:
+    """What a site opens an upload with. Forms and lengths are checked here, the rest by ``admission``.
+
+    Raises:
+        BadData: MESSAGE_MALFORMED, or a manifest that is none.
+    """
+    head = message.ledger
+    fits = (
+        STUDY_NAME.fullmatch(message.study)
+        and len(message.digest) == 32
+        and len(message.metrics) <= 64
+        and all(METRIC_NAME.fullmatch(metric.name) and len(metric.value) <= 40 for metric in message.metrics)
+        and len(head.head) == 32
+        and len(head.signature) == 64
+        and 1 <= len(head.ledger_id) <= 64
+        and len(message.new_line_hashes) <= MAX_NEW_LINES
+        and all(len(line) == 32 for line in message.new_line_hashes)
+        and all(count < 2**53 for count in (head.lines, message.num_examples, message.num_validation))
+    )
+    if not fits:
+        raise BadData("the upload's opening has not its form", code="MESSAGE_MALFORMED")
+    return Claim(
+        upload_id=_upload_id(message.upload_id), site=site, study=message.study, revision=message.revision,
+        digest=message.digest.hex(), round=message.round, attempt=message.attempt,
+        manifest=rpc.manifest_from(message.manifest),
+        metrics=tuple((metric.name, metric.value) for metric in message.metrics),
+        num_examples=message.num_examples, num_validation=message.num_validation,
+        ledger=LedgerHead(head.ledger_id, head.lines, head.head.hex()), ledger_signature=head.signature,
+        new_lines=tuple(message.new_line_hashes),
+    )  # fmt: skip
+
+
+def _upload_id(data: bytes) -> str:
+    if len(data) != 16:
+        raise BadData(f"an upload id of {len(data)} bytes, 16 are wanted", code="MESSAGE_MALFORMED")
+    return data.hex()
+
+
+def offer_message(study: Study) -> pb.StudyOffer:
+    return pb.StudyOffer(
+        study=study.name, revision=study.revision, digest=bytes.fromhex(study.digest),
+        document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
+        state=study.life.phase.value,
+    )  # fmt: skip
+
+
+def event_message(item: Study | Assignment) -> pb.Event:
+    if isinstance(item, Study):
+        return pb.Event(offer=offer_message(item), coordinator_version=__version__)
+    message = pb.Assignment(
+        study=item.study, revision=item.revision, digest=bytes.fromhex(item.digest), base=_model(item.base),
+        round=item.round, attempt=item.attempt,
+    )  # fmt: skip
+    if item.best is not None:
+        message.best.CopyFrom(_model(item.best))
+    if item.kind == "stop":
+        message.stop.CopyFrom(pb.Stop(reason=item.reason))
+    elif item.kind == "validate":
+        message.validate.SetInParent()
+    else:
+        message.train.SetInParent()
+    return pb.Event(assignment=message, coordinator_version=__version__)
+
+
+def _model(model: ModelRef) -> pb.ModelRef:
+    return pb.ModelRef(round=model.round, digest=bytes.fromhex(model.digest))
+
+
+def _address(context: grpc.ServicerContext) -> str:
+    """The host alone: 10.0.0.7 of ``ipv4:10.0.0.7:51234``."""
+    kind, _, rest = context.peer().partition(":")
+    host = rest.rpartition(":")[0]
+    return host.strip("[]").replace("%5B", "").replace("%5D", "") if kind in ("ipv4", "ipv6") else kind

@@ -1,0 +1,440 @@
+"""``site-agent``: the commands that a hospital gives. Results on stdout, narration on stderr, `next:` last.
+
+Importing this imports no torch, gRPC, numpy or cryptography: help answers at once; each command loads what it needs.
+"""
+
+import getpass
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from site_agent.cli_patients import data_app, models_app, predict
+from wardround.cli import print_json, run, say
+from wardround.errors import BadData, Unavailable, UsageProblem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.state import Offer, Site, SiteState
+
+SERVICE_S = 600  # approving reads the table, perhaps after the round under way
+
+app = typer.Typer(
+    name="site-agent",
+    help="Train models with other hospitals. Patient records, private modules and keys stay here.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
+app.add_typer(audit_app, name="audit")
+
+State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
+
+
+@app.command()
+def join(
+    state: State,
+    invitation: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|-", help="The invitation's file, or - for stdin. Without it: asked, unseen."),
+    ] = None,
+) -> None:
+    """Become a site of a federation, with the invitation that its operator gave you."""
+    import datetime
+
+    from site_agent.gateway.join import join as redeem
+    from site_agent.state import SiteState
+    from wardround.invitation import stamp
+
+    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC))
+    site = joined.site
+    if joined.warning:
+        say(f"warning: {joined.warning}")
+    print(f"Coordinator {site.address} of federation `{site.federation}` verified")
+    print(f"Authority's fingerprint {site.authority_fingerprint}")
+    print(f"Key written to {joined.key}, readable by this user only")
+    print(f"Certificate for `{site.site}` written to {joined.certificate}, valid to {stamp(joined.expires)}")
+    print(f"Ledger begun in {state / 'ledger'}")
+    print("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
+
+
+@app.command()
+def studies(state: State, json: Json = False) -> None:
+    """The studies that the coordinator offers to this site."""
+    here, _ = _joined(state)
+    _refresh(here)
+    rows = _study_rows(here)
+    if json:
+        print_json({"studies": rows})
+        return
+    _print_studies(rows)
+    offered = next((row["id"] for row in rows if row["state"] in ("offered", "changed")), None)
+    if offered is not None:
+        print(f"next: `site-agent preview {offered}`")
+
+
+@app.command()
+def preview(study: StudyId, state: State, json: Json = False) -> None:
+    """What a study would take out, how often and how big, and what stays. Changes nothing."""
+    from site_agent import handoff
+    from site_agent.gateway.consent import differences, grant
+    from site_agent.preview import document
+    from site_agent.state import who
+
+    here, site = _joined(state)
+    offer = _offer(here, study)
+    described = handoff.ask(state, "describe", study=offer.document, site=site.site)
+    grant(offer, described["leaves"], {"name": "", "digest": ""}, 0, who())  # as approve would; not kept
+    shown = document(offer, described["stays"])
+    if json:
+        print_json(shown)
+        return
+    consent = here.consent(study)
+    _print_preview(shown, differences(consent, offer) if consent is not None else [])
+    print(f"next: `site-agent approve {study} --data NAME`")
+
+
+@app.command()
+def approve(
+    study: StudyId,
+    data: Annotated[str, typer.Option(metavar="NAME", help="The table to train on, as named in `data add`.")],
+    state: State,
+) -> None:
+    """Approve exactly what `preview` shows, for one table. If either changes later, the agent stops and says so."""
+    from site_agent.state import who
+
+    here, _ = _joined(state)
+    _offer(here, study)
+    person = who()
+    answer = _ask_service(here, "approve", say, study=study, data=data, by=person)
+    if answer is None:
+        from site_agent.gateway.desk import alone
+
+        with alone(here) as (desk, _interrupt):
+            consent = desk.approve(study, data, person, say)
+        answer = {"told": False, "rows": consent.rows, "study_digest": consent.study_digest}
+    print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
+    print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
+    if answer["told"]:
+        print("The coordinator knows; next: `site-agent status`")
+    else:
+        print("The coordinator hears of it at the next connection; next: `site-agent run`")
+
+
+@app.command()
+def withdraw(study: StudyId, state: State) -> None:
+    """Take an approval back. Takes effect at once, mid-round too."""
+    from site_agent.state import who
+
+    here, _ = _joined(state)
+    person = who()
+    answer = _ask_service(here, "withdraw", study=study, by=person)
+    if answer is None:
+        from site_agent.gateway.desk import alone
+
+        with alone(here) as (desk, _interrupt):
+            desk.record_withdrawal(desk.withdraw(study, person), person)
+        answer = {"told": False}
+    print(f"Study `{study}` withdrawn: nothing more of it leaves. What left before is in the ledger")
+    print("next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection")
+
+
+@app.command(name="run")
+def serve(
+    state: State,
+    only: Annotated[
+        Literal["gateway", "trainer"] | None, typer.Option(help="One of the two, for two units with two users.")
+    ] = None,
+) -> None:
+    """Serve until SIGTERM: take assignments, train, send what was approved. Prints `ready`."""
+    if only == "trainer":
+        from site_agent.trainer.listener import listen_forever
+
+        listen_forever(state)
+        return
+    from site_agent.gateway.service import run as run_service
+
+    here, _ = _joined(state)
+    if only is None:
+        say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
+    run_service(here, with_trainer=only is None)
+
+
+@app.command()
+def status(state: State, json: Json = False) -> None:
+    """Who this site is, what isolates its trainer, and where it stands in each study."""
+    here, site = _joined(state)
+    shown = _status(here, site)
+    if json:
+        print_json(shown)
+        return
+    _print_status(shown)
+
+
+app.command("predict")(predict)
+
+
+@audit_app.command("show")
+def audit_show(state: State, json: Json = False) -> None:
+    """The ledger, line by line: what left, what was told, what was answered."""
+    from site_agent.audit import records
+
+    lines = list(records(state / "ledger"))
+    if json:
+        print_json({"records": lines})
+        return
+    from rich.table import Table
+
+    table = Table("line", "time", "type", "what", box=None, pad_edge=False)
+    for line in lines:
+        table.add_row(str(line["seq"]), line["ts"], line["type"], _what(line))
+    _console().print(table, markup=False)
+    print("next: `site-agent audit verify`")
+
+
+@audit_app.command("verify")
+def audit_verify(state: State, json: Json = False) -> None:
+    """Check every line, signature and receipt, offline. Exits 0 verified, 1 changed, 2 unresolved, 3 cannot verify."""
+    from site_agent import audit
+    from site_agent.preview import size
+
+    verdict, code = audit.verify(state / "ledger")
+    if json:
+        print_json(verdict.document())
+    elif code == audit.VERIFIED:
+        print(
+            f"verified: {verdict.lines} lines; {verdict.uploads} uploads ({verdict.accepted} accepted, "
+            f"{verdict.refused} refused), {size(verdict.bytes)} in all"
+        )
+    elif code == audit.TAMPERED:
+        print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")
+        print("next: keep this folder as it is, and compare it with the last backup")
+    elif code == audit.UNRESOLVED:
+        print(f"unchanged, but: {verdict.reason}")
+        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+    else:
+        print(f"cannot verify: {verdict.reason}")
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """The command ``site-agent``."""
+    run(app)
+
+
+def _invitation_text(source: str | None) -> str:
+    """The invitation, from a file, stdin or an unseen prompt; never from the command line."""
+    if source is None:
+        if not sys.stdin.isatty():
+            raise UsageProblem(
+                "no invitation: this is no terminal to ask at", hint="--invitation FILE, or --invitation - for stdin"
+            )
+        try:
+            return getpass.getpass("Invitation (not shown): ")  # echo is off before the prompt appears
+        except EOFError:
+            raise UsageProblem("no invitation was given") from None
+    if source == "-":
+        return sys.stdin.read(64 * 1024)
+    if source.startswith("wr1."):
+        raise UsageProblem(
+            "the invitation is a secret and must not be an argument: other users see it in the process list",
+            hint="put it into a file (--invitation FILE), or leave the option out and paste it; ask for a new one",
+        )
+    try:
+        return Path(source).read_text()[: 64 * 1024]
+    except OSError as error:
+        raise BadData(f"{source}: {error.strerror}", hint="--invitation FILE, or - for stdin") from None
+    except UnicodeDecodeError:
+        raise BadData(f"{source}: this is not an invitation: it is no text") from None
+
+
+def _joined(state: Path) -> "tuple[SiteState, Site]":
+    from site_agent.state import SiteState
+
+    here = SiteState(state)
+    return here, here.site()
+
+
+def _ask_service(here: "SiteState", command: str, progress: Callable[[Any], Any] | None = None, **fields: Any) -> Any:
+    """Ask the running service; None where none runs (its answers are never None)."""
+    from wardround import control
+
+    if not control.is_listening(here.control):
+        return None
+    return control.call(here.control, {**fields, "command": command}, progress, timeout_s=SERVICE_S)
+
+
+def _refresh(here: "SiteState") -> None:
+    """Bring the offers up to date. When the coordinator cannot be reached, say so and go on with what is known."""
+
+    try:
+        if _ask_service(here, "refresh") is None:
+            from site_agent.gateway.desk import alone
+
+            with alone(here) as (desk, interrupt):
+                desk.refresh(interrupt)
+    except Unavailable as error:
+        say(f"the coordinator cannot be asked now ({error.message}); this is what it said before")
+
+
+def _offer(here: "SiteState", study: str) -> "Offer":
+    _refresh(here)
+    return here.offer(study)
+
+
+def _study_rows(here: "SiteState") -> list[dict[str, Any]]:
+    from site_agent.gateway.consent import differences
+    from site_agent.preview import row
+
+    rows = []
+    for offer in here.offers():
+        consent = here.consent(offer.study)
+        changes = differences(consent, offer) if consent is not None else []
+        rows.append(row(offer, consent, here.journal(offer.study), changes))
+    return rows
+
+
+def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
+    from site_agent import handoff
+    from site_agent.gateway.identity import Identity
+    from site_agent.state import user_name
+
+    running = _ask_service(here, "status")
+    gateway_uid = running["uid"] if running is not None else os.geteuid()
+    trainer = handoff.ask(here.root, "status")
+    expires = Identity(here.identity).certificate().not_valid_after_utc
+    return {
+        "site": site.site,
+        "federation": site.federation,
+        "coordinator": site.address,
+        "authority_fingerprint": site.authority_fingerprint,
+        "certificate_expires": expires.isoformat().replace("+00:00", "Z"),
+        "running": running is not None,
+        "connected": running is not None and running["connected"],
+        "isolation": trainer["isolation"],
+        "users": {
+            "gateway": user_name(gateway_uid),
+            "trainer": trainer["user"],
+            "separate": gateway_uid != trainer["uid"],
+            "root": 0 in (gateway_uid, trainer["uid"]),
+        },
+        "studies": _study_rows(here),
+    }
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def _print_studies(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    if not rows:
+        print("no study is offered to this site yet")
+        return
+    table = Table("study", "state", "round", "revision", "digest", "approved by", "data", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            row["id"], row["state"], f"{row['round']} of {row['rounds']}", str(row["revision"]),
+            row["study_digest"][:12], row["approved_by"] or "", row["data"] or "",
+        )  # fmt: skip
+    _console().print(table, markup=False)
+    for row in rows:
+        for change in row["changes"]:
+            print(f"{row['id']} changed since it was approved: {change}")
+
+
+def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
+    from rich.table import Table
+
+    from site_agent.preview import size
+
+    console = _console()
+    print(f"Study `{shown['study']}`, revision {shown['revision']}, digest {shown['study_digest']}")
+    print(f"{shown['algorithm']} with {', '.join(shown['sites'])}")
+    leaves = Table("leaves each round", "type", "shape", "bytes", box=None, pad_edge=False)
+    for leaf in shown["leaves"]:
+        leaves.add_row(leaf["name"], leaf["dtype"], str(leaf["shape"]), str(leaf["bytes"]))
+    console.print(leaves, markup=False)
+    print(
+        f"{len(shown['leaves'])} tensors, {size(shown['bytes_per_round'])} a round, {shown['rounds']} rounds: "
+        f"{size(shown['bytes_per_round'] * shown['rounds'])} in all"
+    )
+    print(
+        f"Numbers beside them, and once more at the end: {', '.join(shown['metrics'])} "
+        f"({shown['metric_digits']} digits); the numbers of training and validation rows, {shown['counts']}"
+    )
+    stays = Table("stays here", "type", "shape", "bytes", "why", box=None, pad_edge=False)
+    for row in shown["stays"]:
+        stays.add_row(row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), row.get("why", ""))
+    console.print(stays, markup=False)
+    print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
+    for change in changes:
+        print(f"changed since it was approved: {change}")
+
+
+def _print_status(shown: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    console = _console()
+    users = shown["users"]
+    print(f"Site `{shown['site']}` of federation `{shown['federation']}`")
+    line = "connected" if shown["connected"] else ("not connected, trying" if shown["running"] else "not running")
+    print(f"Coordinator {shown['coordinator']}: {line}")
+    print(f"Certificate valid to {shown['certificate_expires']}")
+    isolation = f"Trainer's isolation: {shown['isolation']}"
+    console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
+    console.print(f"Gateway runs as {users['gateway']}, trainer as {users['trainer']}", markup=False)
+    if users["root"]:
+        console.print(Text("RUNNING AS ROOT: give gateway and trainer users of their own", style="bold red"))
+    elif not users["separate"]:
+        print("One user for both: the kernel does not keep the gateway from the patients' files")
+    _print_studies(shown["studies"])
+    if not shown["running"]:
+        print("next: `site-agent run`")
+
+
+def _what(line: dict[str, Any]) -> str:
+    """One ledger record in a few words."""
+    import json
+
+    from site_agent.preview import size
+
+    match line["type"]:
+        case "upload":
+            told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])
+            return (
+                f"{line['study']} round {line['round']}.{line['attempt']}: {len(line['tensors'])} tensors, "
+                f"{size(line['payload_bytes'])}; {told}; n={line['num_examples']}/{line['num_validation']}"
+            )
+        case "receipt":
+            receipt = json.loads(line["envelope"]["payload"])
+            return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()
+        case "declare":
+            return f"{line['study']} {line['standing']} {line['code']}".rstrip()
+        case "consent":
+            return f"{line['study']} {line['event']} by {line['by']['name']}"
+        case "session":
+            sent = f", {size(line['bytes_up'])} sent" if "bytes_up" in line else ""
+            return f"{line['event']} {line['peer']}{sent}"
+        case "identity":
+            return f"{line['event']} for {line['site']}, to {line['not_after']}"
+        case "genesis":
+            return f"ledger {line['ledger_id']} begun by {line['software']}"
+        case _:
+            return f"{line.get('torn_bytes', 0)} torn bytes cut"
+
+
+if __name__ == "__main__":
+    main()

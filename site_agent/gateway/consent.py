@@ -1,0 +1,170 @@
+"""What a person approved, and whether this is it. Judges only: no file, no network.
+
+A consent is for one digest: the study's settings and the exact tensors and numbers that leave. If either changes, it
+is no consent, and ``differences`` says in words what changed.
+"""
+
+import re
+from typing import Any
+
+from site_agent.state import WITHDRAWN, Consent, Offer, now_text
+from wardround.errors import BadData, NeedsPerson, WardroundError
+from wardround.study import StudyFile, ToldSection
+from wardround.tensors import TensorSpec
+
+DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
+LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
+
+
+def specs(leaves: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    """Leaves as tensor specs, in order."""
+    return tuple(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]) for row in leaves)
+
+
+def grant(
+    offer: Offer, leaves: list[dict[str, Any]], data: dict[str, str], rows: int, person: dict[str, Any]
+) -> Consent:
+    """A consent to ``offer``, after checking that the coordinator's list of tensors is the one that this site's own
+    trainer says would leave.
+
+    Args:
+        leaves: what the installed model shares, from the trainer.
+        data: name and digest of the table.
+        person: name and uid of who approves.
+
+    Raises:
+        NeedsPerson: the two lists differ, or something that is no float32 tensor would leave.
+    """
+    own = [{key: row[key] for key in LEAF_FIELDS} for row in leaves]
+    if _by_name(own) != _by_name(offer.leaves):
+        changed = "; ".join(_tensor_differences(own, offer.leaves))
+        raise NeedsPerson(
+            f"study `{offer.study}`: the coordinator's list of tensors is not what the model installed here shares: "
+            f"{changed}",
+            hint="the two programs hold different models; nothing was approved",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+    odd = next((row for row in offer.leaves if row["dtype"] != "F32"), None)
+    if odd is not None:
+        raise NeedsPerson(
+            f"study `{offer.study}` would share `{odd['name']}` as {odd['dtype']}; only F32 may leave",
+            hint="nothing was approved",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+    return Consent(
+        study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
+        metrics=offer.metrics, counts=offer.document["told"]["counts"], data=data, rows=rows, approved_by=person,
+        approved_at=now_text(), state="approved",
+    )  # fmt: skip
+
+
+def require(consent: Consent | None, study: str, digest: str) -> Consent:
+    """The consent under which a study of this digest may be worked on.
+
+    Raises:
+        NeedsPerson: there is none, it was withdrawn, or it is for another digest; the code may be told.
+    """
+    hint = f"`site-agent preview {study}`, then `site-agent approve {study} --data NAME`"
+    if consent is None:
+        raise NeedsPerson(f"study `{study}` is not approved here", hint=hint, code="DECLINED_NOT_APPROVED")
+    if consent.state == WITHDRAWN:
+        raise NeedsPerson(f"study `{study}` was withdrawn here", hint=hint, code="DECLINED_WITHDRAWN")
+    if consent.study_digest != digest:
+        raise NeedsPerson(
+            f"study `{study}` changed since it was approved: digest {digest[:12]}…, "
+            f"approved {consent.study_digest[:12]}…",
+            hint=hint,
+            code="DECLINED_NOT_APPROVED",
+        )
+    return consent
+
+
+def check_tensors(found: tuple[TensorSpec, ...], consent: Consent, what: str) -> None:
+    """Refuse anything but exactly the approved tensors, in the approved order.
+
+    Raises:
+        BadData: naming the first tensor that is extra, missing, or of another shape.
+    """
+    wanted = specs(consent.leaves)
+    if found == wanted:
+        return
+    have = [dict(zip(LEAF_FIELDS, (s.bundle, s.name, s.dtype, list(s.shape), s.bytes), strict=True)) for s in found]
+    changed = _tensor_differences(consent.leaves, have) or ["the same tensors in another order"]
+    raise BadData(
+        f"{what} does not hold the tensors that were approved for `{consent.study}`: {changed[0]}",
+        code="DECLINED_MODEL_MISMATCH",
+    )
+
+
+def check_numbers(
+    metrics: dict[str, str], num_examples: int, num_validation: int, consent: Consent, told: ToldSection
+) -> None:
+    """Refuse any number that was not approved, or is told more exactly than approved.
+
+    Raises:
+        BadData: naming the metric or count; never its value.
+    """
+    for name, value in metrics.items():
+        if name not in consent.metrics:
+            raise BadData(
+                f"metric `{name[:40]}` was not approved for `{consent.study}`; approved: {', '.join(consent.metrics)}",
+                code="DECLINED_POLICY",
+            )
+        if value != "null" and not (DECIMAL.fullmatch(value) and told.number(float(value)) == value):
+            raise BadData(
+                f"metric `{name}` is not a decimal of at most {told.digits} digits, as approved for `{consent.study}`",
+                code="DECLINED_POLICY",
+            )
+    for name, count in (("num_examples", num_examples), ("num_validation", num_validation)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0 or told.count(count) != count:
+            raise BadData(
+                f"{name} is not told {told.counts}, as approved for `{consent.study}`", code="DECLINED_POLICY"
+            )
+
+
+def told_of(offer: Offer) -> ToldSection:
+    return StudyFile.from_document(offer.document, f"study `{offer.study}`").told
+
+
+def differences(consent: Consent, offer: Offer) -> list[str]:
+    """What changed between the approved study and the offered one, one sentence each; empty if nothing did."""
+    if consent.study_digest == offer.digest:
+        return []
+    found = [f"revision {offer.revision}, approved was {consent.revision}"]
+    found += _tensor_differences(consent.leaves, offer.leaves)
+    found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
+    found += [f"metric `{name}` would no longer leave" for name in consent.metrics if name not in offer.metrics]
+    counts = offer.document["told"]["counts"]
+    if counts != consent.counts:
+        found.append(f"counts would be told {counts}, approved was {consent.counts}")
+    if len(found) == 1:
+        found.append("the same tensors and numbers leave; settings of the study or its initial model changed")
+    return found
+
+
+def sayable(error: WardroundError) -> str:
+    """The code under which a failure here may be told to the coordinator; nothing else of it may."""
+    if error.code.startswith("DECLINED_"):
+        return error.code
+    return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
+
+
+def _by_name(leaves: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    return sorted(tuple(str(row[key]) for key in LEAF_FIELDS) for row in leaves)
+
+
+def _tensor_differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    old = {(row["bundle"], row["name"]): row for row in before}
+    new = {(row["bundle"], row["name"]): row for row in after}
+    found = [f"`{key[1]}` is added ({_form(new[key])})" for key in new if key not in old]
+    found += [f"`{key[1]}` is gone ({_form(old[key])})" for key in old if key not in new]
+    found += [
+        f"`{key[1]}` is {_form(new[key])}, was {_form(old[key])}"
+        for key in new
+        if key in old and _form(new[key]) != _form(old[key])
+    ]
+    return found
+
+
+def _form(row: dict[str, Any]) -> str:
+    return f"{row['dtype']} {list(row['shape'])}"

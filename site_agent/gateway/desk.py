@@ -1,0 +1,192 @@
+"""What a person's command does at the gateway: look for offers, approve, withdraw.
+
+The running service has one desk; when no service runs, ``alone`` makes one for a single command, under the lock.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from site_agent import handoff
+from site_agent.gateway import consent as consents
+from site_agent.gateway.connection import Connection, Line, diagnose
+from site_agent.gateway.identity import Identity
+from site_agent.gateway.interrupt import Interrupt
+from site_agent.gateway.ledger import Ledger
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, Site, SiteState
+from wardround import durable
+from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
+
+log = logging.getLogger(__name__)
+Narrate = Callable[[str], object]
+
+
+class Desk:
+    """Acts on offers and consents. Safe to use from several threads."""
+
+    def __init__(self, state: SiteState, site: Site, ledger: Ledger, line: Line) -> None:
+        self._state = state
+        self._site = site
+        self._ledger = ledger
+        self._line = line
+        self._lock = threading.RLock()
+
+    def refresh(self, interrupt: Interrupt) -> list[Offer]:
+        """Ask the coordinator for its studies and keep them.
+
+        Raises:
+            Unavailable: it cannot be reached; what was kept before is still there.
+        """
+        with self._line.use() as connection:
+            offers = connection.studies(interrupt, patient=False)
+        for offer in offers:
+            self.keep(offer)
+        return offers
+
+    def keep(self, offer: Offer) -> None:
+        """Keep an offer; if it is not what was approved, say so."""
+        with self._lock:
+            known = {kept.study: kept for kept in self._state.offers()}
+            if known.get(offer.study) == offer:
+                return
+            self._state.save_offer(offer)
+            consent = self._state.consent(offer.study)
+        if consent is not None and consent.state == APPROVED and consents.differences(consent, offer):
+            log.warning(
+                "study `%s` changed since it was approved and is not worked on: %s",
+                offer.study, "; ".join(consents.differences(consent, offer)),
+            )  # fmt: skip
+
+    def coordinator_says(self, study: str, digest: str, state: str) -> None:
+        """Note the coordinator's word on a study: running, paused, finished ..."""
+        with self._lock:
+            offer = next((kept for kept in self._state.offers() if kept.study == study), None)
+            if offer is not None and offer.digest == digest and offer.state != state:
+                self._state.save_offer(replace(offer, state=state))
+
+    def approve(self, study: str, data: str, person: dict[str, Any], narrate: Narrate) -> Consent:
+        """Approve exactly what is offered now, for the table called ``data``.
+
+        Raises:
+            UsageProblem: no such study, or it is over.
+            NeedsPerson: the trainer's list of tensors is not the coordinator's.
+            WardroundError: what the trainer says about the table.
+        """
+        offer = self._state.offer(study)
+        if offer.state in ("finished", "stopped", "failed"):
+            raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
+        described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site)
+        narrate(f"checking table `{data}`")
+        checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
+        for warning in checked.get("warnings", []):
+            narrate(f"warning: {warning}")
+        table = {"name": data, "digest": checked["digest"]}
+        consent = consents.grant(offer, described["leaves"], table, checked["rows"], person)
+        with self._lock:
+            self._state.save_consent(consent)
+            self._record(consent, "approved", person)
+        return consent
+
+    def withdraw(self, study: str, person: dict[str, Any]) -> Consent:
+        """Take the approval back. From here on nothing of this study leaves.
+
+        Raises:
+            UsageProblem: it is not approved.
+        """
+        with self._lock:
+            consent = self._state.consent(study)
+            if consent is None or consent.state == WITHDRAWN:
+                raise UsageProblem(f"study `{study}` is not approved here", hint="`site-agent studies` lists them")
+            withdrawn = replace(consent, state=WITHDRAWN)
+            self._state.save_consent(withdrawn)
+        return withdrawn
+
+    def record_withdrawal(self, consent: Consent, person: dict[str, Any]) -> None:
+        """The ledger's line about it; apart, so that what is under way is stopped first."""
+        with self._lock:
+            self._record(consent, "withdrawn", person)
+
+    def declare(
+        self, connection: Connection, study: str, revision: int, digest: str, standing: str, *,
+        round_: int = 0, attempt: int = 0, code: str = "",
+    ) -> None:  # fmt: skip
+        """Tell the coordinator where this site stands, after the ledger holds that it is told."""
+        self._ledger.append(
+            "declare", study=study, revision=revision, standing=standing, round=round_, attempt=attempt, code=code
+        )
+        connection.declare(study, revision, digest, standing, round_=round_, attempt=attempt, code=code)
+
+    def declare_all(self, connection: Connection) -> None:
+        """Say again where this site stands in every study that is not over."""
+        for consent in self._state.consents():
+            offer = next((kept for kept in self._state.offers() if kept.study == consent.study), None)
+            if (
+                offer is None
+                or offer.digest != consent.study_digest
+                or offer.state in ("finished", "stopped", "failed")
+            ):
+                continue
+            standing = "ready" if consent.state == APPROVED else "withdrawn"
+            try:
+                self.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
+            except Unavailable:
+                raise
+            except WardroundError as error:
+                if fatal(error):
+                    raise
+                log.error("the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message)
+
+    def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
+        self._ledger.append(
+            "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
+            data_digest=consent.data["digest"], by=person,
+        )  # fmt: skip
+        self._ledger.sign()
+
+
+def fatal(error: WardroundError) -> bool:
+    """Whether the coordinator has said that this site, or this program, cannot go on without a person."""
+    return error.code.startswith(("CERTIFICATE_", "LEDGER_")) or error.code in ("SITE_REVOKED", "VERSION_UNSUPPORTED")
+
+
+def open_line(site: Site, own: Identity) -> Line:
+    """A line to the coordinator with the site's certificate as it is on the disk."""
+    return Line(lambda: Connection(site.address, *own.credentials()))
+
+
+def why_unreachable(site: Site, own: Identity) -> WardroundError:
+    """What keeps the coordinator from being reached, looked at from here."""
+    return diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+
+
+@contextmanager
+def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
+    """A desk for one command while no service runs.
+
+    Raises:
+        TryAgain: another process owns the state directory.
+    """
+    site = state.site()
+    with durable.StateLock(state.root, "site-agent"):
+        own = Identity(state.identity)
+        ledger = Ledger(state.ledger, own.ledger_key())
+        line = open_line(site, own)
+        try:
+            yield Desk(state, site, ledger, line), Interrupt()
+        finally:
+            line.close()
+            ledger.close()
+
+
+def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
+    """A fatal refusal, with what it means for this hospital."""
+    hints = {
+        "SITE_REVOKED": "nothing here was deleted; ask the coordinator's operator",
+        "CERTIFICATE_EXPIRED": "ask the coordinator's operator for a new invitation",
+        "VERSION_UNSUPPORTED": error.hint,
+    }
+    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {error.message}"
+    return NeedsPerson(message, hint=hints.get(error.code, error.hint), code=error.code)

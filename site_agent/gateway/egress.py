@@ -1,0 +1,197 @@
+"""The one exit. What leaves is checked against the consent, measured, and in the ledger before its first byte is sent.
+
+``record`` is the only maker of a ``Departure`` and ``send`` the only caller of the upload; so nothing is sent that the
+ledger does not hold.
+"""
+
+import hashlib
+import logging
+import math
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from site_agent.gateway import consent as consents
+from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.interrupt import Interrupt
+from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.messages import Opening
+from site_agent.state import Consent, Journal, Site
+from wardround.dsse import Envelope
+from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable
+from wardround.receipts import NOT_RECEIVED, Receipt
+from wardround.study import ToldSection
+from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+
+BLOCK = 64 * 1024  # float32 elements looked at in one piece
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """An update that the ledger holds and that may be sent. ``file`` is None for a closing validation."""
+
+    upload_id: str
+    study: str
+    revision: int
+    digest: str
+    round: int
+    attempt: int
+    manifest: Manifest
+    metrics: dict[str, str]
+    num_examples: int
+    num_validation: int
+    file: Path | None
+
+
+def record(
+    ledger: Ledger, journal: Journal, consent: Consent, told: ToldSection, file: Path | None, destination: str
+) -> Departure:
+    """Check an update against its consent and write it into the ledger.
+
+    Args:
+        journal: names round, attempt, metrics and counts.
+        file: the deltas, None for a closing validation.
+        destination: the coordinator's URI name.
+
+    Raises:
+        BadData: it is not what was approved; nothing was recorded, and nothing may leave.
+        CannotWrite: the ledger does not take it; nothing may leave.
+    """
+    consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, told)
+    manifest, rows = measure(file, consent) if file is not None else (Manifest(()), [])
+    upload_id = uuid.uuid4().hex
+    ledger.append(
+        "upload", upload_id=upload_id, study=journal.study, revision=journal.revision,
+        study_digest=journal.study_digest, round=journal.round, attempt=journal.attempt, destination=destination,
+        manifest_sha256=manifest.digest(), payload_bytes=manifest.bytes, tensors=rows,
+        metrics=[{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
+        num_examples=journal.num_examples, num_validation=journal.num_validation,
+    )  # fmt: skip
+    return _departure(ledger.unresolved[upload_id], file)
+
+
+def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | None:
+    """A departure that the ledger holds without a receipt, to be sent again; None if there is none of that id."""
+    entry = ledger.unresolved.get(upload_id)
+    return _departure(entry, file) if entry is not None else None
+
+
+def send(departure: Departure, line: Line, ledger: Ledger, site: Site, interrupt: Interrupt) -> Receipt:
+    """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
+
+    Raises:
+        Interrupted: called off; what was sent stays unresolved until the coordinator is asked.
+        NeedsPerson: the receipt is not the coordinator's, or is for something else.
+        WardroundError: the coordinator refused the call itself.
+    """
+    for pause in pauses():
+        interrupt.check()
+        try:
+            with line.use() as connection:
+                envelope = connection.upload(_opening(departure, ledger), departure.file, interrupt)
+            return take_receipt(departure.upload_id, envelope, ledger, site)
+        except (Unavailable, TryAgain) as error:
+            interrupt.check()
+            log.warning("%s; trying again in %.1f s", error.message, pause)
+            interrupt.wait(pause)
+    raise AssertionError("pauses never end")
+
+
+def take_receipt(upload_id: str, envelope: Envelope, ledger: Ledger, site: Site) -> Receipt:
+    """The receipt in ``envelope``, verified and written into the ledger.
+
+    Raises:
+        NeedsPerson: not signed by the coordinator's receipt key, or not for this upload.
+    """
+    try:
+        receipt = Receipt.verified(envelope, Ed25519PublicKey.from_public_bytes(bytes.fromhex(site.receipt_key)))
+    except BadData as error:
+        raise NeedsPerson(
+            f"the coordinator's receipt for upload {upload_id[:12]}… cannot be believed: {error.message}",
+            hint="ask the coordinator's operator; the upload counts as unresolved until then",
+        ) from None
+    wanted: dict[str, Any] = {"upload_id": upload_id, "site": site.site, "federation": site.federation}
+    entry = ledger.unresolved.get(upload_id)
+    if entry is not None and receipt.decision != NOT_RECEIVED:
+        names = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
+        wanted |= {name: entry[name] for name in names}
+    for name, value in wanted.items():
+        if getattr(receipt, name) != value:
+            raise NeedsPerson(
+                f"the coordinator's receipt for upload {upload_id[:12]}… has another {name} than was sent",
+                hint="ask the coordinator's operator; the upload counts as unresolved until then",
+            )
+    ledger.resolve(upload_id, envelope)
+    return receipt
+
+
+def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]]]:
+    """The manifest of an update's file, and its ledger rows: each tensor with digest, L2 norm, largest magnitude.
+
+    Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
+    the others, which the coordinator will refuse.
+
+    Raises:
+        BadData: the file does not hold exactly the approved tensors.
+    """
+    with TensorFile(file) as tensors:
+        consents.check_tensors(tensors.specs, consent, "the trainer's update")
+        rows = [_row(tensors, spec) for spec in tensors.specs]
+        entries = tuple(Entry(spec, row["sha256"]) for spec, row in zip(tensors.specs, rows, strict=True))
+    return Manifest(entries), rows
+
+
+def _row(tensors: TensorFile, spec: TensorSpec) -> dict[str, Any]:
+    digest, squares, largest, nonfinite = hashlib.sha256(), 0.0, 0.0, 0
+    count = math.prod(spec.shape)
+    for start in range(0, count, BLOCK):
+        block = tensors.block(spec.key, start, min(BLOCK, count - start))
+        digest.update(block.data)
+        wide = block.astype(np.float64)
+        finite = np.isfinite(wide)
+        if not finite.all():
+            nonfinite += int(wide.size - finite.sum())
+            wide = wide[finite]
+        squares += float(np.dot(wide, wide))
+        largest = max(largest, float(np.abs(wide).max(initial=0.0)))
+    return {
+        "bundle": spec.bundle, "name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "encoding": "raw",
+        "bytes": spec.bytes, "sha256": digest.hexdigest(), "l2": f"{math.sqrt(squares):.9e}",
+        "max_abs": f"{largest:.9e}", "nonfinite": nonfinite,
+    }  # fmt: skip
+
+
+def _departure(entry: dict[str, Any], file: Path | None) -> Departure:
+    manifest = Manifest(
+        tuple(
+            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
+            for row in entry["tensors"]
+        )
+    )
+    return Departure(
+        upload_id=entry["upload_id"], study=entry["study"], revision=entry["revision"], digest=entry["study_digest"],
+        round=entry["round"], attempt=entry["attempt"], manifest=manifest,
+        metrics={row["name"]: row["value"] for row in entry["metrics"]},
+        num_examples=entry["num_examples"], num_validation=entry["num_validation"], file=file,
+    )  # fmt: skip
+
+
+def _opening(departure: Departure, ledger: Ledger) -> Opening:
+    head, signature, hashes = ledger.statement()
+    return Opening(
+        upload_id=departure.upload_id, study=departure.study, revision=departure.revision, digest=departure.digest,
+        round=departure.round, attempt=departure.attempt, manifest=departure.manifest, metrics=departure.metrics,
+        num_examples=departure.num_examples, num_validation=departure.num_validation, ledger=head,
+        ledger_signature=signature, new_line_hashes=hashes,
+    )  # fmt: skip
+
+
+def explain_refusal(receipt: Receipt) -> str:
+    """A refusal in words, for the site's log."""
+    tensor = f" (tensor `{receipt.tensor}`)" if receipt.tensor else ""
+    return f"round {receipt.round} of `{receipt.study}` was refused: {receipt.code}{tensor}"

@@ -1,0 +1,84 @@
+"""Renew the certificate at half of its life, give or take a tenth: a new key, a new certificate, a new channel.
+
+A thread that sleeps until then. A coordinator that is away is asked again after 1 min, doubling to 1 h; with 7 days of
+life there are three and a half for it to come back.
+"""
+
+import datetime
+import logging
+import random
+from collections.abc import Callable
+
+from cryptography import x509
+
+from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.identity import Identity, check_clock, check_issued
+from site_agent.gateway.interrupt import Interrupt
+from site_agent.gateway.join import record_identity
+from site_agent.gateway.ledger import Ledger
+from site_agent.state import Site
+from wardround import identity
+from wardround.errors import BadData, TryAgain, Unavailable
+from wardround.invitation import stamp
+
+_RANDOM = random.SystemRandom()
+log = logging.getLogger(__name__)
+
+
+def due(certificate: x509.Certificate, jitter: float) -> datetime.datetime:
+    """When to renew: at half of the certificate's life, moved by ``jitter`` (-0.1 to 0.1) of that half."""
+    half = (certificate.not_valid_after_utc - certificate.not_valid_before_utc) / 2
+    return certificate.not_valid_before_utc + half * (1 + jitter)
+
+
+def renew(own: Identity, site: Site, line: Line, ledger: Ledger) -> x509.Certificate:
+    """Renew now: new key, checked certificate, ledger line, both taken into use.
+
+    Raises:
+        Unavailable: the coordinator cannot be reached; the old pair is still whole.
+        BadData: its reply is not what it must be; the old pair is still in use.
+    """
+    request = own.begin_renewal()
+    with line.use() as connection:
+        reply = connection.renew(request)
+    now = datetime.datetime.now(datetime.UTC)
+    authority = own.authority_file.read_bytes()
+    if identity.load_certificate(reply.authority, "the reply's authority") != identity.load_certificate(
+        authority, str(own.authority_file)
+    ):
+        raise BadData("the coordinator's renewal names another authority than the one this site trusts")
+    warning = check_clock(reply.server_time_s, now)
+    if warning:
+        log.warning("%s", warning)
+    certificate = check_issued(
+        reply.certificate, own.next_key(), authority, identity.Name(site.federation, "site", site.site), now
+    )
+    record_identity(ledger, "renewed", site, reply)
+    own.adopt(reply.certificate)
+    line.replace()
+    return certificate
+
+
+def keep_renewed(
+    own: Identity, site: Site, line: Line, ledger: Ledger, stopping: Interrupt, renewed: Callable[[], object]
+) -> None:
+    """Renew whenever it is due, until ``stopping``. Calls ``renewed`` after each.
+
+    Raises:
+        Interrupted: the agent stops.
+        WardroundError: the coordinator refuses.
+    """
+    while True:
+        wait = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
+        stopping.wait(max(0.0, wait.total_seconds()))
+        for pause in pauses(60, 3600):
+            try:
+                certificate = renew(own, site, line, ledger)
+                break
+            except (Unavailable, TryAgain) as error:
+                log.warning(
+                    "%s; the certificate is good to %s", error.message, stamp(own.certificate().not_valid_after_utc)
+                )
+                stopping.wait(pause)
+        log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
+        renewed()

@@ -1,0 +1,141 @@
+"""``site-agent run``: the gateway as a process, with its trainer beside it, and the commands it answers."""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from site_agent.gateway.agent import Agent
+from site_agent.handoff import trainer_socket
+from site_agent.state import SiteState
+from wardround import control, durable
+from wardround.errors import Unavailable, UsageProblem
+
+PR_SET_PDEATHSIG = 1
+TRAINER_START_S = 60
+TRAINER_STOP_S = 20
+log = logging.getLogger(__name__)
+
+
+def run(state: SiteState, *, with_trainer: bool) -> None:
+    """Serve until SIGTERM or SIGINT. Prints ``ready`` on stdout when commands and, if it is ours, the trainer answer.
+
+    The coordinator need not be reachable: the agent goes on trying, and says so.
+
+    Raises:
+        NeedsPerson: not joined, a broken ledger, or the coordinator refuses this site for good.
+        TryAgain: another process owns the state directory.
+        StorageFailed: the disk failed; start again when it is sound.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    state.site()
+    with durable.StateLock(state.root, "site-agent run"):
+        state.make_folders()
+        trainer = TrainerProcess(state.root) if with_trainer else None
+        try:
+            agent = Agent(state)
+            try:
+                _serve(state, agent, trainer)
+            finally:
+                agent.stop()
+        finally:
+            if trainer is not None:
+                trainer.stop()
+
+
+def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.end())
+    if trainer is not None:
+        trainer.on_death(agent.end)
+    server = control.ControlServer(state.control, Commands(state, agent).answer)
+    try:
+        agent.start()
+        print("ready", flush=True)
+        error = agent.wait()
+    finally:
+        server.close()
+    if error is not None:
+        raise error
+    if trainer is not None and trainer.died:
+        raise Unavailable("the trainer's listener ended by itself", hint="its last words are above; run again")
+
+
+class Commands:
+    """What the commands of ``site-agent`` ask of a running service."""
+
+    def __init__(self, state: SiteState, agent: Agent) -> None:
+        self._state = state
+        self._agent = agent
+
+    def answer(self, request: dict[str, Any], progress: control.Reply) -> Any:
+        """One command, one result."""
+        command = request.get("command")
+        if command == "status":
+            return {"connected": self._agent.connected, "uid": os.geteuid()}
+        if command == "refresh":
+            self._agent.refresh()
+            return {}
+        if command == "approve":
+            consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
+            return {"told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest}
+        if command == "withdraw":
+            return {"told": self._agent.withdraw(request["study"], request["by"])}
+        raise UsageProblem(
+            f"the running service knows no command {str(command)[:40]!r}", hint="is it an older version?"
+        )
+
+
+class TrainerProcess:
+    """The trainer's listener as our child. It dies with us.
+
+    Raises:
+        Unavailable: it did not get ready.
+    """
+
+    def __init__(self, state: Path) -> None:
+        line = [sys.executable, "-P", "-m", "site_agent.cli", "run", "--only", "trainer", "--state", str(state)]
+        self._process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=_die_with_parent
+        )
+        self._stopping = False
+        self.died = False
+        late = threading.Timer(TRAINER_START_S, self._process.kill)
+        late.start()
+        assert self._process.stdout is not None
+        ready = any(text.strip() == "ready" for text in iter(self._process.stdout.readline, ""))
+        late.cancel()
+        if not ready or not control.is_listening(trainer_socket(state)):
+            self.stop()
+            raise Unavailable("the trainer's listener did not start", hint="its last words are above")
+
+    def on_death(self, act: Any) -> None:
+        """Call ``act`` if it ends before it is stopped."""
+
+        def watch() -> None:
+            self._process.wait()
+            if not self._stopping:
+                self.died = True
+                act()
+
+        threading.Thread(target=watch, name="trainer-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._process.terminate()
+        try:
+            self._process.wait(TRAINER_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

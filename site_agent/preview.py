@@ -1,0 +1,50 @@
+"""What a study would take out of the hospital, and what it leaves there: the table a person reads before approving."""
+
+from typing import Any
+
+from site_agent.state import Consent, Journal, Offer, study_state
+
+
+def document(offer: Offer, stays: list[dict[str, Any]]) -> dict[str, Any]:
+    """The exact account of a study. ``stays`` is what the installed model keeps, from the trainer."""
+    told = offer.document["told"]
+    return {
+        "study": offer.study,
+        "title": offer.document["study"]["title"],
+        "revision": offer.revision,
+        "study_digest": offer.digest,
+        "sites": offer.document["study"]["sites"],
+        "algorithm": offer.document["algorithm"]["name"],
+        "rounds": offer.rounds,
+        "bytes_per_round": sum(row["bytes"] for row in offer.leaves),
+        "leaves": offer.leaves,
+        "metrics": offer.metrics,
+        "metric_digits": told["digits"],
+        "counts": told["counts"],
+        "stays": stays,
+    }
+
+
+def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[str]) -> dict[str, Any]:
+    """One study's line in `studies` and `status`. ``changes`` says in words what changed since it was approved."""
+    mine = journal.study_digest == offer.digest
+    return {
+        "id": offer.study,
+        "title": offer.document["study"]["title"],
+        "state": study_state(offer, consent, journal),
+        "round": journal.round if mine else 0,
+        "rounds": offer.rounds,
+        "revision": offer.revision,
+        "study_digest": offer.digest,
+        "approved_by": consent.approved_by["name"] if consent is not None else None,
+        "data": consent.data["name"] if consent is not None else None,
+        "changes": changes,
+    }
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them: "608 B", "44.7 MiB"."""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"

@@ -1,0 +1,247 @@
+"""A site's state directory: where things are, and the small JSON files in it.
+
+    identity/            key.pem  certificate.pem  authority.pem  ledger_key.pem  site.json
+    offers/STUDY.json    what the coordinator offers, checked before it is kept
+    consents/STUDY.json  what a person approved
+    journal/STUDY.json   how far the current round is
+    ledger/  staging/  studies/  data.toml  control.sock
+
+Nothing here needs the network, torch or cryptography, so the commands stay quick.
+"""
+
+import datetime
+import json
+import os
+import pwd
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wardround import canonical, durable
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.study import STUDY_NAME
+
+APPROVED, WITHDRAWN = "approved", "withdrawn"
+GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
+SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Who this installation is, as its enrolment said. ``receipt_key`` is hex; ``renew_after_s`` is Unix time."""
+
+    site: str
+    federation: str
+    address: str
+    receipt_key: str
+    authority_fingerprint: str
+    renew_after_s: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One exact study as the coordinator offers it. ``document`` is the resolved study."""
+
+    study: str
+    revision: int
+    digest: str
+    state: str  # the coordinator's word: created, waiting, running, paused, finished, stopped, failed
+    document: dict[str, Any]
+    initial_model: list[dict[str, Any]]
+
+    @property
+    def leaves(self) -> list[dict[str, Any]]:
+        """The tensors that every update has, in the payload's order, without digests."""
+        return [{key: row[key] for key in ("bundle", "name", "dtype", "shape", "bytes")} for row in self.initial_model]
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(self.document["told"]["metrics"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.document["study"]["rounds"])
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What a person approved: one exact study, the exact tensors and numbers that leave, and one table."""
+
+    study: str
+    revision: int
+    study_digest: str
+    leaves: list[dict[str, Any]]
+    metrics: list[str]
+    counts: str
+    data: dict[str, str]  # name, digest
+    rows: int
+    approved_by: dict[str, Any]  # name, uid
+    approved_at: str
+    state: str  # approved, withdrawn
+
+
+@dataclass
+class Journal:
+    """How far a study's current assignment is. Written before each step that a crash must not repeat.
+
+    ``phase``: "" | downloading | training | trained | uploading | decided. ``applied``: the trainer has heard the
+    decision. ``ended``: the coordinator's last word on the study (finished, stopped, failed), once acted upon.
+    """
+
+    study: str
+    revision: int = 0
+    study_digest: str = ""
+    round: int = 0
+    attempt: int = 0
+    kind: str = ""
+    phase: str = ""
+    base_digest: str = ""
+    update: str = ""  # the file in staging, "" for a closing validation
+    update_digest: str = ""
+    num_examples: int = 0
+    num_validation: int = 0
+    metrics: dict[str, str] = field(default_factory=dict)
+    upload_id: str = ""
+    decision: str = ""
+    applied: bool = True
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """The paths under one ``--state``."""
+
+    root: Path
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control.sock"
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity"
+
+    @property
+    def site_file(self) -> Path:
+        return self.identity / "site.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger"
+
+    @property
+    def staging(self) -> Path:
+        return self.root / "staging"
+
+    def make_folders(self) -> None:
+        """Make what the gateway owns. Folders that an administrator made keep their owner and mode."""
+        for name in GATEWAY_FOLDERS:
+            durable.make_folder(self.root / name)
+
+    def joined(self) -> bool:
+        return self.site_file.exists()
+
+    def site(self) -> Site:
+        """Raises NeedsPerson: this directory belongs to no site yet."""
+        if not self.joined():
+            raise NeedsPerson(
+                f"{self.root} has not joined a federation",
+                hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator",
+            )
+        return _read(self.site_file, Site)
+
+    def save_site(self, site: Site) -> None:
+        durable.write_file(self.site_file, canonical.dumps(asdict(site)))
+
+    def offers(self) -> list[Offer]:
+        return [_read(path, Offer) for path in sorted((self.root / "offers").glob("*.json"))]
+
+    def offer(self, study: str) -> Offer:
+        """Raises UsageProblem: the coordinator has offered no such study."""
+        path = self._file("offers", study)
+        if not path.exists():
+            known = ", ".join(offer.study for offer in self.offers()) or "none yet"
+            raise UsageProblem(f"no study `{study}` has been offered to this site", hint=f"offered: {known}")
+        return _read(path, Offer)
+
+    def save_offer(self, offer: Offer) -> None:
+        durable.write_file(self._file("offers", offer.study), canonical.dumps(asdict(offer)))
+
+    def consents(self) -> list[Consent]:
+        return [_read(path, Consent) for path in sorted((self.root / "consents").glob("*.json"))]
+
+    def consent(self, study: str) -> Consent | None:
+        path = self._file("consents", study)
+        return _read(path, Consent) if path.exists() else None
+
+    def save_consent(self, consent: Consent) -> None:
+        durable.write_file(self._file("consents", consent.study), canonical.dumps(asdict(consent)))
+
+    def journal(self, study: str) -> Journal:
+        path = self._file("journal", study)
+        return _read(path, Journal) if path.exists() else Journal(study)
+
+    def save_journal(self, journal: Journal) -> None:
+        durable.write_file(self._file("journal", journal.study), canonical.dumps(asdict(journal)))
+
+    def _file(self, folder: str, study: str) -> Path:
+        if not STUDY_NAME.fullmatch(study):
+            raise UsageProblem(f"{study[:80]!r} is not a study's name: 1 to 64 of a-z, 0-9 and -")
+        return self.root / folder / f"{study}.json"
+
+
+def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
+    """Where this site stands in a study, in one word.
+
+    offered, changed (since it was approved), withdrawn, approved (waits), training, uploading, then the coordinator's:
+    running, paused, finished, stopped, failed.
+    """
+    if consent is None:
+        return "offered"
+    if consent.state == WITHDRAWN:
+        return WITHDRAWN
+    if consent.study_digest != offer.digest:
+        return "changed"
+    mine = journal if journal.study_digest == offer.digest else Journal(offer.study)
+    if mine.ended:
+        return mine.ended
+    if mine.phase in ("downloading", "training", "trained"):
+        return "training"
+    if mine.phase == "uploading":
+        return "uploading"
+    return offer.state if offer.state in ("running", "paused") else APPROVED
+
+
+def who() -> dict[str, Any]:
+    """The person at this command, as the system knows them; behind ``sudo``, the one who called it."""
+    uid = int(os.environ.get("SUDO_UID", os.getuid())) if os.geteuid() == 0 else os.getuid()
+    return {"name": user_name(uid), "uid": uid}
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def now_text() -> str:
+    """RFC 3339, UTC, milliseconds."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
+    """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
+    try:
+        document = json.loads(path.read_bytes())
+        wanted = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+        if set(document) != wanted:
+            raise ValueError("fields")
+        return kind(**document)
+    except (ValueError, TypeError, OSError):
+        raise BadData(
+            f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
+            hint="restore it from a backup; the ledger and the models beside it are untouched",
+        ) from None

@@ -1,0 +1,151 @@
+"""``site-agent run --only trainer``: waits for the gateway, and starts an isolated worker when there is work. No torch.
+
+The worker is started with the first request that needs it and stays warm between rounds. It serves one request at a
+time; what concerns no round (``check``, ``predict``, ...) gets a worker of its own while a round is being trained.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from site_agent.handoff import Worker, one_shot, trainer_socket
+from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
+from wardround import control, durable
+from wardround.durable import StateLock, StorageFailed
+from wardround.errors import TryAgain
+
+SOCKET_MODE, STAGING_MODE = 0o660, 0o770
+OF_NO_ROUND = frozenset({"describe", "inspect", "check", "predict"})
+log = logging.getLogger(__name__)
+
+
+def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready", flush=True)) -> None:
+    """Listen at ``state/staging/trainer.sock`` until SIGTERM or SIGINT, then end the worker and return.
+
+    Runs in the main thread.
+
+    Raises:
+        TryAgain: another trainer has this state directory.
+        CannotWrite: the folders cannot be made; or the disk failed, and what was durable before is still there.
+    """
+    durable.make_folder(state / "studies")
+    durable.make_folder(state / "staging", STAGING_MODE)
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with StateLock(state / "studies", "site-agent run --only trainer"), Listener(state, stop) as listener:
+            users = frozenset({os.geteuid(), 0, state.stat().st_uid})
+            server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
+            try:
+                ready()
+                stop.wait()
+            finally:
+                server.close()
+        if listener.failed is not None:
+            raise listener.failed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Listener:
+    """Passes requests on. ``stop`` is set when the disk fails, and ``failed`` says how."""
+
+    def __init__(self, state: Path, stop: threading.Event) -> None:
+        self._state = state
+        self._stop = stop
+        self.failed: StorageFailed | None = None
+        with Worker(state, warm=False) as probe:
+            self._isolation = probe.isolation
+        # One thread makes the worker and speaks to it: a worker dies with the thread that made it.
+        self._thread = ThreadPoolExecutor(1, "worker")
+        self._worker: Worker | None = None
+        self._closing = False
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    def answer(self, request: Request, progress: control.Reply) -> Any:
+        """One request, in a thread of its own.
+
+        Raises:
+            WardroundError: what the worker said, or that it died.
+        """
+        command = request.get("command")
+        if command == "status":
+            worker = self._worker
+            pid = worker.pid if worker is not None and worker.alive() else None
+            return {"isolation": self._isolation, **whoami(), "worker": pid}
+        if command == "abort":
+            self._end_worker()
+            return {}
+        try:
+            if command in BOOKKEEPING:
+                return BOOKKEEPING[command](self._state, request)
+            return self._pass_on(request, _until_gone(progress))
+        except StorageFailed as error:
+            self.failed = error
+            self._stop.set()
+            raise
+
+    def _pass_on(self, request: Request, progress: control.Reply) -> Any:
+        with self._lock:
+            busy = self._waiting > 0
+            if self._closing:
+                raise TryAgain("the trainer is stopping", hint="start it again", code="DECLINED_TRAINING_FAILED")
+            alone = busy and request.get("command") in OF_NO_ROUND
+            self._waiting += not alone
+        if alone:
+            fields = {key: value for key, value in request.items() if key != "command"}
+            return one_shot(self._state, request["command"], progress, **fields)
+        try:
+            return self._thread.submit(self._ask_worker, request, progress).result()
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _ask_worker(self, request: Request, progress: control.Reply) -> Any:
+        if self._worker is None or not self._worker.alive():
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = Worker(self._state, warm=True)
+            if self._closing:
+                self._worker.kill()
+        return self._worker.ask(request, progress)
+
+    def _end_worker(self) -> None:
+        worker = self._worker
+        if worker is not None:
+            worker.kill()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._closing = True
+        self._end_worker()
+        self._thread.shutdown(cancel_futures=True)
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _until_gone(progress: control.Reply) -> control.Reply:
+    """Progress for as long as the one who asked listens; the round goes on without them, and its result is kept."""
+    gone = False
+
+    def tell(item: Any) -> None:
+        nonlocal gone
+        if gone:
+            return
+        try:
+            progress(item)
+        except OSError:
+            gone = True
+            log.info("whoever asked has gone; the round goes on")
+
+    return tell

@@ -1,0 +1,35 @@
+"""The trainer's worker: isolate first, then import torch, then answer requests on a socket that it was born with.
+
+    python -m site_agent.trainer.process --fd N --parent PID --state DIR [--warm]
+
+Started by ``handoff.Worker`` alone. It opens no socket, listens nowhere, and ends when its socket closes or the thread
+that started it ends.
+"""
+
+from site_agent.trainer import isolation
+
+# Nothing else is imported here: a second thread would make the isolation impossible.
+
+
+def main() -> None:
+    import argparse
+    import signal
+
+    parser = argparse.ArgumentParser(prog="site_agent.trainer.process", description="started by the trainer alone")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--warm", action="store_true")
+    options = parser.parse_args()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends this process
+    in_force = isolation.isolate()
+    isolation.die_with_parent(options.parent, signal.SIGKILL)
+
+    from site_agent.trainer.serving import serve
+
+    serve(options.fd, options.state, in_force, warm=options.warm)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Requests of ``handoff`` in, answers or our own errors out: the trainer's border. No torch until a request needs it.
+
+Nothing but a ``WardroundError`` leaves, and of it only ``code``, a DECLINED name, may go further than the hospital.
+"""
+
+import logging
+import os
+import pwd
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from site_agent.handoff import ROUND_COMMANDS, TRAINING_FAILED
+from site_agent.trainer import data, vault
+from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
+
+if TYPE_CHECKING:
+    from site_agent.trainer.rounds import Rounds
+
+PROGRESS_EVERY_S = 0.2
+Request = dict[str, Any]
+Reply = Callable[[Any], None]
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """Answers one request at a time."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def answer(self, request: Request, progress: Reply) -> Any:
+        """Do what ``request`` asks.
+
+        Raises:
+            WardroundError: always with a message for this hospital; for a round always with a DECLINED code.
+        """
+        command = str(request.get("command"))
+        try:
+            return self._do(command, request, progress)
+        except WardroundError as error:
+            error.code = _code(error, command)
+            raise
+        except MemoryError:
+            log.exception("out of memory")
+            raise TryAgain(
+                "there is not enough memory for this",
+                hint="end other programs, or give this one more",
+                code="DECLINED_RESOURCES",
+            ) from None
+        except Exception:
+            # What a library says may hold a patient's value: it stays in this log.
+            log.exception("`%s` failed", command)
+            raise WardroundError(
+                f"the trainer failed at `{command}`", hint="its log says why", code=TRAINING_FAILED
+            ) from None
+
+    def preload(self) -> None:
+        """Import torch now, before the first request, and what its optimizers import with their first step."""
+        self._rounds.warm_up()
+
+    def _do(self, command: str, request: Request, progress: Reply) -> Any:
+        if command in BOOKKEEPING:
+            return BOOKKEEPING[command](self._state, request)
+        match command:
+            case "inspect":
+                test = request.get("test")
+                found = data.inspect(Path(request["table"]), None if test is None else Path(test), request["label"])
+                return asdict(found)
+            case "describe":
+                return self._rounds.describe(request["study"], request["site"])
+            case "check":
+                return self._rounds.check(request["study"], request["site"], request["data"])
+            case "train":
+                return self._rounds.train(request, _seldom(progress))
+            case "validate":
+                return self._rounds.validate(request)
+            case "finish":
+                return self._rounds.finish(request)
+            case "predict":
+                table, out = Path(request["table"]), Path(request["out"])
+                return self._rounds.predict(request["study"], request["checkpoint"], table, out)
+            case _:
+                raise TryAgain(
+                    f"the trainer knows no request `{command[:40]}`",
+                    hint="gateway and trainer must be of the same release; start both again",
+                )
+
+    @cached_property
+    def _rounds(self) -> "Rounds":
+        try:
+            from site_agent.trainer.rounds import Rounds
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "torchvision", "sklearn"):
+                raise
+            raise NeedsPerson(
+                f"{error.name} is not installed here, and training and predicting need it",
+                hint="pip install 'wardround[site]'",
+                code="DECLINED_RESOURCES",
+            ) from None
+        return Rounds(self._state)
+
+
+def _commit(state: Path, request: Request) -> dict[str, Any]:
+    vault.Vault(state, request["study"], request["revision"]).commit(request["round"])
+    return {}
+
+
+def _discard(state: Path, request: Request) -> dict[str, Any]:
+    vault.Vault(state, request["study"], request["revision"]).discard(request["round"])
+    return {}
+
+
+def _checkpoints(state: Path, request: Request) -> dict[str, Any]:
+    return vault.listing(state, request["study"])
+
+
+def _export(state: Path, request: Request) -> dict[str, Any]:
+    return vault.export(state, request["study"], request["checkpoint"], Path(request["out"]))
+
+
+# What needs neither torch nor patients, so that the listener does it itself while its worker trains.
+BOOKKEEPING: dict[str, Callable[[Path, Request], Any]] = {
+    "commit": _commit,
+    "discard": _discard,
+    "checkpoints": _checkpoints,
+    "export": _export,
+}
+
+
+def whoami() -> dict[str, Any]:
+    """The user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return {"user": name, "uid": uid}
+
+
+def _code(error: WardroundError, command: str) -> str:
+    """The code that may cross: the error's own DECLINED code; for a round never nothing."""
+    if error.code.startswith("DECLINED_"):
+        return error.code
+    if command not in ROUND_COMMANDS:
+        return ""
+    if isinstance(error, CannotWrite):
+        return "DECLINED_RESOURCES"
+    if error.code.startswith(("MANIFEST_", "PAYLOAD_")):
+        return "DECLINED_MODEL_MISMATCH"
+    return TRAINING_FAILED
+
+
+def _seldom(progress: Reply) -> Callable[[int, int], None]:
+    """Steps become messages, a few a second and the last."""
+    last = -PROGRESS_EVERY_S
+
+    def tell(step: int, steps: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if step == steps or now - last >= PROGRESS_EVERY_S:
+            last = now
+            progress({"step": step, "steps": steps})
+
+    return tell

@@ -1,0 +1,380 @@
+"""The trainer's work itself: a study's rounds on this hospital's data, its checkpoints, and predictions.
+
+What is trained and how lives in ``fl_algorithms``; this module brings it the data and the kept state, and puts away
+what comes of it. A round ends in this order, so that it can be asked again after a crash at any instant:
+
+    update file in staging ──> checkpoints ──> private state, pending ──> the answer ──> commit or discard
+"""
+
+import csv
+import datetime
+import io
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_algorithms import catalog
+from fl_algorithms.client.session import (
+    Checkpoint,
+    Partition,
+    RoundResult,
+    SessionState,
+    SiteSession,
+    describe,
+    predict,
+    task_of,
+)
+from fl_algorithms.tasks.base import SiteData, Task
+from fl_algorithms.training import Progress, make_deterministic
+from site_agent.handoff import staged
+from site_agent.trainer import data as tables
+from site_agent.trainer import vault as vaults
+from site_agent.trainer.tensorfiles import (
+    from_bytes,
+    manifest_of,
+    payload,
+    read_downlink,
+    require_specs,
+    specs_of,
+    to_bytes,
+    write_update,
+)
+from site_agent.trainer.vault import Kept, Vault
+from wardround import __version__, canonical, durable
+from wardround.errors import BadData, CannotWrite, UsageProblem
+from wardround.study import StudyFile
+from wardround.tensors import TensorFile
+
+REMEMBERED_STUDIES = 16
+RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """A study as the programs installed here understand it, at one site."""
+
+    file: StudyFile
+    digest: str  # of the document alone
+    site: str
+    task: Task
+    partition: Partition
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One round as the gateway asks for it, with what the trainer itself found to go with it."""
+
+    study: _Installed
+    study_digest: str
+    data_name: str
+    vault: Vault
+    start: Kept | None
+
+
+class Rounds:
+    """Trains, validates and predicts for one site; keeps the last session and its data in memory between rounds."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._session: tuple[tuple[str, ...], SiteSession] | None = None  # what it continues, and the session
+        self._data: tuple[tuple[str, ...], SiteData] | None = None
+        self._studies: dict[tuple[str, str], _Installed] = {}  # by digest and site
+
+    def warm_up(self) -> None:
+        """Take one step with an optimizer: torch imports its compiler's front (a second) with the first one."""
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        torch.optim.AdamW([weight], fused=True).step()
+
+    def describe(self, document: Any, site: str) -> dict[str, Any]:
+        """Which tensors of a study would leave, and which stay and why."""
+        partition = self._installed(document, site).partition
+        leaves = [
+            {"bundle": s.bundle, "name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes}
+            for s in partition.leaves
+        ]
+        stays = [
+            {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes, "why": s.why}
+            for s in partition.stays
+        ]
+        return {"leaves": leaves, "stays": stays}
+
+    def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
+        """Read a hospital's table as a study would.
+
+        Raises:
+            BadData: it is not what the study needs; code DECLINED_DATA_INVALID.
+        """
+        study = self._installed(document, site)
+        source = tables.source(self._state, name)
+        data = self._load(study, source)
+        warnings = list(data.warnings)
+        if data.digest != source.digest:
+            warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
+        labels = torch.cat([data.train.y, data.validation.y])
+        classes = study.task.classes
+        counts = torch.bincount(labels, minlength=len(classes)).tolist()
+        return {
+            "digest": data.digest,
+            "rows": len(labels),
+            "train_rows": len(data.train),
+            "validation_rows": len(data.validation),
+            "test_rows": None if data.test is None else len(data.test),
+            "classes": dict(zip(classes, counts, strict=True)),
+            "warnings": warnings,
+        }
+
+    def train(self, request: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+        """One training round. Asked again before it is decided, it gives the same update, trained anew only if need be.
+
+        Raises:
+            BadData: DECLINED_DATA_CHANGED, DECLINED_DATA_INVALID or DECLINED_MODEL_MISMATCH.
+            CannotWrite: there is no room for the update; DECLINED_RESOURCES.
+            NeedsPerson: the private state is damaged; DECLINED_TRAINING_FAILED.
+        """
+        return self._round(request, progress)
+
+    def validate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The closing round: judge the last model, keep it as a checkpoint, tell the metrics. Raises as ``train``."""
+        return self._round(request, None)
+
+    def finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The study has ended: keep the best global model, and write into the cards who contributed."""
+        study = self._installed(request["study"], request["site"])
+        vault = Vault(self._state, study.file.study.name, request["revision"])
+        if request["best"] is not None and request["best_round"] is not None:
+            vault.open(request["study_digest"], request["study"])
+            start = vault.start_of(study.file.study.rounds + 2)
+            asked = _Asked(study, request["study_digest"], request["data"]["name"], vault, start)
+            data = self._approved(asked, request["data"]["digest"])
+            path = staged(self._state, request["best"])
+            with TensorFile(path) as file:
+                digest = request.get("best_digest") or file.manifest().digest()
+            specs, downlink = read_downlink(path, digest)
+            require_specs(specs, study.partition.leaves, "the best global model")
+            session = self._resume(asked, data)  # and not kept: it holds the best model now, not the last
+            for checkpoint in session.finish(request["best_round"], downlink):
+                self._keep(asked, checkpoint, data)
+        if request.get("contributors"):
+            vault.name_contributors(request["contributors"])
+        return {"checkpoints": [checkpoint.row() for checkpoint in vault.checkpoints()]}
+
+    def predict(self, name: str, kind: str, table: Path, out: Path) -> dict[str, Any]:
+        """Write one row of ``out`` (CSV) for each row of ``table``: its line, the predicted class, each probability.
+
+        Raises:
+            UsageProblem: there is no such checkpoint.
+            BadData: the checkpoint is damaged, or the table is not what the study needs.
+            CannotWrite: ``out`` does not take it.
+        """
+        if out.exists() and out.samefile(table):
+            raise UsageProblem(f"{out} is the table itself", hint="give the predictions a file of their own")
+        vault, found = vaults.checkpoint(self._state, name, kind)
+        vaults.verify_model(found)
+        study = installed(vault.document())
+        make_deterministic(study.study.threads)
+        task = task_of(study)
+        x, lines = task.read_new(table, found.preprocessing())
+        probabilities = predict(study, task, from_bytes(found.model.read_bytes()), x)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["line", "predicted", *(f"probability_{name}" for name in task.classes)])
+        for line, row in zip(lines, probabilities.tolist(), strict=True):
+            best = max(range(len(row)), key=row.__getitem__)
+            writer.writerow([line, task.classes[best], *(f"{value:.6f}" for value in row)])
+        durable.write_file(out, text.getvalue().encode())
+        return {"rows": len(lines), "out": str(out)}
+
+    def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
+        # 1. The study as it is installed here, and the state that the round starts from.
+        study, number = self._installed(request["study"], request["site"]), request["round"]
+        name = study.file.study.name
+        vault = Vault(self._state, name, request["revision"])
+        vault.open(request["study_digest"], request["study"])
+        asked = _Asked(study, request["study_digest"], request["data"]["name"], vault, vault.start_of(number))
+
+        # 2. The data that was approved.
+        data = self._approved(asked, request["data"]["digest"])
+
+        # 3. The model that was announced, with the tensors that this site would send and no others.
+        specs, base = read_downlink(staged(self._state, request["base"]), request["base_digest"])
+        require_specs(specs, study.partition.leaves, "the downloaded model")
+
+        # 4. What an earlier request of the same has given already.
+        seed = {
+            "command": request["command"],
+            "base_digest": request["base_digest"],
+            "data_digest": data.digest,
+            "start": "" if asked.start is None else asked.start.folder,
+        }
+        answer = vault.pending(number, seed)
+        if answer is not None and self._is_whole(answer):
+            return _told(answer)
+
+        # 5. The round.
+        session = self._resume(asked, data)
+        if progress is None:
+            result = session.validate(number, base)
+            answer = _numbers(study.file, result)
+        else:
+            self._require_room(sum(spec.bytes for spec in specs))
+            result = session.train(number, base, progress)
+            update = f"update-{name}-{vault.revision}-{number}.safetensors"
+            digest = write_update(staged(self._state, update), result.uplink, specs)
+            answer = {"update": update, "update_digest": digest, **_numbers(study.file, result)}
+
+        # 6. What stays here.
+        for checkpoint in result.checkpoints:
+            self._keep(asked, checkpoint, data)
+        exported = session.export_state()
+        kept = vault.keep_pending(number, to_bytes(exported.tensors), exported.meta, seed, answer)
+        self._session = (_key(asked, data, kept), session)
+        return _told(answer)
+
+    def _installed(self, document: Any, site: str) -> _Installed:
+        """The study at ``site``; building its networks to see what they share is done once."""
+        digest = canonical.digest(document)
+        if (digest, site) not in self._studies:
+            study = installed(document)
+            if len(self._studies) >= REMEMBERED_STUDIES:
+                self._studies.clear()
+            self._studies[digest, site] = _Installed(study, digest, site, task_of(study), describe(study, site))
+        return self._studies[digest, site]
+
+    def _approved(self, asked: _Asked, approved: str) -> SiteData:
+        """The data, which must be what a person approved; read anew only when another study had its turn."""
+        source = tables.source(self._state, asked.data_name)
+        name = asked.study.file.study.name
+        tables.must_be_approved(name, asked.data_name, approved, tables.digest_now(source))
+        key = (asked.study.digest, asked.study.site, canonical.digest(source.model_dump()), approved)
+        if self._data is None or self._data[0] != key:
+            data = self._load(asked.study, source)
+            tables.must_be_approved(name, asked.data_name, approved, data.digest)
+            self._data = (key, data)
+        return self._data[1]
+
+    def _load(self, study: _Installed, source: tables.DataSource) -> SiteData:
+        try:
+            return study.task.load(
+                source.table_path, source.test_path, source.label, site=study.site,
+                seed=study.file.study.seed, validation_fraction=study.file.checkpoints.validation_fraction,
+            )  # fmt: skip
+        except BadData as error:
+            raise BadData(error.message, hint=error.hint, code=tables.DATA_INVALID) from None
+
+    def _resume(self, asked: _Asked, data: SiteData) -> SiteSession:
+        """The session as it was after the state that the round starts from: the one in memory, or the vault's.
+
+        It is taken out of memory, so that a round which fails halfway leaves nothing behind.
+        """
+        warm, self._session = self._session, None
+        if warm is not None and warm[0] == _key(asked, data, asked.start):
+            return warm[1]
+        state = None
+        if asked.start is not None:
+            stored = asked.vault.load(asked.start)
+            state = SessionState(from_bytes(stored.tensors), stored.meta)
+        return SiteSession(asked.study.file, asked.study.site, asked.study.task, data, state)
+
+    def _keep(self, asked: _Asked, checkpoint: Checkpoint, data: SiteData) -> None:
+        specs = specs_of(checkpoint.tensors)
+        card = {
+            "study": asked.study.file.study.name,
+            "revision": asked.vault.revision,
+            "study_digest": asked.study_digest,
+            "site": asked.study.site,
+            "kind": checkpoint.kind,
+            "round": checkpoint.round,
+            "score": _finite(checkpoint.score),
+            "metric": checkpoint.metric,
+            "split": checkpoint.split,
+            "scores": {name: _finite(score) for name, score in checkpoint.scores.items()},
+            "val_loss": _finite(checkpoint.val_loss),
+            "model_digest": manifest_of(checkpoint.tensors, specs).digest(),
+            "data_digest": data.digest,
+            "contributors": None,  # known when the study has ended
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "wardround": __version__,
+            "torch": torch.__version__,
+            "device": "cpu",
+            "threads": torch.get_num_threads(),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        }
+        fitted = asked.study.task.fitted(data)
+        preprocessing = json.dumps(fitted, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False).encode()
+        asked.vault.keep_checkpoint(card, specs, payload(checkpoint.tensors, specs), preprocessing)
+
+    def _is_whole(self, answer: dict[str, Any]) -> bool:
+        """Whether the update that ``answer`` names still lies in staging, bit for bit."""
+        if "update" not in answer:
+            return True
+        path = staged(self._state, answer["update"])
+        if not path.exists():
+            return False
+        try:
+            with TensorFile(path) as file:
+                return file.manifest().digest() == str(answer["update_digest"])
+        except BadData:
+            return False  # cut short or overwritten: the round is trained again, to the same bits
+
+    def _require_room(self, update_bytes: int) -> None:
+        """Fail before the training and not after it.
+
+        Raises:
+            CannotWrite: the disk has no room for what the round will write.
+        """
+        wanted = 4 * update_bytes + RESERVED_BYTES
+        for folder in (self._state / "staging", self._state / "studies"):
+            free = shutil.disk_usage(folder).free
+            if free < wanted:
+                raise CannotWrite(
+                    f"{folder} has {free >> 20} MiB free, a round needs {wanted >> 20} MiB",
+                    hint="make room on that disk",
+                    code="DECLINED_RESOURCES",
+                )
+
+
+def installed(document: Any) -> StudyFile:
+    """The study of a resolved document, as the programs installed here understand it.
+
+    Raises:
+        BadData: it names something that is not installed, or means something else here.
+    """
+    study = catalog.resolve(StudyFile.from_document(document))
+    if study.document() != document:
+        raise BadData(
+            f"study `{study.study.name}` was written for another version of the installed task, network or method",
+            hint="compare `site-agent --version` with the coordinator's",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+    return study
+
+
+def _key(asked: _Asked, data: SiteData, state: Kept | None) -> tuple[str, ...]:
+    """What a session continues. A state's folder is named by its content."""
+    start = "" if state is None else state.folder
+    return (str(asked.vault.folder), asked.study_digest, asked.study.site, data.digest, start)
+
+
+def _numbers(study: StudyFile, result: RoundResult) -> dict[str, Any]:
+    """What may be told of a round beside the tensors, in the form that the study says."""
+    told = study.told
+    return {
+        "num_examples": told.count(result.num_examples),
+        "num_validation": told.count(result.num_validation),
+        "metrics": {name: told.number(result.metrics.get(name)) for name in told.metrics},
+    }
+
+
+def _told(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key != "update_digest"}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

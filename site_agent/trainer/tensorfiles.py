@@ -1,0 +1,120 @@
+"""Tensors of torch in safetensors files: what a site keeps, and what it hands to the gateway."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fl_algorithms.client.session import DTYPES
+from wardround import durable
+from wardround.errors import BadData
+from wardround.tensors import ITEM_BYTES, MODEL, Entry, Manifest, TensorFile, TensorSpec, file_header
+
+STAGED_MODE = 0o640  # the gateway's user reads it through the group
+
+
+def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """The tensors in the order of a file: wide dtypes first, so that each lies aligned, then by name."""
+    specs = []
+    for key, tensor in tensors.items():
+        bundle, _, name = key.rpartition("/")
+        specs.append(TensorSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape), bundle or MODEL))
+    return tuple(sorted(specs, key=lambda spec: (-ITEM_BYTES[spec.dtype], spec.key)))
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, little endian and C order. Shares memory where it can."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def payload(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Iterator[memoryview]:
+    """The bytes of ``tensors`` in the order of ``specs``."""
+    return (raw(tensors[spec.key]) for spec in specs)
+
+
+def manifest_of(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Manifest:
+    """What a file of these tensors in this order has as its manifest."""
+    return Manifest(tuple(Entry(spec, hashlib.sha256(raw(tensors[spec.key])).hexdigest()) for spec in specs))
+
+
+def write_update(path: Path, uplink: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
+    """Write the deltas, durably, in the order of ``specs``, and return their manifest's digest (hex).
+
+    Raises:
+        BadData: they are not exactly the tensors of ``specs``; the message names the first that is not.
+    """
+    tensors = {
+        name if bundle == MODEL else f"{bundle}/{name}": tensor
+        for bundle, named in uplink.items()
+        for name, tensor in named.items()
+    }
+    require_specs(specs_of(tensors), specs, "what the method would send")
+    durable.write_file(path, _file(tensors, specs), mode=STAGED_MODE)
+    return manifest_of(tensors, specs).digest()
+
+
+def read_downlink(path: Path, digest: str) -> tuple[tuple[TensorSpec, ...], dict[str, dict[str, Tensor]]]:
+    """A downloaded model: its tensors in order, and bundle -> name -> tensor.
+
+    Args:
+        digest: of its manifest (hex), as the coordinator announced it.
+
+    Raises:
+        BadData: it is not that model.
+    """
+    with TensorFile(path) as file:
+        found, specs = file.manifest().digest(), file.specs
+    if found != digest:
+        raise BadData(
+            f"{path.name} is not the announced model: its digest is {found[:12]}…, {digest[:12]}… was announced",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+    tensors = safetensors.torch.load_file(path)
+    downlink: dict[str, dict[str, Tensor]] = {}
+    for spec in specs:
+        downlink.setdefault(spec.bundle, {})[spec.name] = tensors[spec.key]
+    return specs, downlink
+
+
+def require_specs(found: tuple[TensorSpec, ...], wanted: tuple[TensorSpec, ...], what: str) -> None:
+    """Refuse tensors whose names, dtypes or shapes are not those of ``wanted``. The order does not matter here.
+
+    Raises:
+        BadData: the message names the first difference.
+    """
+    by_key = {spec.key: spec for spec in found}
+    for spec in wanted:
+        other = by_key.pop(spec.key, None)
+        if other is None:
+            raise _mismatch(f"{what} lacks `{spec.key}`")
+        if other != spec:
+            raise _mismatch(
+                f"{what} has `{spec.key}` as {other.dtype} {list(other.shape)}, "
+                f"this study's is {spec.dtype} {list(spec.shape)}"
+            )
+    if by_key:
+        raise _mismatch(f"{what} has `{sorted(by_key)[0]}`, which this study does not share")
+
+
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """A safetensors file of any tensors under any names."""
+    return safetensors.torch.save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+
+
+def from_bytes(data: bytes) -> dict[str, Tensor]:
+    """The tensors of ``to_bytes``."""
+    return safetensors.torch.load(data)
+
+
+def _file(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Iterator[bytes | memoryview]:
+    yield file_header(specs)
+    yield from payload(tensors, specs)
+
+
+def _mismatch(message: str) -> BadData:
+    return BadData(
+        message, hint="compare the installed versions here and at the coordinator", code="DECLINED_MODEL_MISMATCH"
+    )

@@ -1,0 +1,117 @@
+"""A trainer for the gateway's tests: answers on the real socket, with files that tests prescribe."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wardround import control, durable
+from wardround.errors import TryAgain, WardroundError
+from wardround.tensors import TensorFile, TensorSpec, file_header
+
+SHARED = (TensorSpec("shared.weight", "F32", (64, 64)), TensorSpec("shared.bias", "F32", (64,)))
+STAYS = [{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
+WAIT_S = 20
+
+
+def write_tensors(path: Path, specs: tuple[TensorSpec, ...], seed: int, poison: str = "") -> Path:
+    """A safetensors file of random float32; ``poison`` names a tensor that gets one nan."""
+    random = np.random.default_rng(seed)
+    pieces = [file_header(specs)]
+    for spec in specs:
+        values = random.standard_normal(spec.shape).astype("<f4")
+        if spec.name == poison:
+            values.flat[0] = np.nan
+        pieces.append(values.tobytes())
+    durable.write_file(path, pieces)
+    return path
+
+
+def leaf(spec: TensorSpec) -> dict[str, Any]:
+    shape = list(spec.shape)
+    return {"bundle": spec.bundle, "name": spec.name, "dtype": spec.dtype, "shape": shape, "bytes": spec.bytes}
+
+
+class FakeTrainer:
+    """Records what it is asked. ``specs`` is what its model shares; ``metrics`` what a round tells."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.specs = SHARED
+        self.described: tuple[TensorSpec, ...] = SHARED
+        self.metrics: dict[str, str] = {"val_loss": "0.5"}
+        self.num_examples: Any = 80
+        self.poison = ""
+        self.failure: WardroundError | None = None
+        self.asked: list[dict[str, Any]] = []
+        self.bases: list[str] = []
+        self.hold = threading.Event()  # while set, training does not end by itself
+        self.aborted = threading.Event()
+        self.changed = threading.Condition()
+        self._server = control.ControlServer(state / "staging" / "trainer.sock", self.answer)
+
+    def close(self) -> None:
+        self.aborted.set()
+        self._server.close()
+
+    def commands(self, *names: str) -> list[dict[str, Any]]:
+        with self.changed:
+            return [request for request in self.asked if request["command"] in names]
+
+    def wait_asked(self, command: str, count: int = 1) -> list[dict[str, Any]]:
+        with self.changed:
+            done = self.changed.wait_for(
+                lambda: sum(request["command"] == command for request in self.asked) >= count, timeout=WAIT_S
+            )
+        if not done:
+            raise TimeoutError(f"the trainer was not asked to {command} {count} times")
+        return self.commands(command)
+
+    def answer(self, request: dict[str, Any], progress: Callable[[Any], None]) -> Any:
+        with self.changed:
+            self.asked.append(request)
+            self.changed.notify_all()
+        return getattr(self, "_" + request["command"])(request)
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"leaves": [leaf(spec) for spec in self.described], "stays": STAYS}
+
+    def _check(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"]}
+
+    def _train(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        with TensorFile(self.state / "staging" / request["base"]) as base:
+            self.bases.append(base.manifest().digest())
+        if self.hold.is_set():
+            self.aborted.wait(WAIT_S)
+            raise TryAgain("the worker ended", code="DECLINED_TRAINING_FAILED")
+        name = f"update-{request['study']['study']['name']}-{request['round']}.safetensors"
+        write_tensors(self.state / "staging" / name, self.specs, request["round"], self.poison)
+        return {"update": name, **self._numbers()}
+
+    def _validate(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._numbers()
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"num_examples": self.num_examples, "num_validation": 20, "metrics": self.metrics}
+
+    def _commit(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    _discard = _commit
+
+    def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["best"]:
+            assert (self.state / "staging" / request["best"]).is_file()
+        return {"checkpoints": []}
+
+    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"isolation": "network-namespace", "user": "trainer", "uid": 1234, "worker": None}
+
+    def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.aborted.set()
+        return {}

@@ -1,0 +1,90 @@
+"""One hospital on loopback: a joined state directory, the agent in this process, a fake coordinator and trainer."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from site_agent import audit
+from site_agent.gateway.agent import Agent
+from site_agent.gateway.join import join
+from site_agent.gateway.service import Commands
+from site_agent.state import SiteState
+from tests.site_agent.fake_coordinator import FakeCoordinator
+from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
+from wardround.study import StudyFile
+
+PERSON = {"name": "dpo", "uid": 1000}
+STUDY = "hearts"
+
+
+def document(**study: Any) -> dict[str, Any]:
+    """A small resolved study."""
+    tables = {
+        "study": {"name": STUDY, "sites": ["st-olav"], "rounds": 3, **study},
+        "task": {"name": "tabular"},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg"},
+        "training": {"local_steps": 1},
+        "told": {"metrics": ["val_loss", "accuracy"]},
+    }
+    return StudyFile.from_document(tables).document()
+
+
+class SiteWorld:
+    """Everything a test of the gateway needs; ``close`` ends it all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.coordinator = FakeCoordinator()
+        self.state = SiteState(folder / "site")
+        self.agent: Agent | None = None
+        self.trainer: FakeTrainer | None = None
+        self.digest = ""
+
+    def join(self) -> None:
+        join(self.state, self.coordinator.invite("st-olav"), datetime.datetime.now(datetime.UTC))
+        self.trainer = FakeTrainer(self.state.root)
+
+    def offer(self, **study: Any) -> str:
+        model = write_tensors(self.folder / "initial.safetensors", SHARED, 0)
+        self.digest = self.coordinator.offer(document(**study), model)
+        return self.digest
+
+    def start(self) -> Agent:
+        self.agent = Agent(self.state)
+        self.agent.start()
+        return self.agent
+
+    def restart(self) -> Agent:
+        assert self.agent is not None
+        self.agent.stop()
+        return self.start()
+
+    def command(self, name: str, **fields: Any) -> Any:
+        """What `site-agent NAME` asks of the running service."""
+        assert self.agent is not None
+        return Commands(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
+
+    def approve(self) -> Any:
+        return self.command("approve", study=STUDY, data="patients", by=PERSON)
+
+    def ready(self) -> None:
+        """Joined, offered, running, approved: the next thing is an assignment."""
+        self.join()
+        self.offer()
+        self.start()
+        self.approve()
+        self.coordinator.wait_declared("READY")
+
+    def lines(self, kind: str = "") -> list[dict[str, Any]]:
+        return [line for line in audit.records(self.state.ledger) if not kind or line["type"] == kind]
+
+    def verdict(self) -> audit.Verdict:
+        return audit.verify(self.state.ledger)[0]
+
+    def close(self) -> None:
+        if self.agent is not None:
+            self.agent.stop()
+        if self.trainer is not None:
+            self.trainer.close()
+        self.coordinator.stop()

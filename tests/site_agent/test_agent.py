@@ -1,0 +1,502 @@
+"""The gateway through whole rounds, with a line that breaks, a coordinator that misbehaves and a trainer that lies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from site_agent.gateway.connection import ChangedOnTheWay, Connection, Line
+from site_agent.state import study_state
+from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
+from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.tensors import TensorFile, TensorSpec
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[SiteWorld]:
+    world = SiteWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.assign(STUDY, 1)
+    (taken,) = world.coordinator.wait_receipts(1)
+    assert world.trainer is not None
+    (commit,) = world.trainer.wait_asked("commit")
+    assert (commit["study"], commit["round"]) == (STUDY, 1)
+    (train,) = world.trainer.commands("train")
+    assert train["data"] == {"name": "patients", "digest": "ab" * 32}
+    assert [metric.name for metric in taken.opening.metrics] == ["val_loss"]
+    assert taken.opening.num_examples == 80
+    with TensorFile(write_tensors(world.folder / "again.safetensors", SHARED, 1)) as file:
+        assert bytes(taken.payload) == b"".join(data for _, data in file.chunks())
+
+
+def test_the_trainer_gets_the_announced_model(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.trainer is not None
+    with TensorFile(world.coordinator.models[0]) as file:
+        assert world.trainer.bases == [file.manifest().digest()]
+
+
+def test_the_ledger_holds_every_tensor_that_left_and_verifies(world: SiteWorld) -> None:
+    world.ready()
+    for round_ in (1, 2):
+        world.coordinator.assign(STUDY, round_)
+        world.coordinator.wait_receipts(round_)
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit", 2)
+    assert world.agent is not None
+    world.agent.stop()
+    world.agent = None
+    uploads = world.lines("upload")
+    assert [[row["name"] for row in line["tensors"]] for line in uploads] == [["shared.weight", "shared.bias"]] * 2
+    assert all(float(row["l2"]) > 0 and row["nonfinite"] == 0 for line in uploads for row in line["tensors"])
+    verdict = world.verdict()
+    assert verdict.ok, verdict
+    assert (verdict.uploads, verdict.accepted, verdict.unresolved, verdict.unsigned_tail) == (2, 2, 0, 0)
+    assert verdict.bytes == 2 * sum(spec.bytes for spec in SHARED)
+    assert world.lines("session")[-1]["bytes_up"] == verdict.bytes
+
+
+def test_the_upload_is_in_the_ledger_before_its_first_byte(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.hold_uploads.clear()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_for(lambda: world.coordinator.uploads, "an upload begins")
+    (line,) = world.lines("upload")
+    (taken,) = world.coordinator.uploads.values()
+    assert line["upload_id"] == taken.opening.upload_id.hex()
+    assert taken.opening.ledger.lines > line["seq"]
+    world.coordinator.hold_uploads.set()
+    world.coordinator.wait_receipts(1)
+
+
+def test_a_closing_validation_sends_numbers_and_no_tensor(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.assign(STUDY, 4, kind="validate")
+    (taken,) = world.coordinator.wait_receipts(1)
+    assert not taken.opening.manifest.bundles
+    assert not taken.payload
+    assert world.lines("upload")[0]["payload_bytes"] == 0
+
+
+def test_a_finished_study_hands_the_best_model_to_the_trainer(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.models[2] = write_tensors(world.folder / "best.safetensors", SHARED, 22)
+    world.coordinator.stop_study(STUDY, "FINISHED", best=2)
+    assert world.trainer is not None
+    (finish,) = world.trainer.wait_asked("finish")
+    assert finish["best_round"] == 2
+    assert finish["best"]
+
+
+def test_a_broken_upload_goes_on_where_it_broke(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.break_upload_at = 1000
+    world.coordinator.assign(STUDY, 1)
+    (taken,) = world.coordinator.wait_receipts(1)
+    assert taken.offsets == [0, 1000]
+    assert len(world.lines("upload")) == 1
+
+
+def test_a_broken_download_goes_on_where_it_broke(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.break_download_at = 2000
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.coordinator.downloads == [0, 2000]
+
+
+def test_a_lost_receipt_is_fetched_again_and_counts_once(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.lose_receipts = 1
+    world.coordinator.assign(STUDY, 1)
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit")
+    assert len(world.coordinator.uploads) == 1
+    assert len(world.lines("receipt")) == 1
+
+
+def test_an_upload_without_a_receipt_is_asked_about_after_a_crash(world: SiteWorld) -> None:
+    """The gateway dies after the ledger line and the last byte, before the receipt."""
+    world.ready()
+    world.coordinator.hold_uploads.clear()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_whole()
+    assert world.agent is not None
+    world.agent.stop()
+    world.agent = None
+    assert world.verdict().unresolved == 1
+    world.coordinator.hold_uploads.set()
+    world.coordinator.wait_receipts(1)
+    world.start()
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit")
+    assert len(world.trainer.commands("train")) == 1
+    assert [json.loads(line["envelope"]["payload"])["decision"] for line in world.lines("receipt")] == ["accepted"]
+
+
+def test_an_upload_that_never_arrived_is_sent_again_without_training_again(world: SiteWorld) -> None:
+    """The coordinator knows nothing of it, signs so, and asks again."""
+    world.ready()
+    world.coordinator.hold_uploads.clear()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_whole()
+    assert world.agent is not None
+    world.agent.stop()
+    world.agent = None
+    world.coordinator.hold_uploads.set()
+    world.coordinator.wait_receipts(1)
+    world.coordinator.forget()
+    world.start()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit")
+    assert len(world.trainer.commands("train")) == 1
+    assert len(world.lines("upload")) == 2
+
+
+def test_a_round_asked_again_sends_the_same_bits_without_training_again(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.assign(STUDY, 1, attempt=1)
+    world.coordinator.wait_receipts(1)
+    world.coordinator.stop_study(STUDY, "ROUND_FAILED")
+    world.coordinator.assign(STUDY, 1, attempt=2)
+    first, second = world.coordinator.wait_receipts(2)
+    assert first.payload == second.payload
+    assert world.trainer is not None
+    assert len(world.trainer.commands("train")) == 1
+
+
+def test_a_refused_update_is_discarded_and_the_refusal_is_in_the_ledger(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.poison = "shared.bias"
+    world.coordinator.refuse_with = "TENSOR_NOT_FINITE"
+    world.coordinator.assign(STUDY, 1)
+    world.trainer.wait_asked("discard")
+    rows = {row["name"]: row["nonfinite"] for row in world.lines("upload")[0]["tensors"]}
+    assert rows == {"shared.weight": 0, "shared.bias": 1}
+    assert world.verdict().refused == 1
+    assert not world.trainer.commands("commit")
+
+
+EXTRA = (*SHARED, TensorSpec("private.weight", "F32", (8, 8)))
+RENAMED = (TensorSpec("shared.weight2", "F32", (64, 64)), SHARED[1])
+RESHAPED = (TensorSpec("shared.weight", "F32", (32, 128)), SHARED[1])
+
+
+@pytest.mark.parametrize(
+    ("specs", "said"),
+    [
+        pytest.param(EXTRA, "`private.weight` is added", id="extra"),
+        pytest.param(RENAMED, "`shared.weight2` is added", id="renamed"),
+        pytest.param(RESHAPED, "`shared.weight` is F32 [32, 128], was F32 [64, 64]", id="reshaped"),
+        pytest.param(SHARED[:1], "`shared.bias` is gone", id="missing"),
+        pytest.param(SHARED[::-1], "another order", id="reordered"),
+    ],
+)
+def test_an_update_with_other_tensors_than_approved_does_not_leave(
+    world: SiteWorld, specs: tuple[TensorSpec, ...], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.specs = specs
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_MODEL_MISMATCH")
+    assert not world.coordinator.uploads
+    assert not world.lines("upload")
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        pytest.param({"val_loss": "nan"}, "`val_loss` is not a decimal of at most 4 digits", id="nan"),
+        pytest.param({"val_loss": "0.123456789"}, "`val_loss` is not a decimal of at most 4 digits", id="digits"),
+        pytest.param({"val_loss": "patient 17"}, "`val_loss` is not a decimal of at most 4 digits", id="text"),
+        pytest.param({"ages": "0.5"}, "metric `ages` was not approved", id="undeclared"),
+    ],
+)
+def test_a_number_that_was_not_approved_does_not_leave(
+    world: SiteWorld, metrics: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.metrics = metrics
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    assert not world.coordinator.uploads
+    assert said in caplog.text
+    assert "patient 17" not in caplog.text
+
+
+def test_a_count_in_another_form_than_approved_does_not_leave(
+    world: SiteWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.num_examples = -1
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    assert "num_examples is not told exact" in caplog.text
+
+
+def test_only_a_code_of_a_trainers_failure_reaches_the_coordinator(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    canary = "/data/patients/jane-doe.csv"
+    world.trainer.failure = BadData(f"{canary}: text in a numeric column", code="DECLINED_DATA_INVALID")
+    world.coordinator.assign(STUDY, 1)
+    said = world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
+    assert canary.encode() not in said.SerializeToString()
+    assert canary.encode() not in (world.state.ledger / "000001.jsonl").read_bytes()
+
+
+def test_a_study_that_nobody_approved_is_declined(world: SiteWorld) -> None:
+    world.join()
+    world.offer()
+    world.start()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_NOT_APPROVED")
+    assert world.trainer is not None
+    assert not world.trainer.commands("train")
+
+
+def test_a_study_that_changed_since_approval_is_not_worked_on(
+    world: SiteWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.ready()
+    longer = (*SHARED, TensorSpec("head.weight", "F32", (2, 64)))
+    model = write_tensors(world.folder / "other.safetensors", longer, 0)
+    changed = document()
+    changed["told"] = {**changed["told"], "metrics": ["val_loss", "accuracy", "auc"]}
+    world.coordinator.offer(changed, model, revision=2)
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_NOT_APPROVED")
+    assert world.trainer is not None
+    assert not world.trainer.commands("train")
+    assert "`head.weight` is added (F32 [2, 64])" in caplog.text
+    assert "metric `auc` would now leave" in caplog.text
+    offer, consent, journal = world.state.offer(STUDY), world.state.consent(STUDY), world.state.journal(STUDY)
+    assert study_state(offer, consent, journal) == "changed"
+
+
+def test_approving_refuses_a_model_that_shares_other_tensors_here(world: SiteWorld) -> None:
+    world.join()
+    world.offer()
+    world.start()
+    assert world.trainer is not None
+    world.trainer.described = EXTRA
+    world.command("refresh")
+    with pytest.raises(NeedsPerson) as refused:
+        world.approve()
+    assert "is not what the model installed here shares: `private.weight` is gone" in refused.value.message
+    assert world.state.consent(STUDY) is None
+
+
+def test_an_approval_says_who_what_and_for_which_table(world: SiteWorld) -> None:
+    world.ready()
+    consent = world.state.consent(STUDY)
+    assert consent is not None
+    assert consent.leaves == [leaf(spec) for spec in SHARED]
+    assert (consent.study_digest, consent.rows, consent.approved_by) == (world.digest, 100, PERSON)
+    (line,) = world.lines("consent")
+    assert (line["event"], line["by"], line["data_digest"]) == ("approved", PERSON, "ab" * 32)
+
+
+def test_a_finished_study_cannot_be_approved(world: SiteWorld) -> None:
+    world.join()
+    model = write_tensors(world.folder / "initial.safetensors", SHARED, 0)
+    world.coordinator.offer(document(), model, state="finished")
+    world.start()
+    with pytest.raises(UsageProblem, match="is finished: there is nothing left to approve"):
+        world.approve()
+
+
+def test_an_offer_under_a_digest_that_is_not_its_own_is_left_out(
+    world: SiteWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.join()
+    world.offer()
+    world.coordinator.offers[STUDY].digest = b"\1" * 32
+    world.start()
+    world.coordinator.wait_connected()
+    assert not world.state.offers()
+    assert "under a digest that is not its own" in caplog.text
+
+
+def test_a_withdrawal_stops_training_at_once(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.hold.set()
+    world.coordinator.assign(STUDY, 1)
+    world.trainer.wait_asked("train")
+    assert world.command("withdraw", study=STUDY, by=PERSON) == {"told": True}
+    assert world.trainer.aborted.is_set()
+    world.coordinator.wait_declared("WITHDRAWN")
+    assert not world.coordinator.uploads
+    world.coordinator.assign(STUDY, 2)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_WITHDRAWN")
+
+
+def test_a_withdrawal_stops_an_upload_at_once(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.hold_uploads.clear()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_for(lambda: world.coordinator.uploads, "an upload begins")
+    world.command("withdraw", study=STUDY, by=PERSON)
+    world.coordinator.wait_declared("WITHDRAWN")
+    assert not world.coordinator.decided()
+    world.coordinator.hold_uploads.set()
+
+
+def test_withdrawing_what_is_not_approved_is_said(world: SiteWorld) -> None:
+    world.join()
+    world.offer()
+    world.start()
+    with pytest.raises(UsageProblem, match=f"study `{STUDY}` is not approved here"):
+        world.command("withdraw", study=STUDY, by=PERSON)
+
+
+def test_a_newer_round_ends_the_one_under_way(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.hold.set()
+    world.coordinator.assign(STUDY, 1)
+    world.trainer.wait_asked("train")
+    world.trainer.hold.clear()
+    world.coordinator.assign(STUDY, 2)
+    (taken,) = world.coordinator.wait_receipts(1)
+    assert taken.opening.round == 2
+
+
+def test_a_revoked_site_ends_with_everything_kept(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.revoked = True
+    world.coordinator.stop()
+    world.coordinator.start()
+    assert world.agent is not None
+    error = world.agent.wait()
+    assert isinstance(error, NeedsPerson)
+    assert "refuses site `st-olav` (SITE_REVOKED)" in error.message
+    assert error.hint == "nothing here was deleted; ask the coordinator's operator"
+    world.agent.stop()
+    world.agent = None
+    assert world.verdict().ok
+
+
+def test_a_forged_receipt_ends_the_agent_and_the_upload_stays_unresolved(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.forge_receipts = True
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    assert world.trainer is not None
+    assert not world.trainer.commands("commit")
+    assert world.verdict().unresolved == 1
+
+
+def test_an_agent_goes_on_when_the_coordinator_comes_back(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.stop()
+    world.coordinator.start()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert [line["event"] for line in world.lines("session")] == ["opened", "closed", "opened"]
+
+
+def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> None:
+    world.ready()
+    kept = {path: path.read_bytes() for path in world.state.ledger.glob("*.jsonl")}
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.agent is not None
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit")
+    world.agent.stop()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    world.start()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 2)
+    error = world.agent.wait()
+    assert error is not None
+    assert (error.code, error.exit_code) == ("LEDGER_ROLLBACK", 78)
+    assert "it has seen another or a longer one" in error.message
+
+
+def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from site_agent.gateway import egress
+
+    world.ready()
+    real = egress.record
+
+    def swap(*args: Any) -> Any:
+        departure = real(*args)
+        assert departure.file is not None
+        write_tensors(departure.file, SHARED, 99)
+        return departure
+
+    monkeypatch.setattr(egress, "record", swap)
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_MODEL_MISMATCH")
+    assert not world.coordinator.decided()
+    assert issubclass(ChangedOnTheWay, BadData)
+
+
+def test_a_certificate_past_half_of_its_life_is_renewed_with_a_new_key(world: SiteWorld) -> None:
+    """Issued 5 min in the past for 7 min: half of it is over when the agent starts."""
+    world.coordinator.certificate_days = 7 / (24 * 60)
+    world.join()
+    before = (world.state.identity / "key.pem").read_bytes()
+    world.offer()
+    world.start()
+    assert world.agent is not None
+    wait_until_renewed(world)
+    assert (world.state.identity / "key.pem").read_bytes() != before
+    world.approve()
+    world.coordinator.wait_declared("READY")
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert [line["event"] for line in world.lines("identity")] == ["issued", "renewed"]
+
+
+def wait_until_renewed(world: SiteWorld) -> None:
+    """Wait for the renewal, and for the connection that is made with the new certificate."""
+    world.coordinator.wait_for(lambda: world.coordinator.renewals and world.coordinator.watching_new, "renewed")
+
+
+def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
+    class Channel(Connection):
+        def __init__(self) -> None:
+            self.closed = False
+            self.bytes_up = 5
+
+        def close(self) -> None:
+            self.closed = True
+
+    line = Line(Channel)
+    with line.use() as old:
+        line.replace()
+        with line.use() as new:
+            assert new is not old
+        assert isinstance(old, Channel)
+        assert not old.closed
+    assert old.closed
+    assert line.bytes_up() == 10

@@ -1,0 +1,281 @@
+"""The commands as a person or a script gives them, in processes of their own."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.site_agent.fake_coordinator import FakeCoordinator
+from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
+from tests.site_agent.site_world import STUDY, document
+
+AGENT = [sys.executable, "-m", "site_agent.cli"]
+WAIT_S = 60
+
+
+class Shell:
+    """A coordinator, a state directory, and ``site-agent`` on the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.coordinator = FakeCoordinator()
+        self.state = folder / "site"
+        self.services: list[subprocess.Popen[str]] = []
+        self.trainer: FakeTrainer | None = None
+
+    def run(self, *line: str, stdin: str = "", code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "WARDROUND_STATE": str(self.state), **environment}
+        done = subprocess.run([*AGENT, *line], input=stdin, capture_output=True, text=True, timeout=WAIT_S, env=env)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def json(self, *line: str, code: int = 0) -> dict[str, Any]:
+        answer = json.loads(self.run(*line, "--json", code=code).stdout)
+        assert isinstance(answer, dict)
+        return answer
+
+    def join(self) -> subprocess.CompletedProcess[str]:
+        done = self.run("join", "--invitation", "-", stdin=self.coordinator.invite("st-olav"))
+        self.trainer = FakeTrainer(self.state)
+        return done
+
+    def offer(self) -> str:
+        model = write_tensors(self.folder / "initial.safetensors", SHARED, 0)
+        return self.coordinator.offer(document(), model)
+
+    def serve(self, *options: str) -> subprocess.Popen[str]:
+        line = [*AGENT, "run", *options, "--state", str(self.state)]
+        service = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.services.append(service)
+        assert service.stdout is not None
+        first = service.stdout.readline()
+        assert first == "ready\n", first
+        return service
+
+    def stop(self, service: subprocess.Popen[str], code: int = 0) -> str:
+        service.send_signal(signal.SIGTERM)
+        _, said = service.communicate(timeout=WAIT_S)
+        assert service.returncode == code, said
+        return said
+
+    def close(self) -> None:
+        for service in self.services:
+            if service.poll() is None:
+                service.kill()
+            service.communicate(timeout=WAIT_S)
+        if self.trainer is not None:
+            self.trainer.close()
+        self.coordinator.stop()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+def test_help_answers_without_torch_grpc_or_cryptography() -> None:
+    look = "import site_agent.cli, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_join_says_what_it_wrote_and_what_is_next(shell: Shell) -> None:
+    said = shell.join().stdout
+    assert f"Coordinator {shell.coordinator.address} of federation `test` verified" in said
+    assert "Authority's fingerprint " in said
+    assert f"Key written to {shell.state}/identity/key.pem, readable by this user only" in said
+    assert f"Certificate for `st-olav` written to {shell.state}/identity/certificate.pem, valid to " in said
+    assert said.splitlines()[-1].startswith("next: `site-agent data add")
+
+
+def test_join_reads_the_invitation_from_a_file(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "invitation").write_text(shell.coordinator.invite("st-olav") + "\n")
+    shell.run("join", "--invitation", str(tmp_path / "invitation"))
+
+
+def test_join_asks_for_the_invitation_and_does_not_show_it(shell: Shell) -> None:
+    invitation = shell.coordinator.invite("st-olav")
+    ours, theirs = pty.openpty()
+    line = [*AGENT, "join", "--state", str(shell.state)]
+    with subprocess.Popen(
+        line, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True, start_new_session=True
+    ) as process:
+        shown = os.read(ours, 1000).decode()
+        assert shown == "Invitation (not shown): "
+        os.write(ours, invitation.encode() + b"\n")
+        out, _ = process.communicate(timeout=WAIT_S)
+    os.write(theirs, b"end")
+    shown += os.read(ours, 100_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, shown
+    assert invitation[:40] not in shown + out
+
+
+def test_join_never_takes_the_invitation_as_an_argument(shell: Shell) -> None:
+    said = shell.run("join", "--invitation", shell.coordinator.invite("st-olav"), code=64).stderr
+    assert "error: the invitation is a secret and must not be an argument" in said
+    assert "--invitation FILE" in said
+
+
+def test_join_without_a_terminal_or_a_file_says_how(shell: Shell) -> None:
+    said = shell.run("join", code=64).stderr
+    assert said.startswith("error: no invitation: this is no terminal to ask at\nhint: --invitation FILE")
+
+
+def test_a_missing_invitation_file_is_named(shell: Shell) -> None:
+    said = shell.run("join", "--invitation", "/nowhere/invitation", code=65).stderr
+    assert "error: /nowhere/invitation: No such file or directory" in said
+
+
+def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
+    for line in (["studies"], ["status"], ["run"], ["preview", "x"], ["approve", "x", "--data", "d"]):
+        said = shell.run(*line, code=78).stderr
+        assert f"error: {shell.state} has not joined a federation" in said
+        assert "hint: `site-agent join" in said
+
+
+def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> None:
+    shell.join()
+    digest = shell.offer()
+    (row,) = shell.json("studies")["studies"]
+    assert (row["id"], row["state"], row["study_digest"]) == (STUDY, "offered", digest)
+    shown = shell.json("preview", STUDY)
+    assert shown["study_digest"] == digest
+    assert (shown["rounds"], shown["bytes_per_round"]) == (3, 64 * 64 * 4 + 64 * 4)
+    assert [(leaf["name"], leaf["shape"]) for leaf in shown["leaves"]] == [
+        ("shared.weight", [64, 64]), ("shared.bias", [64])
+    ]  # fmt: skip
+    assert shown["metrics"] == ["val_loss", "accuracy"]
+    assert [stay["name"] for stay in shown["stays"]] == ["private.weight"]
+    done = shell.run("approve", STUDY, "--data", "patients")
+    assert "warning: one class" in done.stderr
+    assert done.stdout.splitlines()[-1] == "The coordinator hears of it at the next connection; next: `site-agent run`"
+    assert shell.json("status")["studies"][0]["state"] == "approved"
+    assert "withdrawn: nothing more of it leaves" in shell.run("withdraw", STUDY).stdout
+    assert shell.json("status")["studies"][0]["state"] == "withdrawn"
+
+
+def test_what_people_read_has_the_same_facts(shell: Shell) -> None:
+    shell.join()
+    digest = shell.offer()
+    said = shell.run("preview", STUDY).stdout
+    assert digest in said
+    assert "shared.weight" in said
+    assert "private.weight" in said
+    assert "2 tensors, 16.2 KiB a round, 3 rounds: 48.8 KiB in all" in said
+    assert said.splitlines()[-1] == f"next: `site-agent approve {STUDY} --data NAME`"
+    assert shell.run("studies").stdout.splitlines()[-1] == f"next: `site-agent preview {STUDY}`"
+    status = shell.run("status", NO_COLOR="1").stdout
+    assert "Trainer's isolation: network-namespace" in status
+    assert "\x1b[" not in status
+    assert "genesis" in shell.run("audit", "show").stdout
+
+
+def test_an_unknown_study_is_named_with_the_known_ones(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    said = shell.run("preview", "lungs", code=64).stderr
+    assert "error: no study `lungs` has been offered to this site\nhint: offered: hearts" in said
+
+
+def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    service = shell.serve("--only", "gateway")
+    status = shell.json("status")
+    assert status["site"] == "st-olav"
+    assert status["coordinator"] == shell.coordinator.address
+    assert status["connected"] is True
+    assert status["certificate_expires"].endswith("Z")
+    assert status["isolation"] == "network-namespace"
+    assert {"gateway", "trainer"} <= set(status["users"])
+    assert {"id", "state", "round", "study_digest"} <= set(status["studies"][0])
+    shell.stop(service)
+    assert shell.json("status")["connected"] is False
+
+
+def test_a_running_service_takes_approvals_and_rounds_and_stops_cleanly(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    service = shell.serve("--only", "gateway")
+    assert "The coordinator knows" in shell.run("approve", STUDY, "--data", "patients").stdout
+    shell.coordinator.wait_declared("READY")
+    shell.coordinator.assign(STUDY, 1)
+    shell.coordinator.wait_receipts(1)
+    assert shell.trainer is not None
+    shell.trainer.wait_asked("commit")
+    shell.stop(service)
+    verdict = shell.json("audit", "verify")
+    assert verdict["ok"], verdict
+    assert set(verdict) >= {"ok", "lines", "unsigned_tail", "first_bad", "reason", "bytes"}
+    assert (verdict["unsigned_tail"], verdict["first_bad"], verdict["bytes"]) == (0, None, 64 * 64 * 4 + 64 * 4)
+    assert "verified: " in shell.run("audit", "verify").stdout
+    shown = shell.run("audit", "show").stdout
+    assert "hearts round 1.1: 2 tensors" in shown
+    assert "hearts round 1: accepted" in shown
+
+
+def test_the_service_runs_while_the_coordinator_is_away_and_says_so(shell: Shell) -> None:
+    shell.join()
+    shell.coordinator.stop()
+    service = shell.serve("--only", "gateway")
+    assert shell.json("status")["connected"] is False
+    said = shell.run("studies").stderr
+    assert "the coordinator cannot be asked now" in said
+    assert f"nobody listens at {shell.coordinator.address}" in shell.stop(service)
+
+
+def test_a_second_service_is_refused(shell: Shell) -> None:
+    shell.join()
+    shell.serve("--only", "gateway")
+    said = shell.run("run", "--only", "gateway", code=75).stderr
+    assert f"error: {shell.state} is in use by site-agent run" in said
+
+
+def test_a_revoked_site_exits_78_and_keeps_everything(shell: Shell) -> None:
+    shell.join()
+    service = shell.serve("--only", "gateway")
+    shell.coordinator.revoked = True
+    shell.coordinator.stop()
+    shell.coordinator.start()
+    _, said = service.communicate(timeout=WAIT_S)
+    assert service.returncode == 78
+    assert "refuses site `st-olav` (SITE_REVOKED)" in said
+    assert (shell.state / "identity" / "key.pem").exists()
+    assert shell.json("audit", "verify")["ok"]
+
+
+def test_a_changed_ledger_exits_1_and_names_the_line(shell: Shell) -> None:
+    shell.join()
+    ledger = shell.state / "ledger" / "000001.jsonl"
+    ledger.write_bytes(ledger.read_bytes().replace(b"wardround 0", b"wardround 9", 1))
+    verdict = shell.json("audit", "verify", code=1)
+    assert (verdict["ok"], verdict["first_bad"]) == (False, 0)
+    assert "CHANGED: " in shell.run("audit", "verify", code=1).stdout
+
+
+def test_a_missing_ledger_exits_3(shell: Shell) -> None:
+    assert "cannot verify: there is no ledger" in shell.run("audit", "verify", code=3).stdout
+
+
+def test_gateway_and_trainer_run_together_as_one_command(shell: Shell) -> None:
+    shell.join()
+    assert shell.trainer is not None
+    shell.trainer.close()
+    service = shell.serve()
+    status = shell.json("status")
+    assert status["isolation"] in ("network-namespace", "seccomp")
+    assert status["users"]["separate"] is False
+    shell.stop(service)
+    shell.trainer = None

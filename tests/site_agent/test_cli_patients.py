@@ -1,0 +1,199 @@
+"""``data``, ``models`` and ``predict`` as a person gives them."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from site_agent import cli_patients, handoff
+from site_agent.state import Offer, Site, SiteState
+from site_agent.trainer import data
+from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+
+app = typer.Typer()
+app.add_typer(cli_patients.data_app, name="data")
+app.add_typer(cli_patients.models_app, name="models")
+app.command("predict")(cli_patients.predict)
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Hospital:
+    return Hospital.make(tmp_path)
+
+
+def give(hospital: Hospital, *words: str | Path) -> Result:
+    """The command's output; its error is raised as itself."""
+    result = CliRunner().invoke(app, [*map(str, words), "--state", str(hospital.state)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def add(hospital: Hospital, name: str, *more: str | Path) -> Result:
+    return give(hospital, "data", "add", name, "--table", hospital.table, "--label", "ill", *more)
+
+
+def trained(hospital: Hospital) -> None:
+    for number in (1, 2):
+        hospital.train(number)
+        hospital.commit(number)
+
+
+def offer(hospital: Hospital) -> None:
+    state = SiteState(hospital.state)
+    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, []))
+    state.save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
+
+
+def test_data_is_added_with_absolute_paths_and_a_digest(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
+    (hospital.state / "data.toml").unlink()
+    monkeypatch.chdir(hospital.table.parent)
+    result = give(hospital, "data", "add", "patients", "--table", "train.csv", "--label", "ill", "--test", "test.csv")
+    assert result.stdout == ""
+    assert "Data `patients`: 60 rows, 4 columns, and 20 rows kept apart for scores" in result.stderr
+    assert "next: `site-agent studies`" in result.stderr
+    written = tomllib.loads((hospital.state / "data.toml").read_text())
+    source = data.sources(hospital.state)["patients"]
+    assert written == {
+        "patients": {
+            "table": str(hospital.table), "test": str(hospital.test), "label": "ill",
+            "digest": data.digest_now(source),
+        }
+    }  # fmt: skip
+
+
+def test_digest_of_a_named_table_is_the_one_that_the_task_finds(hospital: Hospital) -> None:
+    said = hospital.ask("check", study=hospital.document, site="north", data="patients")
+    assert said["digest"] == data.sources(hospital.state)["patients"].digest
+
+
+def test_data_of_the_same_name_is_replaced_only_when_it_is_said(hospital: Hospital) -> None:
+    other = hospital.table.with_name("other.csv")
+    other.write_text(hospital.table.read_text())
+    hospital.table = other
+    with pytest.raises(UsageProblem, match=r"data `patients` is already .*train\.csv") as refused:
+        add(hospital, "patients")
+    assert "`--replace`" in refused.value.hint
+    add(hospital, "patients", "--replace")
+    assert data.sources(hospital.state)["patients"].table == str(other)
+
+
+def test_data_added_again_unchanged_is_no_error(hospital: Hospital) -> None:
+    add(hospital, "patients", "--test", hospital.test)
+
+
+@pytest.mark.parametrize("name", ["a b", "", "x" * 65, "a]\nb"])
+def test_name_of_another_form_is_refused(hospital: Hospital, name: str) -> None:
+    with pytest.raises(UsageProblem, match="is not a name of 1 to 64 of A-Z, a-z, 0-9, _ and -"):
+        add(hospital, name)
+
+
+def test_table_without_the_label_is_refused_by_the_columns_name(hospital: Hospital) -> None:
+    with pytest.raises(BadData, match=r"train\.csv: no column `disease`"):
+        give(hospital, "data", "add", "p", "--table", hospital.table, "--label", "disease")
+
+
+def test_odd_paths_and_labels_come_back_from_data_toml(hospital: Hospital) -> None:
+    odd = 'C:\\a "b"\tc\x01\u2028é\U0001f3e5'
+    source = data.DataSource(table=f"/srv/{odd}.csv", label=odd, digest="0" * 64)
+    data.add(hospital.state, "odd", source, replace=False)
+    assert data.sources(hospital.state)["odd"] == source
+    with pytest.raises(UsageProblem, match=r"a path that is not UTF-8 cannot be kept in data\.toml"):
+        data._as_toml("x", data.DataSource.model_construct(table="/srv/\udcff", label="l", test=None, digest="0" * 64))
+
+
+def test_data_toml_edited_by_hand_is_refused_with_the_key(hospital: Hospital) -> None:
+    (hospital.state / "data.toml").write_text('[patients]\ntabel = "/x"\n')
+    with pytest.raises(BadData, match=r"data\.toml: ") as refused:
+        give(hospital, "data", "list")
+    assert "`table`" in refused.value.message + refused.value.hint
+
+
+def test_data_list_shows_what_has_a_name(hospital: Hospital) -> None:
+    assert str(hospital.table) in give(hospital, "data", "list").stdout
+    listed = json.loads(give(hospital, "data", "list", "--json").stdout)["data"]
+    assert [row["name"] for row in listed] == ["patients"]
+
+
+def test_data_check_says_rows_classes_and_warnings(hospital: Hospital) -> None:
+    offer(hospital)
+    hospital.table.write_text("\n".join(hospital.table.read_text().splitlines()[:41]) + "\n")
+    result = give(hospital, "data", "check", "patients", "--study", NAME)
+    assert "40 rows: 32 to train, 8 to validate; 20 kept apart for scores" in result.stdout
+    assert "classes: no: " in result.stdout
+    assert "warning: the files of `patients` have changed since `data add`" in result.stdout
+    assert "next: `site-agent approve small --data patients`" in result.stderr
+
+
+def test_data_check_for_a_study_that_was_not_offered_is_refused(hospital: Hospital) -> None:
+    with pytest.raises(UsageProblem, match="no study `other` has been offered to this site"):
+        give(hospital, "data", "check", "patients", "--study", "other")
+
+
+def test_models_are_listed_with_their_scores(hospital: Hospital) -> None:
+    trained(hospital)
+    listed = json.loads(give(hospital, "models", "list", NAME, "--json").stdout)["checkpoints"]
+    assert [row["kind"] for row in listed] == ["best_local", "latest"]
+    shown = give(hospital, "models", "list", NAME).stdout
+    assert all(row["path"] in shown and row["kind"] in shown for row in listed)
+
+
+def test_models_of_a_study_without_any_are_an_error(hospital: Hospital) -> None:
+    with pytest.raises(UsageProblem, match="study `small` has no models here yet"):
+        give(hospital, "models", "list", NAME)
+
+
+def test_model_is_exported_with_card_and_preprocessing(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    out = tmp_path / "model"
+    result = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out)
+    assert result.stdout.split() == [
+        str(out / name) for name in ("model.safetensors", "card.json", "preprocessing.json")
+    ]
+    assert "was computed from patients" in result.stderr
+
+
+def test_predictions_are_written_by_an_isolated_child(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    out = tmp_path / "out.csv"
+    options = ["--checkpoint", "best_local", "--table", hospital.test, "--out", out]
+    said = json.loads(give(hospital, "predict", NAME, *options, "--json").stdout)
+    assert said == {"rows": 20, "out": str(out)}
+    assert out.read_text().splitlines()[0] == "line,predicted,probability_no,probability_yes"
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_checkpoint_of_another_name_is_refused(hospital: Hospital, tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="there is no checkpoint `best`") as refused:
+        give(hospital, "predict", NAME, "--checkpoint", "best", "--table", hospital.test, "--out", tmp_path / "o")
+    assert refused.value.hint == "there are: best_local, latest, best_global"
+
+
+def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_path: Path) -> None:
+    hospital.state = tmp_path / "nowhere"
+    with pytest.raises(UsageProblem, match="nowhere is not a site's state directory"):
+        add(hospital, "p")
+
+
+def test_models_of_the_trainers_user_are_asked_of_its_listener(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root every folder can be read, so what the system would say is said here."""
+    monkeypatch.setattr(cli_patients, "_may_read", lambda _: False)
+    with pytest.raises(NeedsPerson, match="belongs to the trainer's user, and the trainer does not run") as refused:
+        give(hospital, "models", "list", NAME)
+    assert "--only trainer" in refused.value.hint
+
+    asked: list[Any] = []
+    monkeypatch.setattr(handoff.Trainer, "available", lambda _: True)
+    monkeypatch.setattr(
+        handoff.Trainer, "ask", lambda _, command, **fields: asked.append((command, fields)) or {"rows": 1, "out": "o"}
+    )
+    give(hospital, "predict", NAME, "--checkpoint", "latest", "--table", hospital.test, "--out", "/srv/o", "--json")
+    fields = {"study": NAME, "checkpoint": "latest", "table": str(hospital.test), "out": "/srv/o"}
+    assert asked == [("predict", fields)]

@@ -1,0 +1,260 @@
+"""Gateway and trainer as processes: one is asked, the other may die."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from site_agent import handoff
+from site_agent.handoff import Trainer
+from site_agent.trainer import listener as listeners
+from site_agent.trainer.listener import Listener
+from tests.site_agent.trainer_world import NAME, Hospital, small_study
+from wardround import control
+from wardround.durable import StorageFailed
+from wardround.errors import BadData, TryAgain, Unavailable
+
+WAIT_S = 60
+LISTEN = """
+import sys
+from pathlib import Path
+from site_agent.trainer.listener import listen_forever
+listen_forever(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Hospital:
+    return Hospital.make(tmp_path)
+
+
+@contextmanager
+def listening(state: Path) -> Iterator[Trainer]:
+    """A listener in this process; its workers are processes."""
+    stop = threading.Event()
+    with Listener(state, stop) as listener:
+        server = control.ControlServer(handoff.trainer_socket(state), listener.answer)
+        try:
+            yield Trainer(state)
+        finally:
+            server.close()
+
+
+@contextmanager
+def listener_process(state: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", LISTEN, str(state)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        process.stdout.close()
+
+
+def ask_in_thread(trainer: Trainer, request: dict[str, Any]) -> tuple["Future[Any]", threading.Event]:
+    """Ask for a round and return when it has made progress."""
+    begun = threading.Event()
+    fields = {key: value for key, value in request.items() if key != "command"}
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(trainer.ask, request["command"], lambda _: begun.set(), **fields)
+    pool.shutdown(wait=False)
+    return future, begun
+
+
+def endless(hospital: Hospital) -> dict[str, Any]:
+    """A round of a million steps, which no test waits for."""
+    study = small_study()
+    hospital.study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 1_000_000})})
+    return hospital.round(1)
+
+
+def ended(pid: int) -> bool:
+    """Wait, a bounded while, for a process that may be gone already."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ready, _, _ = select.select([descriptor], [], [], WAIT_S)
+    finally:
+        os.close(descriptor)
+    return bool(ready)
+
+
+def test_rounds_in_an_isolated_worker_are_the_same_bits_as_in_this_process(hospital: Hospital, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Hospital.make(tmp_path / "other")
+    told: list[Any] = []
+    with listening(hospital.state) as trainer:
+        for number in (1, 2):
+            request = {key: value for key, value in hospital.round(number).items() if key != "command"}
+            answer = trainer.ask("train", told.append, **request)
+            assert hospital.update_digest(answer) == other.update_digest(other.train(number))
+            assert trainer.ask("commit", study=NAME, revision=1, round=number) == {}
+            other.commit(number)
+        assert trainer.ask("checkpoints", study=NAME)["checkpoints"][0]["kind"] == "best_local"
+    assert told[-1] == {"step": 5, "steps": 5}
+
+
+def test_worker_starts_with_the_first_request_that_needs_it_and_stays(hospital: Hospital) -> None:
+    with listening(hospital.state) as trainer:
+        said = trainer.ask("status")
+        assert said["isolation"] in ("network-namespace", "seccomp", "none")
+        assert (said["uid"], said["worker"]) == (os.geteuid(), None)
+        trainer.ask("describe", study=hospital.document, site="north")
+        first = trainer.ask("status")["worker"]
+        trainer.ask("describe", study=hospital.document, site="north")
+        assert isinstance(first, int)
+        assert trainer.ask("status")["worker"] == first
+    assert ended(first)
+    assert not Trainer(hospital.state).available()
+
+
+def test_abort_ends_a_round_at_once_and_another_can_begin(hospital: Hospital) -> None:
+    request = endless(hospital)
+    with listening(hospital.state) as trainer:
+        future, begun = ask_in_thread(trainer, request)
+        assert begun.wait(WAIT_S)
+        trainer.abort()
+        with pytest.raises(
+            TryAgain, match=r"the trainer's worker ended \(SIGKILL\) while it was asked to train"
+        ) as told:
+            future.result(WAIT_S)
+        assert told.value.code == "DECLINED_TRAINING_FAILED"
+        assert trainer.ask("discard", study=NAME, revision=1, round=1) == {}
+        assert trainer.ask("describe", study=hospital.document, site="north")["leaves"]
+
+
+def test_worker_that_dies_is_started_again_with_the_next_request(hospital: Hospital) -> None:
+    request = endless(hospital)
+    with listening(hospital.state) as trainer:
+        future, begun = ask_in_thread(trainer, request)
+        assert begun.wait(WAIT_S)
+        first = trainer.ask("status")["worker"]
+        os.kill(first, signal.SIGSEGV)  # as a bug in a library would
+        with pytest.raises(TryAgain, match="SIGSEGV"):
+            future.result(WAIT_S)
+        trainer.ask("describe", study=hospital.document, site="north")
+        assert trainer.ask("status")["worker"] not in (first, None)
+
+
+def test_what_concerns_no_round_is_answered_while_one_is_trained(hospital: Hospital) -> None:
+    request = endless(hospital)
+    with listening(hospital.state) as trainer:
+        future, begun = ask_in_thread(trainer, request)
+        assert begun.wait(WAIT_S)
+        said = trainer.ask("inspect", table=str(hospital.table), test=None, label="ill")
+        assert (said["rows"], said["columns"]) == (60, 4)
+        assert trainer.ask("discard", study=NAME, revision=1, round=9) == {}
+        assert not future.done()
+        trainer.abort()
+        with pytest.raises(TryAgain):
+            future.result(WAIT_S)
+
+
+def test_round_goes_on_when_whoever_asked_is_gone(hospital: Hospital) -> None:
+    request = hospital.round(1)
+    with listening(hospital.state) as trainer:
+        with control.connect(handoff.trainer_socket(hospital.state)) as gone:
+            gone.sendall(control.json.dumps(request).encode() + b"\n")
+        fields = {key: value for key, value in request.items() if key != "command"}
+        assert trainer.ask("train", **fields)["num_examples"] == 48
+
+
+def test_error_of_the_worker_arrives_as_itself(hospital: Hospital) -> None:
+    with listening(hospital.state) as trainer, pytest.raises(BadData, match="no column `disease`") as refused:
+        trainer.ask("inspect", table=str(hospital.table), test=None, label="disease")
+    assert refused.value.hint
+
+
+def test_without_a_listener_a_one_shot_worker_answers(hospital: Hospital) -> None:
+    said = handoff.ask(hospital.state, "inspect", table=str(hospital.table), test=str(hospital.test), label="ill")
+    assert (said["rows"], said["test_rows"]) == (60, 20)
+    with pytest.raises(Unavailable, match=r"no service listens at .*trainer\.sock"):
+        Trainer(hospital.state).ask("status")
+
+
+def test_worker_that_does_not_start_is_told(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoff.sys, "executable", "/bin/false")
+    with pytest.raises(TryAgain, match="the trainer's worker did not start") as told:
+        handoff.one_shot(hospital.state, "inspect", table="t", test=None, label="l")
+    assert told.value.code == "DECLINED_TRAINING_FAILED"
+
+
+def test_process_without_isolation_is_told_loudly(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handoff.Worker, "_read", lambda _: {"hello": {"isolation": "none", "pid": 1}})
+    with handoff.Worker(hospital.state, warm=False) as worker:
+        assert worker.isolation == "none"
+    assert "NO ISOLATION" in caplog.text
+
+
+def test_sigterm_ends_listener_and_worker_cleanly(hospital: Hospital) -> None:
+    with listener_process(hospital.state) as process:
+        trainer = Trainer(hospital.state)
+        trainer.ask("describe", study=hospital.document, site="north")
+        worker = trainer.ask("status")["worker"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+        assert ended(worker)
+        assert not handoff.trainer_socket(hospital.state).exists()
+
+
+def test_worker_dies_with_a_listener_that_is_killed_and_the_next_one_goes_on(hospital: Hospital) -> None:
+    request = endless(hospital)
+    with listener_process(hospital.state) as process:
+        trainer = Trainer(hospital.state)
+        future, begun = ask_in_thread(trainer, request)
+        assert begun.wait(WAIT_S)
+        worker = trainer.ask("status")["worker"]
+        process.kill()
+        with pytest.raises(Unavailable, match="went away before it answered"):
+            future.result(WAIT_S)
+        assert ended(worker)
+    with listener_process(hospital.state):
+        assert trainer.ask("status")["worker"] is None
+
+
+def test_second_trainer_of_a_state_directory_is_refused(hospital: Hospital) -> None:
+    with listener_process(hospital.state):
+        done = subprocess.run(
+            [sys.executable, "-c", LISTEN, str(hospital.state)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert "is in use by site-agent run --only trainer" in done.stderr
+
+
+def test_disk_that_failed_stops_the_listener(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise StorageFailed("the disk failed")
+
+    monkeypatch.setitem(listeners.BOOKKEEPING, "commit", fail)
+    stop = threading.Event()
+    with Listener(hospital.state, stop) as listener:
+        with pytest.raises(StorageFailed):
+            listener.answer({"command": "commit"}, lambda _: None)
+        assert stop.is_set()
+        assert listener.failed is not None
+
+
+def test_listener_and_commands_do_not_import_torch_or_grpc() -> None:
+    look = (
+        "import site_agent.trainer.listener, site_agent.cli_patients, sys;"
+        "print([name for name in ('torch', 'grpc', 'ssl') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,350 @@
+"""The ledger as it is written, torn and repaired, and as it is judged from the files alone."""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from site_agent import audit
+from site_agent.gateway.ledger import Ledger
+from wardround import canonical, durable
+from wardround.errors import NeedsPerson
+from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+
+LEDGER_KEY = Ed25519PrivateKey.generate()
+RECEIPT_KEY = Ed25519PrivateKey.generate()
+SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
+
+
+class Written:
+    """A ledger with an identity, uploads and receipts, as an agent leaves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = Ledger(folder, LEDGER_KEY)
+        self.previous = EMPTY_HEAD
+        self.ledger.begin()
+        key = RECEIPT_KEY.public_key().public_bytes_raw().hex()
+        self.ledger.append("identity", event="issued", site="a", receipt_key=key)
+
+    def upload(self, round_: int) -> str:
+        rows = [{"bundle": "model", "name": "w", "dtype": "F32", "shape": [2], "encoding": "raw", "bytes": 8,
+                 "sha256": hashlib.sha256(bytes([round_])).hexdigest(), "l2": "1.0e+00"}]  # fmt: skip
+        manifest = [{key: row[key] for key in audit.MANIFEST_FIELDS} for row in rows]
+        upload_id = uuid.uuid4().hex
+        self.ledger.append(
+            "upload", upload_id=upload_id, study="s", revision=1, round=round_, attempt=1, payload_bytes=8,
+            manifest_sha256=canonical.digest(manifest), tensors=rows, metrics=[],
+        )  # fmt: skip
+        self.ledger.sign()
+        return upload_id
+
+    def receipt(self, of: str, **changed: Any) -> Receipt:
+        upload = self.ledger.unresolved[of]
+        names = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
+        receipt = Receipt(
+            receipt_id=uuid.uuid4().hex, federation="f", site="a", upload_id=of, decision=ACCEPTED, code="",
+            tensor="", time="2026-01-01T00:00:00Z", ledger=self.ledger.head, previous=self.previous,
+            **{name: upload[name] for name in names},
+        )  # fmt: skip
+        return replace(receipt, **changed)
+
+    def resolve(self, upload_id: str, receipt: Receipt, key: Ed25519PrivateKey = RECEIPT_KEY) -> None:
+        envelope = receipt.sign(key)
+        self.previous = hashlib.sha256(envelope.payload).hexdigest()
+        self.ledger.resolve(upload_id, envelope)
+
+    def rounds(self, count: int) -> "Written":
+        for round_ in range(1, count + 1):
+            upload_id = self.upload(round_)
+            self.resolve(upload_id, self.receipt(upload_id))
+        return self
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    return (folder / SEGMENT).read_bytes().split(b"\n")[:-1]
+
+
+def put(folder: Path, lines: list[bytes]) -> None:
+    (folder / SEGMENT).write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def test_a_whole_ledger_verifies(folder: Path) -> None:
+    Written(folder).rounds(3).ledger.close()
+    verdict, code = audit.verify(folder)
+    assert (verdict.ok, code) == (True, audit.VERIFIED)
+    assert (verdict.lines, verdict.uploads, verdict.accepted, verdict.bytes) == (8, 3, 3, 24)
+
+
+def test_the_head_is_the_one_that_anyone_computes_from_the_lines(folder: Path) -> None:
+    ledger = Written(folder).rounds(2).ledger
+    head = EMPTY_HEAD
+    for line in lines_of(folder):
+        assert json.loads(line)["prev"] == head
+        head = next_head(head, line_hash(line))
+    assert ledger.head == LedgerHead(ledger.ledger_id, 6, head)
+
+
+def test_an_upload_carries_the_hashes_of_the_lines_since_the_last_receipt(folder: Path) -> None:
+    written = Written(folder)
+    assert written.ledger.statement()[2] == [line_hash(line) for line in lines_of(folder)]
+    upload_id = written.upload(1)
+    seen = written.ledger.head.lines
+    written.resolve(upload_id, written.receipt(upload_id))
+    assert written.ledger.statement()[2] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    written.ledger.close()
+    again = Ledger(folder, LEDGER_KEY)
+    assert again.statement()[2] == [line_hash(line) for line in lines_of(folder)[seen:]]
+
+
+def test_a_receipt_is_added_once(folder: Path) -> None:
+    written = Written(folder)
+    upload_id = written.upload(1)
+    receipt = written.receipt(upload_id)
+    written.resolve(upload_id, receipt)
+    written.resolve(upload_id, receipt)
+    assert len(lines_of(folder)) == 4
+
+
+def test_an_upload_without_a_receipt_is_unresolved_also_after_a_restart(folder: Path) -> None:
+    written = Written(folder)
+    upload_id = written.upload(1)
+    written.ledger.close()
+    assert list(Ledger(folder, LEDGER_KEY).unresolved) == [upload_id]
+    verdict, code = audit.verify(folder)
+    assert (verdict.unresolved, code, verdict.ok) == (1, audit.UNRESOLVED, False)
+    assert verdict.reason == "1 uploads have no receipt and may have left"
+
+
+def test_a_last_line_torn_at_any_byte_is_cut_kept_and_recorded(folder: Path, tmp_path: Path) -> None:
+    written = Written(folder).rounds(1)
+    written.ledger.append("session", event="opened", peer="127.0.0.1:1")
+    *before, last = lines_of(folder)
+    for length in range(1, len(last) + 1):
+        copy = tmp_path / f"torn-{length}"
+        shutil.copytree(folder, copy)
+        (copy / SEGMENT).write_bytes(b"".join(line + b"\n" for line in before) + last[:length])
+        Ledger(copy, LEDGER_KEY).close()
+        *same, recovered = lines_of(copy)
+        assert same == before
+        assert json.loads(recovered)["type"] == "recovered"
+        assert json.loads(recovered)["torn_bytes"] == length
+        (kept,) = (copy / "torn").iterdir()
+        assert kept.read_bytes() == last[:length]
+        assert audit.verify(copy)[1] == audit.VERIFIED
+
+
+def test_a_torn_line_that_a_signed_head_covers_is_not_cut(folder: Path) -> None:
+    Written(folder).rounds(1).ledger.close()
+    whole = (folder / SEGMENT).read_bytes()
+    (folder / SEGMENT).write_bytes(whole[:-5])
+    with pytest.raises(NeedsPerson) as refused:
+        Ledger(folder, LEDGER_KEY)
+    said = "it has 3 whole lines and a torn one, a signed head covers 4; nothing was sent or changed"
+    assert said in refused.value.message
+    assert "site-agent audit verify" in refused.value.hint
+    assert (folder / SEGMENT).read_bytes() == whole[:-5]
+
+
+def test_a_ledger_broken_in_the_middle_is_not_opened(folder: Path) -> None:
+    Written(folder).rounds(1).ledger.close()
+    lines = lines_of(folder)
+    put(folder, [lines[0], lines[2], lines[1], lines[3]])
+    with pytest.raises(NeedsPerson, match="line 2 of 4 does not continue the one before it"):
+        Ledger(folder, LEDGER_KEY)
+
+
+def test_a_rewritten_ledger_is_not_opened_under_its_old_heads(folder: Path, tmp_path: Path) -> None:
+    Written(folder).rounds(1).ledger.close()
+    Written(tmp_path / "other").rounds(1).ledger.close()
+    shutil.copy(tmp_path / "other" / SEGMENT, folder / SEGMENT)
+    with pytest.raises(NeedsPerson, match="are not those that the signed head covers"):
+        Ledger(folder, LEDGER_KEY)
+
+
+def test_a_torn_signature_is_made_again(folder: Path) -> None:
+    Written(folder).rounds(1).ledger.close()
+    heads = (folder / HEADS).read_bytes()
+    (folder / HEADS).write_bytes(heads[:-9])
+    Ledger(folder, LEDGER_KEY).close()
+    assert audit.verify(folder)[1] == audit.VERIFIED
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Written(folder).rounds(1).ledger
+    before = (folder / SEGMENT).read_bytes()
+
+    def full(descriptor: int, data: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "_write_all", full)
+    with pytest.raises(durable.CannotWrite, match="No space left on device"):
+        ledger.append("session", event="opened", peer="x")
+    monkeypatch.undo()
+    assert (folder / SEGMENT).read_bytes() == before
+    ledger.append("session", event="opened", peer="x")
+    ledger.close()
+    assert audit.verify(folder)[1] == audit.VERIFIED
+
+
+def test_the_first_line_torn_leaves_an_empty_ledger_to_begin(folder: Path) -> None:
+    folder.mkdir()
+    (folder / SEGMENT).write_bytes(b'{"half":')
+    ledger = Ledger(folder, LEDGER_KEY)
+    ledger.begin()
+    ledger.close()
+    assert audit.verify(folder)[1] == audit.VERIFIED
+
+
+# audit: every mutation, and the right line
+
+
+def edited(line: bytes) -> bytes:
+    """The same record, canonical, with another time."""
+    return canonical.dumps({**json.loads(line), "ts": "1999-01-01T00:00:00.000Z"})
+
+
+def swap(lines: list[bytes], at: int) -> list[bytes]:
+    return [*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]
+
+
+MUTATIONS: dict[str, Callable[[list[bytes], int], list[bytes]]] = {
+    "edited": lambda lines, at: [*lines[:at], edited(lines[at]), *lines[at + 1 :]],
+    "not canonical": lambda lines, at: [*lines[:at], lines[at].replace(b":", b": ", 1), *lines[at + 1 :]],
+    "deleted": lambda lines, at: [*lines[:at], *lines[at + 1 :]],
+    "swapped": swap,
+}
+
+
+@pytest.mark.parametrize("mutation", [pytest.param(name, id=name) for name in MUTATIONS])
+def test_every_changed_line_is_found_by_its_number(folder: Path, mutation: str) -> None:
+    Written(folder).rounds(3).ledger.close()
+    whole = lines_of(folder)
+    for at in range(len(whole) - (mutation == "swapped")):
+        put(folder, MUTATIONS[mutation](whole, at))
+        verdict, code = audit.verify(folder)
+        assert (code, verdict.ok, verdict.first_bad) == (audit.TAMPERED, False, at), (mutation, at, verdict.reason)
+        assert verdict.reason
+
+
+def test_a_line_twice_is_found_by_its_number(folder: Path) -> None:
+    Written(folder).rounds(3).ledger.close()
+    whole = lines_of(folder)
+    for at in range(len(whole)):
+        put(folder, [*whole[: at + 1], *whole[at:]])
+        verdict, code = audit.verify(folder)
+        assert (code, verdict.first_bad) == (audit.TAMPERED, at + 1)
+
+
+def test_every_flipped_byte_is_found(folder: Path) -> None:
+    Written(folder).rounds(1).ledger.close()
+    whole = (folder / SEGMENT).read_bytes()
+    for at in range(0, len(whole), 7):
+        (folder / SEGMENT).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert audit.verify(folder)[1] != audit.VERIFIED, at
+
+
+def test_a_cut_ledger_is_found_at_every_line(folder: Path) -> None:
+    Written(folder).rounds(2).ledger.close()
+    whole = lines_of(folder)
+    for keep in range(1, len(whole)):
+        put(folder, whole[:keep])
+        verdict, code = audit.verify(folder)
+        assert code == audit.TAMPERED
+        assert verdict.first_bad == keep
+        assert verdict.reason.startswith(f"the ledger has {keep} lines, a signed head covers")
+
+
+def rewritten(lines: list[bytes], at: int, **changed: Any) -> list[bytes]:
+    """An edit of line ``at`` with the whole chain after it made anew, as an intruder would."""
+    head, out = EMPTY_HEAD, []
+    for number, line in enumerate(lines):
+        record = {**json.loads(line), "prev": head, **(changed if number == at else {})}
+        out.append(canonical.dumps(record))
+        head = next_head(head, line_hash(out[-1]))
+    return out
+
+
+def test_a_chain_made_anew_does_not_fit_the_receipts(folder: Path) -> None:
+    Written(folder).rounds(2).ledger.close()
+    put(folder, rewritten(lines_of(folder), 1, event="renewed"))
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 3)
+    assert "the receipt names a head of 3 lines that this ledger never had" in verdict.reason
+
+
+def test_a_chain_made_anew_without_receipts_does_not_fit_the_signed_heads(folder: Path) -> None:
+    written = Written(folder)
+    written.ledger.append("session", event="opened", peer="x")
+    written.ledger.close()
+    put(folder, rewritten(lines_of(folder), 2, peer="y"))
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 0)
+    assert verdict.reason == "the lines from 0 to 2 are not those that a signed head covers"
+
+
+BAD_RECEIPTS = [
+    pytest.param({"manifest_sha256": "00" * 32}, "the receipt's manifest_sha256 is not that of upload", id="manifest"),
+    pytest.param({"round": 9}, "the receipt's round is not that of upload", id="round"),
+    pytest.param({"payload_bytes": 9}, "the receipt's payload_bytes is not that of upload", id="bytes"),
+    pytest.param({"upload_id": "00" * 16}, "is for an upload that no line before it records", id="upload"),
+    pytest.param({"previous": "11" * 32}, "does not follow the one before it: one is missing", id="previous"),
+    pytest.param({"ledger": LedgerHead("x", 3, "22" * 32)}, "a head of 3 lines that this ledger never had", id="head"),
+    pytest.param({"ledger": LedgerHead("x", 99, "22" * 32)}, "a head of 99 lines that this ledger never", id="long"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), BAD_RECEIPTS)
+def test_a_receipt_that_says_something_else_is_found(folder: Path, changed: dict[str, Any], said: str) -> None:
+    written = Written(folder)
+    upload_id = written.upload(1)
+    written.resolve(upload_id, written.receipt(upload_id, **changed))
+    written.ledger.close()
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 3)
+    assert said in verdict.reason
+
+
+def test_a_receipt_of_another_key_is_found(folder: Path) -> None:
+    written = Written(folder)
+    upload_id = written.upload(1)
+    written.resolve(upload_id, written.receipt(upload_id), Ed25519PrivateKey.generate())
+    written.ledger.close()
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 3)
+    assert "signed by key" in verdict.reason
+
+
+def test_lines_after_the_last_signed_head_are_an_unsigned_tail(folder: Path) -> None:
+    written = Written(folder).rounds(1)
+    written.ledger.append("session", event="opened", peer="x")
+    verdict, code = audit.verify(folder)
+    assert (verdict.unsigned_tail, code) == (1, audit.UNRESOLVED)
+    assert verdict.reason == "no signed head covers the last 1 lines"
+
+
+def test_no_ledger_and_no_key_cannot_be_verified(folder: Path, tmp_path: Path) -> None:
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.reason) == (audit.CANNOT_VERIFY, f"there is no ledger in {folder}")
+    Ledger(folder, LEDGER_KEY).begin()
+    genesis = json.loads(lines_of(folder)[0])
+    del genesis["ledger_key"]
+    put(folder, [canonical.dumps(genesis)])
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.reason) == (audit.CANNOT_VERIFY, "the first line holds no ledger key")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / SEGMENT).write_bytes(b"")
+    assert audit.verify(empty)[0].reason == "the ledger has no whole line"

@@ -1,0 +1,300 @@
+"""The vault keeps the old or the new, whatever instant the process ends at."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from site_agent.trainer import vault as vaults
+from site_agent.trainer.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
+from site_agent.trainer.vault import Vault
+from wardround import durable
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
+from wardround.tensors import TensorFile
+
+DIGEST = "ab" * 32
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def crash_at(monkeypatch: pytest.MonkeyPatch, instant: int) -> Iterator[None]:
+    """End at the ``instant``-th fsync, of a file or of a folder."""
+    done: list[int] = []
+    really = durable._sync
+
+    def sync(descriptor: int, path: Path) -> None:
+        done.append(1)
+        if len(done) == instant:
+            raise Crash
+        really(descriptor, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_sync", sync)
+        yield
+
+
+def crashed_everywhere(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[Vault], None],
+    act: Callable[[Vault], None],
+    *,
+    at_least: int,
+) -> Iterator[Vault]:
+    """For each fsync of ``act``, a vault as it is found after the process ended there."""
+    for instant in itertools.count(1):
+        state = tmp_path / str(instant)
+        before(Vault(state, "small", 1))
+        with crash_at(monkeypatch, instant):
+            try:
+                act(Vault(state, "small", 1))
+            except Crash:
+                pass
+            else:
+                assert instant > at_least
+                return
+        yield Vault(state, "small", 1)
+
+
+def tensors(value: int) -> dict[str, torch.Tensor]:
+    return {"private/w": torch.full((3, 2), float(value)), "optimizer/step": torch.tensor(value)}
+
+
+def keep(vault: Vault, number: int) -> None:
+    """Train round ``number``, in pretence."""
+    vault.keep_pending(number, to_bytes(tensors(number)), {"round": number}, {"base": "b"}, {"update": f"u{number}"})
+
+
+def keep_model(vault: Vault, number: int) -> None:
+    model = {"w": torch.full((2,), float(number)), "count": torch.tensor(number)}
+    specs = specs_of(model)
+    card = {
+        "kind": "latest", "round": number, "score": 0.5, "metric": "accuracy", "split": "test", "val_loss": None,
+        "model_digest": manifest_of(model, specs).digest(),
+    }  # fmt: skip
+    vault.keep_checkpoint(card, specs, payload(model, specs), b'{"mean": ["0.5"]}')
+
+
+def current(vault: Vault, before: int = 100) -> int:
+    """The round whose state counts, read and verified; 0 for none."""
+    kept = vault.start_of(before)
+    if kept is None:
+        return 0
+    stored = vault.load(kept)
+    assert stored.meta == {"round": kept.round}
+    assert torch.equal(from_bytes(stored.tensors)["private/w"], tensors(kept.round)["private/w"])
+    return kept.round
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    vault = Vault(tmp_path, "small", 1)
+    vault.open(DIGEST, {"study": "small"})
+    return vault
+
+
+def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
+    odd = {
+        "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
+        "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
+    }  # fmt: skip
+    back = from_bytes(vault.load(vault.keep_pending(1, to_bytes(odd), {"x": ["1e-05"]}, {}, {})).tensors)
+    assert back.keys() == odd.keys()
+    for name, tensor in odd.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].shape == tensor.shape
+        assert back[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
+
+
+def test_pending_state_counts_only_when_it_is_committed(vault: Vault) -> None:
+    keep(vault, 1)
+    assert current(vault) == 0
+    vault.commit(1)
+    vault.commit(1)
+    assert current(vault) == 1
+
+
+def test_pending_answer_is_given_for_the_same_question_alone(vault: Vault) -> None:
+    keep(vault, 1)
+    assert vault.pending(1, {"base": "b"}) == {"update": "u1"}
+    assert vault.pending(1, {"base": "other"}) is None
+    assert vault.pending(2, {"base": "b"}) is None
+
+
+def test_discarded_state_is_gone(vault: Vault) -> None:
+    keep(vault, 1)
+    vault.discard(1)
+    assert vault.pending(1, {"base": "b"}) is None
+    assert not list(vault.folder.glob("state-*"))
+    Vault(vault.folder, "other", 1).discard(1)  # a study that was never begun here
+
+
+def test_two_states_are_kept_so_that_a_round_can_be_repeated(vault: Vault) -> None:
+    for number in range(1, 6):
+        keep(vault, number)
+        vault.commit(number)
+    assert len(list(vault.folder.glob("state-*"))) == 2
+    assert (current(vault, before=6), current(vault, before=5)) == (5, 4)
+
+
+def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(vault: Vault) -> None:
+        vault.open(DIGEST, {"study": "small"})
+        keep(vault, 1)
+        vault.commit(1)
+
+    def second(vault: Vault) -> None:
+        keep(vault, 2)
+        vault.commit(2)
+
+    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=8):
+        vault.open(DIGEST, {"study": "small"})
+        assert current(vault) in (1, 2)
+        if current(vault) == 1:
+            if vault.pending(2, {"base": "b"}) is None:
+                keep(vault, 2)
+            vault.commit(2)
+        assert current(vault) == 2
+        assert len(list(vault.folder.glob("state-*"))) == 2
+
+
+def test_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(vault: Vault) -> None:
+        keep_model(vault, 1)
+
+    def second(vault: Vault) -> None:
+        keep_model(vault, 2)
+
+    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=4):
+        (found,) = vault.checkpoints()
+        assert found.card["round"] in (1, 2)
+        vaults.verify_model(found)
+        assert found.preprocessing() == {"mean": ["0.5"]}
+
+
+def test_crash_while_a_revision_is_opened_leaves_one_that_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(vault: Vault) -> None:
+        vault.open(DIGEST, {"study": "small"})
+
+    for vault in crashed_everywhere(tmp_path, monkeypatch, lambda _: None, begin, at_least=4):
+        assert vault.open(DIGEST, {"study": "small"}).study_digest == DIGEST
+
+
+def test_full_disk_keeps_what_was_there(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(vault, 1)
+    vault.commit(1)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable.os, "write", full)
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            keep(vault, 2)
+    assert current(vault) == 1
+
+
+def test_damaged_index_is_refused(vault: Vault) -> None:
+    (vault.folder / "index.json").write_bytes(b'{"v":1')
+    with pytest.raises(NeedsPerson, match=r"index\.json is missing or damaged, so it is not known which"):
+        vault.start_of(1)
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "meta.json"])
+def test_damaged_state_is_refused_and_never_passed_over(vault: Vault, name: str) -> None:
+    for number in (1, 2):
+        keep(vault, number)
+        vault.commit(number)
+    kept = vault.start_of(3)
+    assert kept is not None
+    path = vault.folder / kept.folder / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(NeedsPerson, match=f"{name} is damaged: its SHA-256 is") as refused:
+        vault.load(kept)
+    assert refused.value.hint.endswith(f"delete {vault.folder / kept.folder}")
+    path.unlink()
+    with pytest.raises(BadData, match=f"{name}: No such file"):
+        vault.load(kept)
+
+
+def test_card_inside_the_model_counts_and_other_tools_read_the_model(vault: Vault) -> None:
+    keep_model(vault, 3)
+    (found,) = vault.checkpoints()
+    (found.folder / "card.json").write_text("{}")
+    (again,) = vault.checkpoints()
+    assert again.row()["round"] == 3
+    assert safetensors.torch.load_file(again.model)["w"].tolist() == [3.0, 3.0]
+
+
+def test_model_without_a_card_or_with_anothers_is_refused(vault: Vault) -> None:
+    keep_model(vault, 1)
+    (found,) = vault.checkpoints()
+    other = vault.folder / "checkpoints" / "best_local"
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(found.model.read_bytes())
+    with pytest.raises(BadData, match="has no card of a best_local checkpoint in its header"):
+        vault.checkpoints()
+    safetensors.torch.save_file({"w": torch.ones(1)}, other / "model.safetensors")
+    with pytest.raises(BadData, match="has no card of a best_local checkpoint in its header"):
+        vault.checkpoints()
+
+
+def test_model_whose_tensors_were_changed_is_refused(vault: Vault) -> None:
+    keep_model(vault, 1)
+    (found,) = vault.checkpoints()
+    data = found.model.read_bytes()
+    found.model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(BadData, match=r"model\.safetensors is damaged: its digest is"):
+        vaults.verify_model(found)
+
+
+def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
+    keep_model(vault, 1)
+    (found,) = vault.checkpoints()
+    (found.folder / "preprocessing.json").write_text("{}")
+    with pytest.raises(BadData, match=r"preprocessing\.json does not belong to the model beside it"):
+        found.preprocessing()
+
+
+def test_export_copies_the_three_files(vault: Vault, tmp_path: Path) -> None:
+    keep_model(vault, 1)
+    said = vaults.export(tmp_path, "small", "latest", tmp_path / "out" / "here")
+    files = [Path(file) for file in said["files"]]
+    assert [file.name for file in files] == ["model.safetensors", "card.json", "preprocessing.json"]
+    with TensorFile(files[0]) as model:
+        assert model.manifest().digest() == json.loads(files[1].read_text())["model_digest"]
+
+
+def test_missing_models_are_told_with_what_there_is(vault: Vault, tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="study `small` has no models here yet"):
+        vaults.listing(tmp_path, "small")
+    keep_model(vault, 1)
+    with pytest.raises(UsageProblem, match="study `small` has no checkpoint `best_global`") as refused:
+        vaults.checkpoint(tmp_path, "small", "best_global")
+    assert refused.value.hint == "it has: latest"
+    with pytest.raises(UsageProblem, match="is not a study's name"):
+        vaults.listing(tmp_path, "../small")
+
+
+def test_newest_revision_with_a_model_is_shown(vault: Vault, tmp_path: Path) -> None:
+    keep_model(vault, 1)
+    second: Any = Vault(tmp_path, "small", 10)
+    second.open(DIGEST, {"study": "small"})
+    assert vaults.newest(tmp_path, "small").revision == 1
+    keep_model(second, 4)
+    assert vaults.newest(tmp_path, "small").revision == 10
