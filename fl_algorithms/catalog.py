@@ -6,6 +6,7 @@ module. Tasks of other distributions come by the entry point ``wardround.tasks``
 """
 
 import difflib
+import functools
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ TABULAR = TaskRow(
 )
 
 
+@functools.cache  # a scan of the installed distributions takes milliseconds
 def tasks() -> dict[str, TaskRow]:
     """The installed tasks by name: ours, and those that other distributions bring.
 

@@ -22,10 +22,10 @@ import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
-from wardround import identity
-from wardround.tensors import CHUNK
 
 from tools.world import free_port
+from wardround import identity
+from wardround.tensors import CHUNK
 
 OPTIONS = [("grpc.max_receive_message_length", 8 << 20), ("grpc.max_send_message_length", 8 << 20)]
 

@@ -247,6 +247,8 @@ class Agent:
             self._rounds.do(assignment, interrupt)
         except Interrupted:
             log.info("round %d of `%s` was called off", assignment.round, assignment.study)
+            with self._changed:
+                self._ask_about_uploads = True  # the round may have closed while its receipt was on the way
         except WardroundError as error:
             if fatal(error) or isinstance(error, StorageFailed):
                 raise

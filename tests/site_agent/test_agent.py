@@ -398,7 +398,7 @@ def test_a_revoked_site_ends_with_everything_kept(world: SiteWorld) -> None:
     assert world.verdict().ok
 
 
-def test_a_forged_receipt_ends_the_agent_and_the_upload_stays_unresolved(world: SiteWorld) -> None:
+def test_a_forged_receipt_is_not_believed_and_the_upload_stays_unresolved(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.forge_receipts = True
     world.coordinator.assign(STUDY, 1)

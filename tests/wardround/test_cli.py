@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+
 from wardround import cli, errors
 
 

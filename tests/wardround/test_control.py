@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wardround import control, errors
 from wardround.control import ControlServer, call
 from wardround.errors import CannotWrite, NeedsPerson, NotPermitted, Unavailable, UsageProblem, WardroundError

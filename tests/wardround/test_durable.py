@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from wardround import durable
 from wardround.errors import CannotWrite, TryAgain
 

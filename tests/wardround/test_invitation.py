@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wardround import canonical
 from wardround.errors import BadData
 from wardround.invitation import Invitation, ago

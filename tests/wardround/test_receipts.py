@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wardround import canonical, dsse
 from wardround.errors import BadData
 from wardround.receipts import (

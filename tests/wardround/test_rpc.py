@@ -5,9 +5,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-import wardround
 from hypothesis import given
 from hypothesis import strategies as st
+
+import wardround
 from wardround import dsse, errors, rpc
 from wardround.errors import BadData, NeedsPerson
 from wardround.tensors import Entry, Manifest, TensorSpec

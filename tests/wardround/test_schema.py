@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import Field, model_validator
+
 from wardround.errors import BadData
 from wardround.schema import Strict, check, read_toml
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wardround import canonical
 from wardround.errors import BadData, UsageProblem
 from wardround.study import StudyFile, ToldSection, load, study_digest

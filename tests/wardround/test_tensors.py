@@ -13,6 +13,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from wardround.errors import BadData
 from wardround.tensors import (
     CHUNK,
