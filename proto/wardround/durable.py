@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,8 +162,11 @@ class SpoolFile:
 class StateLock:
     """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
 
-    def __init__(self, state: Path, owner: str) -> None:
+    def __init__(self, state: Path, owner: str, *, patience_s: float = 0) -> None:
         """Take ``state/lock`` for ``owner`` ("coordinator serve").
+
+        Args:
+            patience_s: how long a holder that is just ending may take over it.
 
         Raises:
             TryAgain: another process holds it; the message says which.
@@ -171,14 +175,15 @@ class StateLock:
         path = state / "lock"
         with _naming(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        deadline = time.monotonic() + patience_s
+        while not (taken := self._try()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not taken:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(self._descriptor)
             raise TryAgain(
                 f"{state} is in use by {holder}", hint="stop that process first, or use another --state"
-            ) from None
+            )
         try:
             with _naming(path):
                 os.ftruncate(self._descriptor, 0)
@@ -186,6 +191,13 @@ class StateLock:
         except CannotWrite:
             os.close(self._descriptor)
             raise
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
 
     def release(self) -> None:
         os.close(self._descriptor)

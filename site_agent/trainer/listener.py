@@ -20,6 +20,7 @@ from wardround.durable import StateLock, StorageFailed
 from wardround.errors import TryAgain
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
+LEAVING_S = 20  # after a gateway was killed, its listener may still be ending a worker
 OF_NO_ROUND = frozenset({"describe", "inspect", "check", "predict"})
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with StateLock(state / "studies", "site-agent run --only trainer"), Listener(state, stop) as listener:
+        owner = "site-agent run --only trainer"
+        with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop) as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
             server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
             try:
