@@ -22,7 +22,15 @@ from typing import TypeVar
 from coordinator import store
 from coordinator.aggregation import aggregate
 from coordinator.blobs import Blobs
-from coordinator.roster import ENDED_REASONS, Assignment, ModelRef, Stream, Study, study_from_row
+from coordinator.roster import (
+    ENDED_REASONS,
+    Assignment,
+    ModelRef,
+    Stream,
+    Study,
+    contributed_rounds,
+    study_from_row,
+)
 from coordinator.store import Records, Store
 from coordinator.study import (
     ENDED,
@@ -391,9 +399,15 @@ class Engine:
             shown = life.last
             return Assignment(
                 *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
-                ENDED_REASONS[life.phase],
+                ENDED_REASONS[life.phase], self._contributed(study),
             )  # fmt: skip
         return None
+
+    def _contributed(self, study: Study) -> dict[str, list[int]]:
+        if study.life.phase != Phase.FINISHED:
+            return {}
+        with self._store.read() as read:
+            return contributed_rounds(study, read)
 
     def _push(self, site: str, item: "Study | Assignment | None") -> None:
         if item is not None and (stream := self._streams.get(site)):

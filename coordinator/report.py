@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from coordinator import store
-from coordinator.roster import VAL_LOSS, Study
+from coordinator.roster import VAL_LOSS, Study, contributed_rounds
 from coordinator.store import Records, Upload
 from coordinator.study import Outcome, Phase, site_states
 
@@ -21,7 +21,7 @@ CHART_WIDTH, CHART_HEIGHT, MARGIN = 640, 200, 44
 def status(study: Study, records: Records, busy: frozenset[str]) -> dict[str, Any]:
     """How a study stands, in plain JSON. ``busy``: the sites whose update is here and not yet decided."""
     life = study.life
-    contributed = _contributed(study, records)
+    contributed = contributed_rounds(study, records)
     shown = life.round or life.last
     present = life.round.number if life.round else max(life.models, life.last.number if life.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
@@ -89,17 +89,6 @@ def incomplete(study: Study, contributed: dict[str, list[int]]) -> list[str]:
     if study.life.phase != Phase.FINISHED:
         return []
     return [site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds]
-
-
-def _contributed(study: Study, records: Records) -> dict[str, list[int]]:
-    """Each site's rounds whose model has its update in it."""
-    contributed: dict[str, list[int]] = {site: [] for site in study.rules.sites}
-    for row in records.all(store.rounds, study=study.name, revision=study.revision):
-        if row["outcome"] == Outcome.CLOSED and not row["closing"]:
-            for site, (kind, _, _) in json.loads(row["answers"]).items():
-                if kind == "accepted":
-                    contributed[site].append(row["number"])
-    return contributed
 
 
 def _best(study: Study) -> dict[str, Any] | None:

@@ -2,13 +2,14 @@
 
 import json
 import queue
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator import store
 from coordinator.admission import Known
 from coordinator.store import Records, Row
-from coordinator.study import Life, Phase, Round, Rules
+from coordinator.study import Life, Outcome, Phase, Round, Rules
 from fl_algorithms import catalog
 from fl_algorithms.server.best import BestGlobal
 from wardround.study import StudyFile
@@ -161,6 +162,7 @@ class Assignment:
     base: ModelRef
     best: ModelRef | None
     reason: str = ""
+    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of a finished study
 
 
 class _End:
@@ -191,3 +193,14 @@ class Stream:
     def get(self) -> Item:
         """The next item; waits for it."""
         return self._items.get()
+
+
+def contributed_rounds(study: Study, records: Records) -> dict[str, list[int]]:
+    """Each site's rounds whose model has its update in it."""
+    contributed: dict[str, list[int]] = {site: [] for site in study.rules.sites}
+    for row in records.all(store.rounds, study=study.name, revision=study.revision):
+        if row["outcome"] == Outcome.CLOSED and not row["closing"]:
+            for site, (kind, _, _) in json.loads(row["answers"]).items():
+                if kind == "accepted":
+                    contributed[site].append(row["number"])
+    return contributed

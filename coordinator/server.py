@@ -145,7 +145,6 @@ class Coordinator:
 
 def serve(state: State, listen: str) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
-    os.environ.update(rpc.TLS13_ONLY)  # before gRPC is first used
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()

@@ -374,7 +374,8 @@ def event_message(item: Study | Assignment) -> pb.Event:
     if item.best is not None:
         message.best.CopyFrom(_model(item.best))
     if item.kind == "stop":
-        message.stop.CopyFrom(pb.Stop(reason=item.reason))
+        rounds = [pb.Contribution(site=site, rounds=numbers) for site, numbers in item.contributed.items()]
+        message.stop.CopyFrom(pb.Stop(reason=item.reason, contributions=rounds))
     elif item.kind == "validate":
         message.validate.SetInParent()
     else:

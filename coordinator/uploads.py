@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -34,14 +34,6 @@ MAX_ARRIVALS = 2  # of one site at a time
 MAX_REFUSED_AN_HOUR = 200  # of one site; each leaves a row and a receipt
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """An upload that may come in: its record, with how much of it is here, and the study's limit on its norm."""
-
-    upload: Upload
-    max_norm: float | None
 
 
 class Uploads:
@@ -90,15 +82,9 @@ class Uploads:
         """
         self._make_way(claim)
         verdict = self._engine.call(lambda: self._opened(claim))
-        if isinstance(verdict, Envelope):
-            return verdict
-        with self._lock:
-            others = [one for one in self._arrivals.values() if one.claim.site == claim.site]
-            if len(others) >= MAX_ARRIVALS or claim.upload_id in self._arrivals:
-                raise TryAgain(f"site `{claim.site}` has {len(others)} uploads under way", code="TOO_BUSY")
-            arrival = Arrival(self, claim, verdict, self._spool(claim, verdict.upload.received))
-            self._arrivals[claim.upload_id] = arrival
-        return arrival
+        if isinstance(verdict, Arrival):
+            verdict.prepare()
+        return verdict
 
     def drop_undecided(self, site: str) -> None:
         """Forget what a revoked site had begun to send."""
@@ -119,8 +105,12 @@ class Uploads:
         if older is not None and older.claim.site == claim.site:
             older.close()
 
-    def _opened(self, claim: Claim) -> "Envelope | Opening":
-        """Where the studies are owned: judge what the opening says, and write it down."""
+    def _opened(self, claim: Claim) -> "Envelope | Arrival":
+        """Where the studies are owned: judge what the opening says, and write it down.
+
+        Only one arrival of an upload is on the list, and only one that is on the list can be concluded; so no stream
+        touches the spool of an update that was accepted by another.
+        """
         with self._store.read() as records:
             before = records.upload(claim.upload_id)
             site = records.get(store.sites, name=claim.site)
@@ -158,12 +148,16 @@ class Uploads:
         if refusal or broken:
             return self._decided(claim, upload, refusal or broken, remember, countersigned=not broken)
         self._refuse_full_disk(claim)
+        self._refuse_crowd(claim)
         self._drop(claim.site, lambda other: other.study == claim.study and other.id != claim.upload_id)
         with self._store.write() as records:
             remember(records)
             records.put(store.uploads, **upload.row())
         assert study is not None
-        return Opening(upload, study.file.study.max_update_norm)
+        arrival = Arrival(self, claim, self._blobs, upload.received, study.file.study.max_update_norm)
+        with self._lock:
+            self._arrivals[claim.upload_id] = arrival
+        return arrival
 
     def conclude(self, arrival: "Arrival", refusal: Refusal | None) -> Envelope:
         """Decide on a complete upload. The round may have closed while it came."""
@@ -171,10 +165,12 @@ class Uploads:
         def act() -> Envelope:
             with self._store.read() as records:
                 upload = records.upload(arrival.claim.upload_id)
-            if upload is None:
-                raise TryAgain("the upload was dropped here meanwhile", hint="open it again", code="TOO_BUSY")
-            if upload.receipt:
+            if upload is not None and upload.receipt:
                 return _said(upload)
+            with self._lock:
+                current = self._arrivals.get(arrival.claim.upload_id) is arrival
+            if upload is None or not current:
+                raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
             study = self._engine.find(arrival.claim.study)
             verdict = admission.may_count(arrival.claim, study.known if study else None) or refusal
             received = replace(upload, received=arrival.received)
@@ -264,11 +260,11 @@ class Uploads:
                 arrival.close()
         self._blobs.drop_spools(stale)
 
-    def _spool(self, claim: Claim, received: int) -> Spool | None:
-        """None for a closing validation, which has no payload."""
-        if not claim.manifest.entries:
-            return None
-        return Spool(self._blobs.spool(claim.upload_id), claim.manifest.specs, received)
+    def _refuse_crowd(self, claim: Claim) -> None:
+        with self._lock:
+            others = [one for one in self._arrivals.values() if one.claim.site == claim.site]
+            if len(others) >= MAX_ARRIVALS or claim.upload_id in self._arrivals:
+                raise TryAgain(f"site `{claim.site}` has {len(others)} uploads under way", code="TOO_BUSY")
 
     def _refuse_full_disk(self, claim: Claim) -> None:
         free = shutil.disk_usage(self._blobs.spool(claim.upload_id).parent).free
@@ -312,14 +308,29 @@ class Uploads:
 class Arrival:
     """One upload on one stream. A second stream for the same upload closes the first."""
 
-    def __init__(self, uploads: Uploads, claim: Claim, opening: Opening, spool: Spool | None) -> None:
+    def __init__(self, uploads: Uploads, claim: Claim, blobs: Blobs, durable: int, max_norm: float | None) -> None:
+        """``durable``: bytes of the payload that are here. ``max_norm``: the study's limit."""
         self.claim = claim
-        self.max_norm = opening.max_norm
+        self.max_norm = max_norm
         self._uploads = uploads
-        self._spool = spool
-        self._noted = spool.received if spool else 0
+        self._blobs = blobs
+        self._noted = durable
+        self._spool: Spool | None = None  # and stays None for a closing validation, which has no payload
         self._lock = threading.Lock()
         self._closed = False
+
+    def prepare(self) -> None:
+        """Open the spool, and hash what is in it."""
+        try:
+            with self._lock:
+                self._refuse_closed()
+                if self.claim.manifest.entries:
+                    path = self._blobs.spool(self.claim.upload_id)
+                    self._spool = Spool(path, self.claim.manifest.specs, self._noted)
+                    self._noted = self._spool.received
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def received(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from wardround import TLS13_ONLY as TLS13_ONLY
 from wardround import __version__, dsse
 from wardround.errors import BY_EXIT_CODE, BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.tensors import MODEL, Entry, Manifest, TensorSpec
@@ -42,10 +43,6 @@ CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 10_000),
 ]
-
-# gRPC in Python cannot set a lowest TLS version. Our certificates are ECDSA, so with only an RSA suite allowed for
-# TLS 1.2 no handshake below 1.3 can succeed. Must be in the environment before gRPC is first used.
-TLS13_ONLY = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 _STATUS: dict[int, grpc.StatusCode] = {
     65: grpc.StatusCode.INVALID_ARGUMENT,

@@ -39,6 +39,7 @@ class Assignment:
     base: ModelRef | None = None
     best: ModelRef | None = None
     reason: str = ""
+    contributed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (site, rounds), of a finished study
 
     @property
     def key(self) -> tuple[str, int, str, int, int, str]:
@@ -139,6 +140,7 @@ def assignment_from(message: pb.Assignment) -> Assignment:
         base=_ref(message.base) if message.HasField("base") else None,
         best=_ref(message.best) if message.HasField("best") else None,
         reason=pb.Stop.Reason.Name(message.stop.reason).lower() if kind == STOP else "",
+        contributed=tuple((row.site, tuple(row.rounds)) for row in message.stop.contributions),
     )  # fmt: skip
 
 

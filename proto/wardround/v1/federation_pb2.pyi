@@ -223,7 +223,7 @@ class Validate(_message.Message):
     def __init__(self) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "contributions")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Stop.Reason]
@@ -239,8 +239,18 @@ class Stop(_message.Message):
     PAUSED: Stop.Reason
     ROUND_FAILED: Stop.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     reason: Stop.Reason
-    def __init__(self, reason: _Optional[_Union[Stop.Reason, str]] = ...) -> None: ...
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    def __init__(self, reason: _Optional[_Union[Stop.Reason, str]] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("site", "rounds")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    rounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, site: _Optional[str] = ..., rounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("study", "revision", "model", "offset")
