@@ -4,8 +4,9 @@ Each line of the output is one JSON object. ``seconds`` is the median round of a
 (zero local steps), with four site agents, their trainers and one coordinator as separate processes: download,
 validation on a small table, hashing, ledger, upload, receipts, aggregation, all durable. ``floor_seconds`` is the
 median of the same bytes down and up for the same number of sites over bare gRPC with mutual TLS in two processes,
-plus one weighted sum: no hashing, no disk, no ledger. The two are measured in one run, one after the other, because a
-machine's speed drifts.
+plus one weighted sum: no hashing, no disk, no ledger. ``cpu_seconds`` is what all processes of the federation use for
+one round, and the peaks are of the largest process of a role. The two are measured in one run, one after the other,
+because a machine's speed drifts.
 """
 
 import argparse
@@ -19,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.floor import floor_round_seconds
-from tools.world import World
+from tools.world import World, descendants
 
 SITES = ("alpha", "bravo", "charlie", "delta")
-PAYLOADS = {"tiny": "elements = 150\ntensors = 2", "resnet18": 'layout = "resnet18"'}
+PAYLOADS = {"tiny": "bytes = 600\ntensors = 2", "resnet18": 'layout = "resnet18"'}
 STUDY = """
 [study]
 name = "bench-{payload}"
@@ -70,12 +71,13 @@ def measure(payload: str, rounds: int) -> dict[str, Any]:
             world.start(data, "y", SITES)
             name = world.create_study(study)
             world.approve(name, SITES)
+            before = cpu_of(role_processes(world))
             world.ask_coordinator("study", "start", name)
             world.finish(name, timeout_s=600)
             report = json.loads(world.ask_coordinator("study", "report", name, "--json"))
             processes = role_processes(world)
             peaks = {role: max(peak_mib(pid) for pid in pids) for role, pids in processes.items()}
-            cpu = sum(cpu_seconds(pid) for pids in processes.values() for pid in pids)
+            cpu = (cpu_of(processes) - before) / rounds
             preview = world.site_json(SITES[0], "preview", name)
         counted = [round_["seconds"] for round_ in report["rounds_closed"]][2:]
         floor = floor_round_seconds(len(SITES), preview["bytes_per_round"], rounds=8)
@@ -83,7 +85,7 @@ def measure(payload: str, rounds: int) -> dict[str, Any]:
             "bench": "round", "sites": len(SITES), "payload": payload,
             "seconds": round(statistics.median(counted), 4), "floor_seconds": round(floor, 4),
             "ratio": round(statistics.median(counted) / floor, 2), "rounds": len(counted),
-            "bytes_each_way": preview["bytes_per_round"], "cpu_seconds": round(cpu, 2),
+            "bytes_each_way": preview["bytes_per_round"], "cpu_seconds": round(cpu, 3),
             "coordinator_peak_mib": peaks["coordinator"], "gateway_peak_mib": peaks["gateway"],
             "trainer_peak_mib": peaks["trainer"], "fsync_ms": round(fsync_ms(root), 3),
         }  # fmt: skip
@@ -107,9 +109,8 @@ def role_processes(world: World) -> dict[str, list[int]]:
     return roles
 
 
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in children for found in (int(child), *descendants(int(child)))]
+def cpu_of(processes: dict[str, list[int]]) -> float:
+    return sum(cpu_seconds(pid) for pids in processes.values() for pid in pids)
 
 
 def peak_mib(pid: int) -> float:

@@ -53,10 +53,10 @@ def main() -> None:
             world.ask_coordinator("study", "report", name, "--out", report, ok=(0, 3))
             show(Console(), world, name, sites, status, alone_scores)
             verified = show_egress(Console(), world, name, sites)
-        where = folder if options.state else None
-        print(f"\nReport: {report}" if where else "\nReport and models: run `make demo STATE=DIR` to keep them")
-        if where:
-            print(f"Models: {folder}/SITE/studies/{name}/; `site-agent models list {name} --state {folder}/{sites[0]}`")
+        print(f"\nReport:   {report}")
+        print(f"Models:   {folder}/{sites[0]}/studies/{name}/ and so on; the card beside each says what it is")
+        print(f"Look:     .venv/bin/site-agent models list {name} --state {folder}/{sites[0]}")
+        print(f"          .venv/bin/site-agent audit show --state {folder}/{sites[0]}")
         print(f"Finished in {time.monotonic() - began:.0f} s")
     if not verified:
         raise SystemExit(1)
@@ -72,10 +72,9 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def working_folder(state: Path | None) -> Iterator[Path]:
-    """``state``, which must be new or empty, or a folder that goes away."""
+    """``state``, which must be new or empty, or a new temporary folder. It is left for a person to look at."""
     if state is None:
-        with tempfile.TemporaryDirectory(prefix="wardround-demo-") as folder:
-            yield Path(folder)
+        yield Path(tempfile.mkdtemp(prefix="wardround-demo-"))
         return
     state = state.resolve()
     state.mkdir(parents=True, exist_ok=True)

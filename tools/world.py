@@ -236,3 +236,10 @@ def in_parallel(act: Callable[[str], object], sites: Sequence[str]) -> None:
     with ThreadPoolExecutor(len(sites)) as pool:
         for done in [pool.submit(act, site) for site in sites]:
             done.result()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that ``pid`` started, and those that they did. A child belongs to the thread that started it."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [found for child in children for found in (child, *descendants(child))]

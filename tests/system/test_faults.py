@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.conftest import BREAST, lab_run, label_of, sites_of
-from tools.world import BIN, CommandFailed, World, command, wait_until
+from tools.world import BIN, CommandFailed, World, command, descendants, wait_until
 
 SITES = sites_of(BREAST)
 LABEL = label_of(BREAST)
@@ -72,6 +72,10 @@ def test_a_site_that_goes_away_costs_one_deadline_and_is_named_in_the_report(
     assert status["state"] == "finished"
     assert len(status["sites"][SITES[1]]["rounds_contributed"]) < status["rounds"]
     assert len(status["sites"][SITES[0]]["rounds_contributed"]) == status["rounds"]
+    world.heard(SITES[0], study)
+    rows = world.site_json(SITES[0], "models", "list", study)["checkpoints"]
+    card = json.loads((Path(rows[0]["path"]).parent / "card.json").read_text())
+    assert card["contributors"] == {site: row["rounds_contributed"] for site, row in status["sites"].items()}
     with pytest.raises(CommandFailed) as report:
         world.ask_coordinator("study", "report", study)
     assert report.value.code == 3
@@ -137,11 +141,6 @@ def listening_ports(pid: int) -> set[str]:
     tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     return {row[1] for row in rows if row[3] == "0A" and row[9] in own}
-
-
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in children for found in (int(child), *descendants(int(child)))]
 
 
 def test_the_trainer_is_isolated_and_status_says_how(world: World, breast_data: Path) -> None:
