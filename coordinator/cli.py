@@ -22,6 +22,7 @@ from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 
 INCOMPLETE = 3
 INITIAL_S = 600
+MAKE_INITIAL = "from fl_algorithms.lab.cli import main; main()"  # `fl-lab`, wherever its script was installed
 _SPAN = re.compile(r"(\d{1,6})(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -299,7 +300,7 @@ def _make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
         sys.executable,
         "-P",
         "-c",
-        "from fl_algorithms.lab.cli import main; main()",
+        MAKE_INITIAL,
         "init",
         str(file.resolve()),
         "--out",

@@ -265,7 +265,7 @@ class Engine:
         self.call(act)
 
     def connected(self) -> frozenset[str]:
-        return frozenset(self._streams)
+        return self.call(lambda: frozenset(self._streams))
 
     def follow(self, name: str) -> "queue.SimpleQueue[bool]":
         """A queue that gets True after each change of a study, and False when the service goes down."""

@@ -57,7 +57,7 @@ class Uploads:
         self._wall = wall
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
-        self._judging: dict[Arrival, None] = {}
+        self._judging: set[Arrival] = set()
 
     def inquire(self, site: str, upload_id: str) -> Envelope | int:
         """The receipt of a decided upload, or how much of an undecided one is durable here.
@@ -96,7 +96,8 @@ class Uploads:
 
     def judging(self) -> frozenset[tuple[str, str]]:
         """(study, site) of the updates that are complete and not yet decided."""
-        return frozenset((one.claim.study, one.claim.site) for one in tuple(self._judging))
+        with self._lock:
+            return frozenset((one.claim.study, one.claim.site) for one in self._judging)
 
     def _make_way(self, claim: Claim) -> None:
         """The same upload on an older stream ends: its site opened a new one, so the line broke."""
@@ -290,7 +291,8 @@ class Uploads:
             return Refusal("PAYLOAD_DIGEST")
         if spool is None:
             return None
-        self._judging[arrival] = None
+        with self._lock:
+            self._judging.add(arrival)
         try:
             spool.sync()
             try:
@@ -302,7 +304,8 @@ class Uploads:
             with TensorFile(self._blobs.spool(claim.upload_id)) as update:
                 return admission.has_usable_values(update, arrival.max_norm)
         finally:
-            del self._judging[arrival]
+            with self._lock:
+                self._judging.discard(arrival)
 
 
 class Arrival:
@@ -358,8 +361,9 @@ class Arrival:
         with self._lock:
             self._refuse_closed()
             refusal = self._uploads.judge(self, self._spool, manifest_sha256)
-            self._noted = self.received
-        return self._uploads.conclude(self, refusal)
+        receipt = self._uploads.conclude(self, refusal)
+        self._noted = self.received  # decided, and durable: nothing is left to note
+        return receipt
 
     def close(self) -> None:
         """The stream ended. What came stays, for the next one."""

@@ -40,7 +40,7 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),  # uploads resume by our own protocol; the library's retry stops silently at 256 KiB
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take, handshake and all
     ("grpc.max_reconnect_backoff_ms", 10_000),
 ]
 

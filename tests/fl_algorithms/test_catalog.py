@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,15 @@ def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, An
     assert (refusal.value.message, refusal.value.hint) == (message, hint)
 
 
+@pytest.fixture
+def scanned_anew() -> Iterator[None]:
+    """The scan of the installed distributions is kept for a process's life; here it is made again, and after."""
+    catalog.tasks.cache_clear()
+    yield
+    catalog.tasks.cache_clear()
+
+
+@pytest.mark.usefixtures("scanned_anew")
 def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     row = catalog.TaskRow("spirometry", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
@@ -134,6 +144,7 @@ def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch
     assert catalog.tasks() == {"tabular": catalog.TABULAR, "spirometry": row}
 
 
+@pytest.mark.usefixtures("scanned_anew")
 def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
     monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])

@@ -1,0 +1,108 @@
+"""A coordinator on loopback inside the test process, with sites that speak the real protocol to it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import state as places
+from coordinator.server import Coordinator
+from coordinator.state import State
+from fl_algorithms import catalog
+from tests.coordinator.fake_site import FakeSite, write_initial
+from tools.world import free_port
+from wardround.study import StudyFile
+
+WAIT_S = 20
+SITES = ("alpha", "bravo", "charlie")
+
+
+def study_document(**study: Any) -> dict[str, Any]:
+    """A resolved study of three sites and two rounds, with some keys of [study] replaced."""
+    tables = {
+        "study": {"name": "trial", "sites": list(SITES), "rounds": 2, "round_deadline_s": 60, **study},
+        "task": {"name": "tabular", "label": "y", "classes": ["0", "1"], "features": [{"name": "x"}]},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg"},
+        "training": {"local_steps": 1},
+    }
+    return catalog.resolve(StudyFile.model_validate(tables)).document()
+
+
+class Place:
+    """One state directory, the coordinator that serves it, and its sites."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = State(folder / "state")
+        self.address = f"127.0.0.1:{free_port()}"
+        self.initial = folder / "initial.safetensors"
+        self.specs = write_initial(self.initial)
+        self.failures: list[BaseException] = []
+        self.sites: dict[str, FakeSite] = {}
+        self.ahead_s = 0.0
+        places.create(self.state, "north", self.address, time.time())
+        self.coordinator = self.serve()
+
+    def serve(self) -> Coordinator:
+        self.coordinator = Coordinator(self.state, fatal=self.failures.append, clock=lambda: time.time() + self.ahead_s)
+        self.coordinator.start()
+        return self.coordinator
+
+    def restart(self) -> None:
+        self.coordinator.stop()
+        self.serve()
+
+    def ask(self, command: str, **fields: Any) -> Any:
+        return self.coordinator.operations.run({"command": command, **fields}, lambda item: None)
+
+    def invite(self, site: str) -> str:
+        return str(self.ask("invite", site=site, expires_s=3600)["invitation"])
+
+    def join(self, site: str) -> FakeSite:
+        self.sites[site] = FakeSite(self.invite(site))
+        self.sites[site].watch()
+        return self.sites[site]
+
+    def create(self, **study: Any) -> str:
+        document = study_document(**study)
+        return str(self.ask("create", document=document, initial=str(self.initial))["id"])
+
+    def begin(self, **study: Any) -> list[FakeSite]:
+        """All sites joined, connected and ready, and the study started."""
+        sites = [self.join(site) for site in study.get("sites", SITES)]
+        name = self.create(**study)
+        for site in sites:
+            site.declare(name)
+        self.ask("start", study=name)
+        return sites
+
+    def status(self, study: str = "trial") -> dict[str, Any]:
+        return dict(self.ask("status", study=study))
+
+    def until(self, true: Callable[[dict[str, Any]], bool], study: str = "trial") -> dict[str, Any]:
+        """The status as soon as ``true`` holds; woken by each change of the study."""
+        changes = self.coordinator.engine.follow(study)
+        deadline = time.monotonic() + WAIT_S
+        try:
+            while not true(status := self.status(study)):
+                changes.get(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            self.coordinator.engine.unfollow(changes)
+        return status
+
+    def close(self) -> None:
+        for site in self.sites.values():
+            site.close()
+        self.coordinator.stop()
+        assert not self.failures
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    try:
+        yield place
+    finally:
+        place.close()

@@ -1,0 +1,261 @@
+"""May this update count? One table row a refusal, and the slow obvious versions beside the quick ones."""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.numpy import save_file
+
+from coordinator import admission
+from coordinator.admission import Claim, Known, Refusal
+from coordinator.study import Answer, Kind, Life, Phase, Round
+from tests.coordinator.conftest import study_document
+from tests.coordinator.fake_site import Ledger
+from wardround.receipts import LedgerHead
+from wardround.study import StudyFile
+from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+
+SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
+SITES = ("alpha", "bravo", "charlie")
+OPEN = Life(Phase.RUNNING, models=1, ready=frozenset(SITES), round=Round(2, 1, ("alpha", "bravo"), {}, 0.0))
+DOCUMENT = study_document()
+DOCUMENT["told"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact"}
+KNOWN = Known(1, "d" * 64, StudyFile.from_document(DOCUMENT), SHARED, OPEN)
+
+
+def manifest(specs: tuple[TensorSpec, ...] = SHARED) -> Manifest:
+    return Manifest(tuple(Entry(spec, "0" * 64) for spec in specs))
+
+
+CLAIM = Claim(
+    upload_id="u", site="alpha", study="trial", revision=1, digest="d" * 64, round=2, attempt=1, manifest=manifest(),
+    metrics=(("val_loss", "0.1234"),), num_examples=10, num_validation=3, ledger=LedgerHead("l", 0, "0" * 64),
+    ledger_signature=b"", new_lines=(),
+)  # fmt: skip
+
+
+def with_answer(answer: Answer) -> Known:
+    assert OPEN.round
+    return replace(KNOWN, life=replace(OPEN, round=replace(OPEN.round, answers={"alpha": answer})))
+
+
+def test_an_update_that_is_expected_counts() -> None:
+    assert admission.may_count(CLAIM, KNOWN) is None
+    assert admission.is_as_declared(CLAIM, KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "known", "code"),
+    [
+        pytest.param(CLAIM, None, "STUDY_UNKNOWN", id="no such study"),
+        pytest.param(replace(CLAIM, site="mallory"), KNOWN, "STUDY_UNKNOWN", id="a site that is not in it"),
+        pytest.param(replace(CLAIM, revision=2), KNOWN, "REVISION_CHANGED", id="another revision"),
+        pytest.param(replace(CLAIM, digest="e" * 64), KNOWN, "REVISION_CHANGED", id="another digest"),
+        pytest.param(CLAIM, replace(KNOWN, life=replace(OPEN, phase=Phase.PAUSED)), "STUDY_NOT_RUNNING", id="paused"),
+        pytest.param(replace(CLAIM, round=1), KNOWN, "ROUND_CLOSED", id="the round before"),
+        pytest.param(replace(CLAIM, round=0), KNOWN, "ROUND_CLOSED", id="round nought"),
+        pytest.param(replace(CLAIM, attempt=0), KNOWN, "ROUND_CLOSED", id="the attempt before"),
+        pytest.param(
+            CLAIM, replace(KNOWN, life=replace(OPEN, aggregating=True)), "ROUND_CLOSED", id="being aggregated"
+        ),
+        pytest.param(replace(CLAIM, round=3), KNOWN, "ROUND_NOT_ASKED", id="the round after"),
+        pytest.param(replace(CLAIM, attempt=2), KNOWN, "ROUND_NOT_ASKED", id="an attempt that was not made"),
+        pytest.param(replace(CLAIM, site="charlie"), KNOWN, "ROUND_NOT_ASKED", id="a site that was not asked"),
+        pytest.param(CLAIM, with_answer(Answer(Kind.WITHDRAWN)), "ROUND_NOT_ASKED", id="withdrawn"),
+        pytest.param(CLAIM, with_answer(Answer(Kind.ACCEPTED, "", "v")), "UPLOAD_DUPLICATE", id="another was accepted"),
+    ],
+)
+def test_an_update_that_is_not_expected_is_refused_by_name(claim: Claim, known: Known | None, code: str) -> None:
+    assert admission.may_count(claim, known) == Refusal(code)
+
+
+@pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.DECLINED])
+def test_a_site_that_was_refused_or_declined_may_still_send_a_good_update_while_the_round_is_open(kind: Kind) -> None:
+    assert admission.may_count(CLAIM, with_answer(Answer(kind, "TENSOR_NOT_FINITE", "v"))) is None
+
+
+BIAS, WEIGHT = SHARED
+
+
+@pytest.mark.parametrize(
+    ("specs", "refusal"),
+    [
+        pytest.param((BIAS,), Refusal("MANIFEST_NAMES", "weight"), id="one missing"),
+        pytest.param(
+            (*SHARED, TensorSpec("head", "F32", (1,))), Refusal("MANIFEST_NAMES", "head"), id="a private one too"
+        ),
+        pytest.param((WEIGHT, BIAS), Refusal("MANIFEST_NAMES"), id="reordered"),
+        pytest.param((BIAS, replace(WEIGHT, bundle="soup")), Refusal("MANIFEST_NAMES", "soup/weight"), id="bundle"),
+        pytest.param((BIAS, replace(WEIGHT, shape=(3, 2))), Refusal("MANIFEST_SHAPE", "weight"), id="shape"),
+        pytest.param((BIAS, replace(WEIGHT, shape=(0,))), Refusal("MANIFEST_SHAPE", "weight"), id="empty"),
+        pytest.param((replace(BIAS, dtype="F64"), WEIGHT), Refusal("MANIFEST_DTYPE", "bias"), id="dtype"),
+        pytest.param((), Refusal("MANIFEST_NAMES", "bias"), id="nothing"),
+    ],
+)
+def test_exactly_the_shared_tensors_are_taken(specs: tuple[TensorSpec, ...], refusal: Refusal) -> None:
+    assert admission.is_as_declared(replace(CLAIM, manifest=manifest(specs)), KNOWN) == refusal
+
+
+def test_a_closing_validation_takes_no_tensors() -> None:
+    assert OPEN.round
+    closing = replace(KNOWN, life=replace(OPEN, round=replace(OPEN.round, closing=True)))
+    assert admission.is_as_declared(replace(CLAIM, manifest=Manifest(())), closing) is None
+    assert admission.is_as_declared(CLAIM, closing) == Refusal("MANIFEST_NAMES", "bias")
+
+
+@pytest.mark.parametrize("value", ["0.1234", "null", "12", "-0.5", "1.234e-05", "1.234e+10", "0"])
+def test_a_number_as_the_study_tells_it_is_taken(value: str) -> None:
+    assert admission.is_as_declared(replace(CLAIM, metrics=(("val_loss", value),)), KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        pytest.param((("val_loss", "0.12345"),), id="a digit too many"),
+        pytest.param((("val_loss", "0.10"),), id="another form"),
+        pytest.param((("val_loss", "nan"),), id="nan"),
+        pytest.param((("val_loss", "inf"),), id="infinity"),
+        pytest.param((("val_loss", "1e999"),), id="beyond a float"),
+        pytest.param((("val_loss", "0,5"),), id="comma"),
+        pytest.param((("val_loss", "０.5"),), id="digits of another script"),
+        pytest.param((("val_loss", " 0.5"),), id="space"),
+        pytest.param((("val_loss", "0.5"), ("val_loss", "0.5")), id="twice"),
+        pytest.param((("patients", "3"),), id="undeclared"),
+    ],
+)
+def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, str], ...]) -> None:
+    assert admission.is_as_declared(replace(CLAIM, metrics=metrics), KNOWN) == Refusal("METRICS_UNDECLARED")
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "taken"),
+    [
+        ("exact", 10, True), ("exact", 0, False), ("exact", 2**41, False), ("bucketed", 8, True),
+        ("bucketed", 10, False), ("uniform", 1, True), ("uniform", 10, False),
+    ],
+)  # fmt: skip
+def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> None:
+    told = KNOWN.file.told.model_copy(update={"counts": form})
+    known = replace(KNOWN, file=KNOWN.file.model_copy(update={"told": told}))
+    claim = replace(CLAIM, num_examples=count, num_validation=0)
+    assert admission.is_as_declared(claim, known) == (None if taken else Refusal("COUNT_INVALID"))
+
+
+def update_file(path: Path, **tensors: np.ndarray) -> TensorFile:
+    save_file({name: value.astype("<f4") for name, value in tensors.items()}, path)
+    return TensorFile(path)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, admission.BLOCK - 1, admission.BLOCK, 2 * admission.BLOCK + 6])
+def test_one_value_that_is_not_finite_is_found_and_its_tensor_named(tmp_path: Path, bad: float, place: int) -> None:
+    weight = np.ones(2 * admission.BLOCK + 7)
+    weight[place] = bad
+    with update_file(tmp_path / "u", bias=np.zeros(2), weight=weight) as file:
+        assert admission.has_usable_values(file, None) == Refusal("TENSOR_NOT_FINITE", "weight")
+
+
+def test_zeros_of_both_signs_denormals_and_the_largest_floats_are_finite(tmp_path: Path) -> None:
+    values = np.array([0.0, -0.0, 1e-45, np.finfo("<f4").max, -np.finfo("<f4").max])
+    with update_file(tmp_path / "u", weight=values) as file:
+        assert admission.has_usable_values(file, None) is None
+
+
+def test_the_norm_may_reach_the_limit_but_not_pass_it(tmp_path: Path) -> None:
+    with update_file(tmp_path / "u", a=np.array([3.0]), b=np.array([4.0])) as file:  # norm 5, over both
+        assert admission.has_usable_values(file, 5.0) is None
+        assert admission.has_usable_values(file, np.nextafter(5.0, 0)) == Refusal("TENSOR_NORM")
+
+
+def test_a_tensor_with_other_bytes_than_announced_is_named() -> None:
+    sent = Manifest((Entry(BIAS, "0" * 64), Entry(WEIGHT, "1" * 64)))
+    assert admission.is_what_was_announced(sent, CLAIM) == Refusal("PAYLOAD_DIGEST", "weight")
+    assert admission.is_what_was_announced(manifest(), CLAIM) is None
+
+
+class Witness:
+    """What the coordinator remembers of one site's ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.key = ledger.key.public_key()
+        self.ledger_id = ""
+        self.known: dict[int, str] = {}
+
+    def looks(self, ledger: Ledger, since: int, *, lines: int | None = None) -> str:
+        """Sees the ledger's first ``lines`` lines, with the hashes from ``since`` on. Returns the refusal's code."""
+        head = ledger.head(lines)
+        claim = replace(
+            CLAIM, ledger=head, ledger_signature=head.sign(ledger.key).signature,
+            new_lines=tuple(ledger.hashes[since : head.lines]),
+        )  # fmt: skip
+        newest = max(self.known.items()) if self.known else None
+        known = {count: value for count, value in self.known.items() if since <= count <= head.lines}
+        refusal, heads = admission.continues_its_ledger(claim, self.key, self.ledger_id, newest, known)
+        if refusal:
+            assert heads == {}
+            return refusal.code
+        self.ledger_id, self.known = head.ledger_id, {**self.known, **heads}
+        return ""
+
+
+def grown(ledger: Ledger, lines: int) -> Ledger:
+    for _ in range(lines):
+        ledger.write()
+    return ledger
+
+
+def test_a_ledger_that_grows_is_followed_from_any_head_that_was_seen() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 5)
+    witness = Witness(ledger)
+    assert witness.looks(ledger, 0) == ""
+    grown(ledger, 4)
+    assert witness.looks(ledger, 5) == ""
+    assert witness.looks(ledger, 3) == ""  # the receipt for line 5 to 9 was lost on its way
+    assert witness.looks(ledger, 9) == ""
+    assert witness.looks(ledger, 0, lines=7) == ""  # an older upload that took longer
+
+
+def test_a_ledger_restored_from_a_backup_is_a_rollback() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 9)
+    witness = Witness(ledger)
+    witness.looks(ledger, 0)
+    ledger.hashes = ledger.hashes[:4]
+    grown(ledger, 2)
+    assert witness.looks(ledger, 0) == "LEDGER_ROLLBACK"
+    assert witness.looks(ledger, 4) == "LEDGER_ROLLBACK"
+
+
+def test_a_ledger_with_another_past_is_a_fork() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 5)
+    witness = Witness(ledger)
+    witness.looks(ledger, 0)
+    ledger.hashes[4] = b"x" * 32
+    grown(ledger, 3)
+    assert witness.looks(ledger, 0) == "LEDGER_FORK"
+    assert witness.looks(ledger, 5) == "LEDGER_FORK"
+
+
+def test_hashes_that_leave_a_gap_are_a_fork() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 5)
+    witness = Witness(ledger)
+    witness.looks(ledger, 0)
+    grown(ledger, 4)
+    assert witness.looks(ledger, 7) == "LEDGER_FORK"
+
+
+def test_another_ledger_of_the_same_key_is_a_fork() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 5)
+    witness = Witness(ledger)
+    witness.looks(ledger, 0)
+    other = grown(Ledger(ledger.key), 9)
+    assert witness.looks(other, 0) == "LEDGER_FORK"
+
+
+def test_a_head_that_another_key_signed_is_refused() -> None:
+    ledger = grown(Ledger(Ed25519PrivateKey.generate(), ledger_id=uuid.uuid4().hex), 5)
+    witness = Witness(ledger)
+    ledger.key = Ed25519PrivateKey.generate()
+    assert witness.looks(ledger, 0) == "LEDGER_SIGNATURE"

@@ -1,0 +1,144 @@
+"""What a peer can make grow is bounded, and what an operator can get wrong has its sentence."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import cli, service, uploads
+from coordinator.enrolment import Authority
+from tests.coordinator.conftest import Place
+from tests.coordinator.fake_site import delta
+from tests.coordinator.test_rounds import SPECS
+from wardround import identity
+from wardround.errors import BadData, UsageProblem
+from wardround.v1 import federation_pb2 as pb
+
+
+def test_a_site_cannot_hold_more_than_a_few_streams_and_the_others_are_served(place: Place) -> None:
+    alpha, bravo = place.join("alpha"), place.join("bravo")
+    place.create(sites=["alpha", "bravo"])
+    gate = threading.Event()
+
+    def silent() -> Iterator[Any]:
+        gate.wait(20)
+        yield from ()
+
+    held = [alpha.federation.Upload(silent(), timeout=20) for _ in range(service.MAX_STREAMS)]
+    refusals: queue.Queue[grpc.RpcError] = queue.Queue()
+    try:
+        while refusals.empty():  # until the others have arrived there, this one may be among the first
+            extra = alpha.federation.Upload(silent(), timeout=5)
+            held.append(extra)
+            assert len(held) < 4 * service.MAX_STREAMS
+            waiter = threading.Thread(target=lambda call=extra: collect(call, refusals))
+            waiter.start()
+            waiter.join(0.5)
+        assert "TOO_BUSY\nsite `alpha` has 6 calls of this kind under way" in str(refusals.get().details())
+        assert bravo.offer("trial").study == "trial"
+        assert alpha.offer("trial").study == "trial"
+    finally:
+        gate.set()
+        for call in held:
+            call.cancel()
+
+
+def collect(call: Any, refusals: "queue.Queue[grpc.RpcError]") -> None:
+    try:
+        list(call)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            refusals.put(error)
+
+
+def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MAX_ARRIVALS", 1)
+    alpha = place.join("alpha")
+    for name in ("one", "two"):
+        place.create(name=name, sites=["alpha"])
+        alpha.declare(name)
+        place.ask("start", study=name)
+    first, second = alpha.next_assignment(), alpha.next_assignment()
+    update = delta("alpha", 1, SPECS)
+    gate = threading.Event()
+
+    def held() -> Iterator[Any]:
+        yield pb.UploadRequest(open=alpha.opening(first, update))
+        gate.wait(20)
+
+    call = alpha.federation.Upload(held(), timeout=20)
+    assert next(iter(call)).offset == 0
+    with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 1 uploads under way"):
+        alpha.send(alpha.opening(second, update), update.payload)
+    gate.set()
+    call.cancel()
+
+
+def test_a_declaration_that_says_nothing_known_is_refused(place: Place) -> None:
+    (alpha,) = place.begin(sites=["alpha"])
+    for standing, code in ((0, 0), (pb.DECLINED, pb.TENSOR_NORM)):
+        with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED\nthe declaration says nothing that is known here"):
+            alpha.declare("trial", standing, code=code)
+    with pytest.raises(grpc.RpcError, match="STUDY_UNKNOWN\nno study `other` lists site `alpha`"):
+        alpha.federation.Declare(pb.DeclareRequest(study="other"), timeout=20)
+
+
+def test_a_decline_of_another_round_changes_nothing(place: Place) -> None:
+    (alpha,) = place.begin(sites=["alpha"])
+    assignment = alpha.next_assignment()
+    assignment.round = 7
+    alpha.decline(assignment, "DECLINED_POLICY")
+    assert place.status()["sites"]["alpha"]["state"] == "training"
+
+
+def test_a_command_of_another_version_is_not_known(place: Place) -> None:
+    with pytest.raises(UsageProblem, match="the running service knows no command `dance`"):
+        place.ask("dance")
+
+
+def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: Path) -> None:
+    folder = place.state.authority
+    other = Authority.create(tmp_path / "other", "north", 0)
+    (folder / "certificate.pem").write_bytes(other.pem)
+    with pytest.raises(BadData, match=r"certificate\.pem is not of the key in"):
+        Authority.load(folder, "north")
+    (folder / "key.pem").unlink()
+    with pytest.raises(BadData, match=r"key\.pem: No such file or directory"):
+        Authority.load(folder, "north")
+
+
+def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: Place) -> None:
+    """X.509 compares names without case: such a leaf would look self-issued."""
+    authority = place.coordinator.parts.authority
+    leaf = authority.leaf(identity.Name("north", "site", "authority"), identity.new_key().public_key(), 0, 60)
+    assert leaf.subject.rfc4514_string().lower() != authority.certificate.subject.rfc4514_string().lower()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; print('error: study.toml: something', file=sys.stderr); sys.exit(65)", "study.toml: something"),
+        ("import sys; sys.exit(9)", "exit code 9"),
+        ("pass", "exit code 0"),
+    ],
+)
+def test_when_the_lab_cannot_make_the_initial_model_its_words_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    monkeypatch.setattr(cli, "MAKE_INITIAL", script)
+    with pytest.raises(BadData) as failed:
+        cli._make_initial(tmp_path / "study.toml", tmp_path, None)
+    assert failed.value.message == f"`fl-lab init study.toml` failed: {said}"
+
+
+def test_a_lab_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "INITIAL_S", 0.2)
+    monkeypatch.setattr(
+        cli, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
+    )
+    with pytest.raises(BadData, match=r"`fl-lab init study.toml` did not end in 0.2 s"):
+        cli._make_initial(tmp_path / "study.toml", tmp_path, None)

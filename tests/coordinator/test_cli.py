@@ -1,0 +1,369 @@
+"""The commands, as processes: what they print, their exit codes, with and without a running service."""
+
+import json
+import re
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.coordinator.fake_site import FakeSite, write_initial
+from tools.world import Service, free_port
+from wardround import identity
+from wardround.invitation import Invitation
+
+BIN = Path(sys.executable).parent
+STUDY = """
+[study]
+name = "trial"
+sites = ["alpha", "bravo"]
+rounds = 2
+quorum = 1
+round_deadline_s = 2
+[task]
+name = "tabular"
+label = "y"
+classes = ["0", "1"]
+features = [{ name = "x" }]
+[model]
+name = "mlp"
+[algorithm]
+name = "fedavg"
+[training]
+local_steps = 1
+"""
+
+
+class Commands:
+    """``coordinator`` on one state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.address = f"127.0.0.1:{free_port()}"
+        self.study = folder / "study.toml"
+        self.study.write_text(STUDY)
+        self.initial = folder / "initial.safetensors"
+        write_initial(self.initial)
+        self.service: Service | None = None
+
+    def run(self, *args: str | Path, code: int = 0) -> tuple[str, str]:
+        line = [str(BIN / "coordinator"), *map(str, args)]
+        if args[:2] != ("study", "check"):
+            line += ["--state", str(self.state)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert done.returncode == code, (line, done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    def init(self) -> None:
+        self.run("init", "--federation", "north", "--address", self.address)
+
+    def serve(self) -> Service:
+        self.service = Service(self.folder / "log", "coordinator", "serve", "--state", self.state)
+        assert self.service.wait_line("ready") == f"ready {self.address}"
+        return self.service
+
+    def create(self) -> str:
+        return self.run("study", "create", self.study, "--initial", self.initial)[0]
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    commands = Commands(tmp_path)
+    commands.init()
+    yield commands
+    if commands.service:
+        commands.service.kill()
+
+
+def test_init_writes_keys_that_only_this_user_reads_and_names_the_next_step(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    out, said = commands.run("init", "--federation", "north", "--address", commands.address)
+    assert out == ""
+    assert re.search(r"fingerprint [0-9a-f]{64}\nnext: `coordinator serve", said)
+    for name in ("authority/key.pem", "keys/receipt.pem", "coordinator.db"):
+        assert (commands.state / name).stat().st_mode & 0o777 == 0o600
+    assert commands.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_init_again_changes_nothing(commands: Commands) -> None:
+    before = (commands.state / "authority" / "key.pem").read_bytes()
+    _, said = commands.run("init", "--federation", "north", "--address", commands.address, code=78)
+    assert said.startswith(f"error: {commands.state} is a coordinator already; nothing was changed\n")
+    assert (commands.state / "authority" / "key.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("federation", "address", "said"),
+    [
+        ("North", "127.0.0.1:8443", "'North' is not a name of 1 to 63 of a-z, 0-9, . and -"),
+        ("north", "127.0.0.1", "'127.0.0.1' is not HOST:PORT"),
+        ("north", "127.0.0.1:99999", "'127.0.0.1:99999' is not HOST:PORT"),
+        ("north", "a_b:8443", "'a_b' is neither a host name nor an IP address"),
+    ],
+)
+def test_init_with_a_wrong_name_or_address_is_a_usage_error(
+    tmp_path: Path, federation: str, address: str, said: str
+) -> None:
+    commands = Commands(tmp_path)
+    _, errors = commands.run("init", "--federation", federation, "--address", address, code=64)
+    assert said in errors
+    assert "hint: as in --federation north --address fed.example.org:8443" in errors
+    assert not commands.state.exists()
+
+
+@pytest.mark.parametrize("address", ["fed.example.org:8443", "[::1]:8443", "10.0.0.7:443"])
+def test_names_and_addresses_of_either_kind_are_taken(tmp_path: Path, address: str) -> None:
+    Commands(tmp_path).run("init", "--federation", "north.example", "--address", address)
+
+
+def test_a_command_where_no_coordinator_is_says_how_to_make_one(tmp_path: Path) -> None:
+    _, said = Commands(tmp_path).run("sites", code=78)
+    assert said.startswith(f"error: {tmp_path / 'state'} holds no coordinator\nhint: make one: `coordinator init ")
+
+
+def test_invite_prints_the_invitation_and_only_it(commands: Commands) -> None:
+    out, said = commands.run("invite", "alpha", "--expires", "2h")
+    invitation = Invitation.decode(out)
+    assert (invitation.site, invitation.address, invitation.federation) == ("alpha", commands.address, "north")
+    assert out.count("\n") == 1
+    assert said.startswith("Good once, until 20")
+    _, said = commands.run("invite", "alpha", "--expires", "soon", code=64)
+    assert said == "error: `--expires soon` is not a span of time\nhint: as in 30m, 24h or 7d\n"
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["alone", "with a service"])
+def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands, served: bool) -> None:
+    if served:
+        commands.serve()
+    commands.run("invite", "alpha")
+    assert json.loads(commands.run("sites", "--json")[0]) == {
+        "sites": [{"site": "alpha", "state": "invited", "certificate_expires": None, "last_seen": None}]
+    }
+    assert "alpha   invited" in commands.run("sites")[0]
+    name, digest = commands.create().split()
+    assert (name, len(digest)) == ("trial", 64)
+    _, said = commands.run("study", "start", "trial")
+    assert said.startswith("Study `trial` is waiting, waiting for alpha, bravo\n")
+    status = json.loads(commands.run("study", "status", "trial", "--json")[0])
+    assert (status["id"], status["state"], status["round"], status["rounds"]) == ("trial", "waiting", 0, 2)
+    assert status["study_digest"] == digest
+    assert len(status["model_digest"]) == 64
+    assert status["sites"]["alpha"] == {"state": "waiting", "code": "", "ready": False, "rounds_contributed": []}
+    told = json.loads(commands.run("study", "report", "trial", "--json")[0])
+    assert told["rounds_closed"] == []
+    commands.run("study", "stop", "trial")
+    assert "trial (revision 1): stopped, round 0 of 2" in commands.run("study", "status", "trial")[0]
+    commands.run("revoke", "alpha")
+    assert json.loads(commands.run("sites", "--json")[0]) == {"sites": []}
+
+
+def test_unknown_studies_and_sites_are_named(commands: Commands) -> None:
+    _, said = commands.run("study", "status", "nothing", code=65)
+    assert said == "error: there is no study `nothing` here\nhint: studies here: none yet\n"
+    _, said = commands.run("revoke", "nobody", code=65)
+    assert said == "error: no site `nobody` is known here\nhint: `coordinator sites` lists them\n"
+
+
+def test_following_without_a_service_says_how_to_start_one(commands: Commands) -> None:
+    commands.create()
+    _, said = commands.run("study", "status", "trial", "--follow", code=69)
+    assert said.startswith(f"error: the coordinator at {commands.state} does not run\n")
+
+
+def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(commands: Commands) -> None:
+    out, _ = commands.run("study", "check", commands.study)
+    assert json.loads(out)["training"]["batch_size"] == 32
+    commands.study.write_text(STUDY.replace("local_steps", "local_step"))
+    _, said = commands.run("study", "check", commands.study, code=65)
+    assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said
+
+
+def test_without_torch_study_create_names_the_command_that_makes_the_initial_model(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from coordinator import cli
+
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        sys, "argv", ["coordinator", "study", "create", str(commands.study), "--state", str(commands.state)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 78
+    said = capsys.readouterr().err
+    assert "error: making a study's initial model needs torch, which is not installed here\n" in said
+    assert "`fl-lab init study.toml --out initial.safetensors`" in said
+    assert "`--initial initial.safetensors`" in said
+
+
+def test_study_create_makes_the_initial_model_where_torch_is(commands: Commands) -> None:
+    pytest.importorskip("torch")
+    out, _ = commands.run("study", "create", commands.study)
+    again, said = commands.run("study", "create", commands.study)
+    assert out == again
+    assert "known with exactly this content, at revision 1" in said
+
+
+def test_an_initial_file_that_is_none_is_refused(commands: Commands) -> None:
+    commands.initial.write_bytes(b"not tensors")
+    _, said = commands.run("study", "create", commands.study, "--initial", commands.initial, code=65)
+    assert f"error: {commands.initial}: not a safetensors file" in said
+
+
+def test_a_second_service_on_the_same_state_is_refused(commands: Commands) -> None:
+    service = commands.serve()
+    _, said = commands.run("serve", code=75)
+    assert f"{commands.state} is in use by coordinator serve (process {service.process.pid})" in said
+
+
+def test_an_address_in_use_is_named(commands: Commands) -> None:
+    host, port = commands.address.split(":")
+    with socket.create_server((host, int(port))):
+        _, said = commands.run("serve", code=69)
+    assert f"error: cannot listen at {commands.address}: it is in use, or not an address of this machine\n" in said
+
+
+def test_the_service_stops_cleanly_on_sigterm_and_can_listen_elsewhere(commands: Commands) -> None:
+    assert commands.serve().stop() == 0
+    listen = f"127.0.0.1:{free_port()}"
+    other = Service(commands.folder / "log", "coordinator", "serve", "--state", commands.state, "--listen", listen)
+    assert other.wait_line("ready") == f"ready {listen}"
+    assert other.stop() == 0
+    assert not (commands.state / "control.sock").exists()
+
+
+def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_them(commands: Commands) -> None:
+    commands.serve()
+    alpha = FakeSite(commands.run("invite", "alpha")[0])
+    bravo = FakeSite(commands.run("invite", "bravo")[0])
+    commands.create()
+    alpha.watch()
+    bravo.declare("trial")
+    worker = alpha.work("trial")
+    commands.run("study", "start", "trial")
+    out, said = commands.run("study", "status", "trial", "--follow", code=3)
+    assert out.splitlines()[-1].startswith("finished  closing  alpha: accepted  bravo: ")
+    assert "Finished without some sites in some rounds: bravo" in said
+    page = commands.folder / "report.html"
+    out, _ = commands.run("study", "report", "trial", "--out", page, code=3)
+    assert "not in every round: bravo" in out
+    html = page.read_text()
+    assert "Not in every round: bravo" in html
+    assert "bravo: no answer" in html
+    assert "<script" not in html
+    assert "<svg" in html
+    told = json.loads(commands.run("study", "report", "trial", "--json", code=3)[0])
+    assert [row["contributors"] for row in told["rounds_closed"]] == [["alpha"], ["alpha"]]
+    assert all(row["seconds"] > 0 for row in told["rounds_closed"])
+    assert told["sites"]["alpha"]["bytes_received"] == 2 * 32
+    assert told["sites"]["bravo"]["bytes_received"] == 0
+    worker.join(20)
+    for site in (alpha, bravo):
+        site.close()
+
+
+def handshake(site: FakeSite, folder: Path, version: ssl.TLSVersion) -> str | None:
+    """The TLS version of a connection on which the server answers, None where it closes."""
+    for name, data in (("key", identity.key_pem(site.key)), ("leaf", site.reply.certificate)):
+        (folder / name).write_bytes(data)
+    context = ssl.create_default_context(cadata=site.reply.authority.decode())
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(folder / "leaf", folder / "key")
+    context.set_alpn_protocols(["h2"])
+    host, port = site.invitation.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname=host) as tls:
+                tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                return tls.version() if tls.recv(9) else None
+        except ssl.SSLError:
+            return None
+
+
+def test_tls_1_3_with_a_sites_certificate_is_served_and_tls_1_2_refused(commands: Commands, tmp_path: Path) -> None:
+    commands.serve()
+    alpha = FakeSite(commands.run("invite", "alpha")[0])
+    assert handshake(alpha, tmp_path, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+    assert handshake(alpha, tmp_path, ssl.TLSVersion.TLSv1_2) is None
+    alpha.close()
+
+
+def edit(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said", "hint"),
+    [
+        pytest.param(
+            lambda path: edit(path, "UPDATE alembic_version SET version_num = '9999'"),
+            "has schema 9999, which this program does not know: a newer one wrote it",
+            "install the newer version again",
+            id="newer",
+        ),
+        pytest.param(
+            lambda path: edit(path, "DELETE FROM alembic_version"),
+            "has schema none, this program needs 0001",
+            "`coordinator upgrade --state",
+            id="older",
+        ),
+        pytest.param(lambda path: path.write_bytes(b"x" * 4096), "is damaged", "restore", id="no database"),
+        pytest.param(
+            lambda path: path.unlink(),
+            "the database is missing or cannot be opened",
+            "restore it from a backup",
+            id="gone",
+        ),
+    ],
+)
+def test_a_database_that_is_not_ours_is_refused_and_never_made_anew(
+    commands: Commands, spoil: Any, said: str, hint: str
+) -> None:
+    path = commands.state / "coordinator.db"
+    spoil(path)
+    kept = path.read_bytes() if path.exists() else None
+    for command in (("serve",), ("sites",)):
+        _, errors = commands.run(*command, code=78)
+        assert said in errors
+        assert hint in errors
+    assert (path.read_bytes() if path.exists() else None) == kept
+
+
+def test_upgrade_brings_an_older_database_to_this_version(commands: Commands) -> None:
+    commands.run("invite", "alpha")
+    _, said = commands.run("upgrade")
+    assert said == f"{commands.state / 'coordinator.db'} is ready for this version\n"
+    assert "alpha" in commands.run("sites")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("authority/key.pem", "not a private key in PEM"), ("keys/receipt.pem", "not a private key in PEM")],
+)
+def test_a_damaged_key_is_named(commands: Commands, name: str, said: str) -> None:
+    (commands.state / name).write_bytes(b"nonsense")
+    _, errors = commands.run("serve", code=65)
+    assert errors.startswith(f"error: {commands.state / name}: {said}")
+
+
+def test_help_loads_no_grpc_no_database_and_no_numpy() -> None:
+    look = (
+        "import sys, coordinator.cli; print([m for m in ('grpc', 'sqlalchemy', 'numpy', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_service_loads_no_torch() -> None:
+    look = "import sys, coordinator.server; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,222 @@
+"""Killed at any durable step: the final model is the same, no accepted update is lost, none counts twice."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import state as places
+from coordinator.blobs import Blobs
+from coordinator.operations import Operations, Parts, ends_here
+from coordinator.state import State
+from coordinator.uploads import Uploads
+from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
+from tests.coordinator.test_rounds import SPECS, expected_model
+from tools.world import free_port
+from wardround import __version__
+from wardround.receipts import Receipt
+from wardround.tensors import TensorFile
+from wardround.v1 import federation_pb2 as pb
+
+SITES = ("alpha", "bravo")
+ROUNDS = 3
+LIMIT_S = 120
+
+
+class Stubborn:
+    """A site that goes on until the study has ended, whatever becomes of the coordinator."""
+
+    def __init__(self, site: FakeSite, study: str) -> None:
+        self.site = site
+        self.study = study
+        self.accepted: dict[int, Receipt] = {}
+        self._sent: dict[tuple[int, int], tuple[Any, Update]] = {}
+        self._deadline = time.monotonic() + LIMIT_S
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while time.monotonic() < self._deadline:
+            try:
+                request = pb.StudiesRequest(agent_version=__version__)
+                self.site.federation.Studies(request, timeout=20, wait_for_ready=True)
+                self._resolve()
+                self.site.declare(self.study)
+                for event in self.site.federation.Watch(pb.WatchRequest(agent_version=__version__), timeout=LIMIT_S):
+                    if not event.HasField("assignment"):
+                        continue
+                    if event.assignment.HasField("stop"):
+                        return
+                    self._answer(event.assignment)
+            except grpc.RpcError:
+                continue
+
+    def _answer(self, assignment: Any) -> None:
+        """The same upload id for the same update, however often it must be sent."""
+        key = (assignment.round, assignment.attempt)
+        if key not in self._sent:
+            update = delta(self.site.name, assignment.round, SPECS if assignment.HasField("train") else ())
+            self._sent[key] = (self.site.opening(assignment, update), update)
+        opening, update = self._sent[key]
+        receipt = self.site.send(opening, update.payload)
+        if receipt is not None:
+            self._keep(receipt)
+
+    def _resolve(self) -> None:
+        """A receipt may have been lost with the line: ask."""
+        for (number, _), (opening, _) in self._sent.items():
+            if number not in self.accepted:
+                reply = self.site.inquire(opening.upload_id)
+                if reply.HasField("receipt"):
+                    receipt = self.site.take(reply.receipt)
+                    if receipt.decision != "not_received":
+                        self._keep(receipt)
+
+    def _keep(self, receipt: Receipt) -> None:
+        assert receipt.decision == "accepted"
+        assert self.accepted.setdefault(receipt.round, receipt) == receipt
+
+
+def serve(state: Path, where: str, steps: int) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "tests.coordinator.crashing", str(state), where, str(steps)]
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+    )
+
+
+@pytest.mark.parametrize("where", ["sync", "before-commit", "after-commit"])
+def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(tmp_path: Path, where: str) -> None:
+    state = State(tmp_path / "state")
+    places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
+    write_initial(tmp_path / "initial.safetensors")
+    parts = Parts(state, clock=time.time, ticks=time.monotonic, fatal=ends_here)
+    commands = Operations(parts)
+    invitations = [commands.invite(site, 3600)["invitation"] for site in SITES]
+    study = commands.create(study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors"))
+    commands.start("trial")
+    parts.close()
+
+    with serve(state.root, where, 0) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        sites = [FakeSite(invitation) for invitation in invitations]
+        process.kill()
+    workers = [Stubborn(site, study["id"]) for site in sites]
+    kills = 0
+    deadline = time.monotonic() + LIMIT_S
+    while any(worker.thread.is_alive() for worker in workers):
+        assert time.monotonic() < deadline
+        with serve(state.root, where, 3 + kills) as process:
+            while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
+                workers[0].thread.join(0.05)
+                workers[1].thread.join(0.05)
+            kills += process.poll() == -9
+            process.kill()
+    assert kills >= 3
+
+    parts = Parts(state, clock=time.time, ticks=time.monotonic, fatal=ends_here)
+    status = Operations(parts).status("trial")
+    assert status["state"] == "finished"
+    assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
+        site: list(range(1, ROUNDS + 1)) for site in SITES
+    }
+    with TensorFile(parts.blobs.model(status["model_digest"])) as model:
+        found = b"".join(data for _, data in model.chunks())
+    assert found == b"".join(expected_model([SITES] * ROUNDS))
+    with parts.store.read() as records:
+        kept = [upload for upload in records.uploads_of("trial", 1) if upload.decision == "accepted"]
+    said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
+    assert said == {receipt.receipt_id for worker in workers for receipt in worker.accepted.values()}
+    assert list((state.blobs / "uploads").iterdir()) == []
+    parts.close()
+    for site in sites:
+        site.close()
+
+
+def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accepted set is frozen before the aggregation begins; whoever comes next does it again."""
+    sites = place.begin(sites=list(SITES), rounds=1)
+    reached = threading.Event()
+    monkeypatch.setattr("coordinator.engine.aggregate", lambda *_: reached.set() or held())
+    gate = threading.Event()
+
+    def held() -> None:
+        gate.wait(20)
+        raise OSError("as if the process had ended here")
+
+    for site in sites:
+        site.answer(site.next_assignment())
+    assert reached.wait(20)
+    monkeypatch.undo()
+    gate.set()
+    place.restart()
+    assert isinstance(place.failures.pop(), OSError)
+    place.until(lambda status: status["closing"])
+    with TensorFile(place.coordinator.parts.blobs.model(place.status()["model_digest"])) as model:
+        assert b"".join(data for _, data in model.chunks()) == b"".join(expected_model([SITES]))
+
+
+def test_half_written_models_and_orphaned_spools_are_cleared_at_the_next_start(place: Place) -> None:
+    blobs = place.state.blobs
+    (blobs / "models" / ".trial-1-1.safetensors").write_bytes(b"half")
+    (blobs / "uploads" / f"{'0' * 32}.safetensors").write_bytes(b"nobody's")
+    place.restart()
+    assert list((blobs / "uploads").iterdir()) == []
+    assert list((blobs / "models").iterdir()) == []
+
+
+def test_a_failed_disk_ends_the_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wardround import durable
+
+    (site,) = place.begin(sites=["alpha"])
+    assignment = site.next_assignment()
+
+    def fails(descriptor: int, path: Path) -> None:
+        raise durable.StorageFailed(f"{path}: the disk failed to keep what was written")
+
+    monkeypatch.setattr(durable, "_sync", fails)
+    with pytest.raises(grpc.RpcError):
+        site.answer(assignment)
+    assert any(isinstance(error, durable.StorageFailed) for error in place.failures)
+    place.failures.clear()
+
+
+def test_a_decision_that_cannot_be_written_is_no_decision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site,) = place.begin(sites=["alpha"])
+    assignment = site.next_assignment()
+    update = delta("alpha", 1, SPECS)
+    opening = site.opening(assignment, update)
+
+    def fails(*_: object) -> None:
+        raise OSError("no receipt")
+
+    monkeypatch.setattr(Uploads, "_receipt", fails)
+    with pytest.raises(grpc.RpcError, match="the coordinator failed at this call") as failed:
+        site.send(opening, update.payload)
+    assert "no receipt" not in failed.value.details()
+    monkeypatch.undo()
+    assert site.inquire(opening.upload_id).offset == len(update.payload)
+    assert place.status()["sites"]["alpha"]["state"] == "training"
+    receipt = site.send(opening, update.payload)
+    assert receipt
+    assert receipt.decision == "accepted"
+
+
+def test_a_base_model_damaged_on_disk_is_noticed_by_its_digest(place: Place) -> None:
+    (site,) = place.begin(sites=["alpha"])
+    assignment = site.next_assignment()
+    path = Blobs(place.state.blobs).model(assignment.base.digest.hex())
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    update = delta("alpha", 1, SPECS)
+    site.send(site.opening(assignment, update), update.payload)
+    status = place.until(lambda status: status["state"] == "failed")
+    assert status["why"].endswith("no longer has the digest of its name")

@@ -1,0 +1,543 @@
+"""Who may speak: invitations, certificates, revocation. The attacks are the ones of the design's tables J and T."""
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import inspect
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coordinator import service, store
+from coordinator.enrolment import Authority
+from coordinator.server import ServerIdentity
+from tests.coordinator.conftest import Place
+from tests.coordinator.fake_site import FakeSite, channel_to, delta, enrol_request
+from tests.coordinator.test_rounds import SPECS
+from wardround import __version__, identity
+from wardround.errors import BadData, UsageProblem
+from wardround.identity import Name
+from wardround.invitation import Invitation
+from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
+from wardround.v1 import federation_pb2 as pb
+
+DAY_S = 86400
+DER = serialization.Encoding.DER
+
+
+def bootstrap(place: Place, site: str = "alpha") -> tuple[Invitation, grpc.Channel]:
+    invitation = Invitation.decode(place.invite(site))
+    pems = (invitation.authority, invitation.certificate, invitation.key)
+    return invitation, channel_to(place.address, *(text.encode() for text in pems))
+
+
+def enrol(channel: grpc.Channel, invitation: Invitation, request: bytes = b"") -> Any:
+    """One enrolment with fresh keys."""
+    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    if request:
+        message = signed_request(invitation, request, Ed25519PrivateKey.generate())
+    return enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(message, timeout=20)
+
+
+def studies(channel: grpc.Channel) -> Any:
+    call = federation_pb2_grpc.FederationStub(channel).Studies
+    return call(pb.StudiesRequest(agent_version=__version__), timeout=20)
+
+
+# Joining.
+
+
+def test_a_site_gets_the_name_of_its_invitation_and_nothing_that_its_request_says(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    key = identity.new_key()
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bravo")]))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier("spiffe://north/site/bravo")]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    message = signed_request(invitation, request.public_bytes(DER), Ed25519PrivateKey.generate())
+    with channel:
+        reply = enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(message, timeout=20)
+    leaf = x509.load_pem_x509_certificate(reply.certificate)
+    assert identity.client_name(leaf) == Name("north", "site", "alpha")
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert leaf.not_valid_after_utc - leaf.not_valid_before_utc == datetime.timedelta(days=7, minutes=5)
+    assert leaf.public_key() == key.public_key()
+
+
+def signed_request(invitation: Invitation, request: bytes, ledger_key: Ed25519PrivateKey) -> Any:
+    proof = ledger_key.sign(b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest())
+    return enrolment_pb2.EnrolRequest(
+        invitation_id=invitation.id, agent_version=__version__, signing_request=request,
+        ledger_key=ledger_key.public_key().public_bytes_raw(), proof=proof,
+    )  # fmt: skip
+
+
+def test_the_same_request_after_a_lost_reply_gets_the_same_certificate(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    with channel:
+        stub = enrolment_pb2_grpc.EnrolmentStub(channel)
+        first = stub.Enrol(message, timeout=20)
+        place.restart()
+        assert stub.Enrol(message, timeout=20, wait_for_ready=True).certificate == first.certificate
+        place.ahead_s = DAY_S + 3500  # the bootstrap certificate itself still lives
+        with pytest.raises(grpc.RpcError, match="INVITATION_USED"):
+            stub.Enrol(message, timeout=20)
+
+
+def test_another_request_with_a_used_invitation_is_refused_with_time_and_address_of_its_use(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    with channel:
+        stub = enrolment_pb2_grpc.EnrolmentStub(channel)
+        stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
+    code, message, hint = refused.value.details().split("\n")
+    assert code == "INVITATION_USED"
+    assert message.startswith("the invitation for site `alpha` was used on 20")
+    assert message.endswith("UTC from 127.0.0.1")
+    assert "`coordinator revoke alpha`" in hint
+
+
+def test_of_many_that_use_one_invitation_at_once_exactly_one_succeeds(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+
+    def attempt(_: int) -> str:
+        try:
+            enrol(channel, invitation)
+        except grpc.RpcError as error:
+            return str(error.details()).partition("\n")[0]
+        return "enrolled"
+
+    with channel, ThreadPoolExecutor(32) as pool:
+        said = list(pool.map(attempt, range(32)))
+    assert sorted(set(said)) == ["INVITATION_USED", "enrolled"]
+    assert said.count("enrolled") == 1
+
+
+def spoiled(name: str, value: bytes) -> Callable[[Any], None]:
+    return lambda message: setattr(message, name, value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        pytest.param(spoiled("proof", bytes(64)), "LEDGER_KEY_PROOF", id="the ledger key signed nothing"),
+        pytest.param(spoiled("ledger_key", bytes(32)), "LEDGER_KEY_PROOF", id="another ledger key"),
+        pytest.param(spoiled("ledger_key", b""), "MESSAGE_MALFORMED", id="no ledger key"),
+        pytest.param(spoiled("signing_request", b"nonsense"), "SIGNING_REQUEST_WEAK", id="no request"),
+        pytest.param(spoiled("signing_request", bytes(5000)), "MESSAGE_MALFORMED", id="a very long request"),
+        pytest.param(
+            lambda message: setattr(message, "invitation_id", uuid.uuid4().hex), "INVITATION_UNKNOWN", id="another's id"
+        ),
+        pytest.param(lambda message: setattr(message, "agent_version", "3.0.0"), "VERSION_UNSUPPORTED", id="version"),
+    ],
+)
+def test_a_wrong_enrolment_is_refused_and_the_invitation_stays_good(
+    place: Place, spoil: Callable[[Any], None], code: str
+) -> None:
+    invitation, channel = bootstrap(place)
+    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    good = enrolment_pb2.EnrolRequest.FromString(message.SerializeToString())
+    spoil(message)
+    with channel:
+        stub = enrolment_pb2_grpc.EnrolmentStub(channel)
+        with pytest.raises(grpc.RpcError, match=code):
+            stub.Enrol(message, timeout=20)
+        assert stub.Enrol(good, timeout=20).site == "alpha"
+
+
+@pytest.mark.parametrize("curve", [ec.SECP384R1(), ec.SECP256K1()], ids=["P-384", "secp256k1"])
+def test_only_p256_keys_are_taken(place: Place, curve: ec.EllipticCurve) -> None:
+    invitation, channel = bootstrap(place)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = builder.sign(ec.generate_private_key(curve), hashes.SHA256()).public_bytes(DER)
+    with channel, pytest.raises(grpc.RpcError, match="SIGNING_REQUEST_WEAK"):
+        enrol(channel, invitation, request)
+
+
+def test_an_expired_invitation_is_refused_and_says_since_when(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    place.ahead_s = 3600 + 2 * 3600
+    with channel, pytest.raises(grpc.RpcError) as refused:
+        enrol(channel, invitation)
+    code, message, hint = refused.value.details().split("\n")
+    assert code == "INVITATION_EXPIRED"
+    assert message.startswith("invitation for site `alpha` expired 2 h ago (20")
+    assert hint == "ask the coordinator's operator for a new one: `coordinator invite alpha`"
+
+
+def test_a_newer_invitation_takes_the_place_of_an_unused_one(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    place.invite("alpha")
+    with (
+        channel,
+        pytest.raises(grpc.RpcError, match="INVITATION_UNKNOWN\nthe invitation for site `alpha` was withdrawn"),
+    ):
+        enrol(channel, invitation)
+
+
+def test_an_invitation_for_another_coordinator_ends_in_the_handshake(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Place(tmp_path / "other")
+    try:
+        invitation, channel = bootstrap(other)
+        channel.close()
+        pems = (place.coordinator.parts.authority.pem.decode(), invitation.certificate, invitation.key)
+        with (
+            channel_to(place.address, *(text.encode() for text in pems)) as crossed,
+            pytest.raises(grpc.RpcError) as refused,
+        ):
+            studies(crossed)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    finally:
+        other.close()
+
+
+def test_a_site_that_joins_again_has_a_new_identity_and_the_old_one_is_refused(place: Place) -> None:
+    first = place.join("alpha")
+    first.unwatch()
+    second = FakeSite(place.invite("alpha"))
+    with pytest.raises(grpc.RpcError, match="CERTIFICATE_UNKNOWN"):
+        studies(first.channel)
+    assert studies(second.channel) is not None
+    second.close()
+
+
+@pytest.mark.parametrize("name", ["", "Alpha", "a b", "-a", "a" * 65, "a/b", "ä"])
+def test_a_sites_name_has_its_form(place: Place, name: str) -> None:
+    with pytest.raises(UsageProblem, match="is not a site's name: 1 to 64 of a-z, 0-9 and -"):
+        place.invite(name)
+
+
+def test_an_invitation_is_good_for_a_bounded_time(place: Place) -> None:
+    for seconds in (59, 31 * DAY_S):
+        with pytest.raises(UsageProblem, match="an invitation is good for 1 min to 30 days"):
+            place.ask("invite", site="alpha", expires_s=seconds)
+
+
+def far_away(address: str, delay_s: float) -> tuple[str, socket.socket]:
+    """A relay to ``address`` whose every piece takes ``delay_s`` each way; its address, and the listener to close."""
+    host, port = address.split(":")
+    listener = socket.create_server((host, 0))
+    never = threading.Event()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with source, target, contextlib.suppress(OSError):  # either end may leave
+            while data := source.recv(65536):
+                never.wait(delay_s)
+                target.sendall(data)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # closed by the test
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection((host, int(port)))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return f"{host}:{listener.getsockname()[1]}", listener
+
+
+def test_a_site_far_away_can_join(place: Place) -> None:
+    """With 300 ms there and back, a handshake takes longer than the pause between two tries to connect."""
+    address, listener = far_away(place.address, 0.15)
+    invitation = dataclasses.replace(Invitation.decode(place.invite("alpha")), address=address)
+    with listener:
+        site = FakeSite(invitation.encode())
+        assert studies(site.channel) is not None
+        site.close()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+# Who may call what.
+
+
+def test_every_method_of_every_service_wears_the_check() -> None:
+    """A new method without it would let anyone in who passes the handshake."""
+    servicers = {
+        enrolment_pb2.DESCRIPTOR.services_by_name["Enrolment"]: service.EnrolmentServicer,
+        federation_pb2.DESCRIPTOR.services_by_name["Federation"]: service.FederationServicer,
+    }
+    methods = {}
+    for described, servicer in servicers.items():
+        for method in described.methods:
+            function = inspect.getattr_static(servicer, method.name)
+            assert method.name in vars(servicer), f"{method.name} is not implemented"
+            methods[method.name] = getattr(function, "permitted_kind", None)
+    assert methods.pop("Enrol") == "invitation"
+    assert methods
+    assert set(methods.values()) == {"site"}
+
+
+def test_a_bootstrap_identity_may_call_nothing_but_enrol_and_a_site_may_not_enrol(place: Place) -> None:
+    invitation, channel = bootstrap(place, "bravo")
+    stub = federation_pb2_grpc.FederationStub(channel)
+    renewal = enrolment_pb2.RenewRequest(agent_version=__version__)
+    with channel:
+        for call in (
+            lambda: stub.Studies(pb.StudiesRequest(), timeout=20),
+            lambda: stub.Declare(pb.DeclareRequest(), timeout=20),
+            lambda: list(stub.Watch(pb.WatchRequest(), timeout=20)),
+            lambda: list(stub.Download(pb.DownloadRequest(), timeout=20)),
+            lambda: list(stub.Upload(iter([pb.UploadRequest()]), timeout=20)),
+            lambda: enrolment_pb2_grpc.EnrolmentStub(channel).Renew(renewal, timeout=20),
+        ):
+            with pytest.raises(grpc.RpcError, match="CALL_NOT_ALLOWED") as refused:
+                call()
+            assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    alpha = place.join("alpha")
+    with pytest.raises(grpc.RpcError, match="CALL_NOT_ALLOWED"):
+        alpha.enrolment.Enrol(enrol_request(invitation, alpha.key, alpha.ledger.key), timeout=20)
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "0.3.0", "", "latest"])
+def test_versions_further_apart_than_one_minor_refuse_each_other(place: Place, version: str) -> None:
+    alpha = place.join("alpha")
+    with pytest.raises(grpc.RpcError, match="VERSION_UNSUPPORTED"):
+        alpha.federation.Studies(pb.StudiesRequest(agent_version=version), timeout=20)
+    with pytest.raises(grpc.RpcError, match="VERSION_UNSUPPORTED"):
+        list(alpha.federation.Watch(pb.WatchRequest(agent_version=version), timeout=20))
+
+
+# Certificates.
+
+
+def forged(
+    authority: Authority,
+    names: list[x509.GeneralName],
+    *,
+    usage: x509.ObjectIdentifier | None = ExtendedKeyUsageOID.CLIENT_AUTH,
+    days: tuple[float, float] = (-1, 1),
+    subject: str = "anyone",
+) -> tuple[bytes, bytes]:
+    """A certificate that the authority's key signed, and its key: what a thief of that key could make."""
+    key = identity.new_key()
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(identity.subject(subject))
+        .issuer_name(authority.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days=days[0]))
+        .not_valid_after(now + datetime.timedelta(days=days[1]))
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    return identity.certificate_pem(builder.sign(authority._key, hashes.SHA256())), identity.key_pem(key)
+
+
+def uri(text: str) -> x509.GeneralName:
+    return x509.UniformResourceIdentifier._init_without_validation(text)
+
+
+ALPHA = uri("spiffe://north/site/alpha")
+
+
+@pytest.mark.parametrize(
+    ("names", "usage", "code"),
+    [
+        pytest.param([ALPHA], ExtendedKeyUsageOID.CLIENT_AUTH, "CERTIFICATE_UNKNOWN", id="not on record"),
+        pytest.param([ALPHA], None, "CERTIFICATE_PROFILE", id="no usage"),
+        pytest.param([], ExtendedKeyUsageOID.CLIENT_AUTH, "CERTIFICATE_PROFILE", id="a site's name as CN alone"),
+        pytest.param([ALPHA, uri("spiffe://north/site/bravo")], None, "CERTIFICATE_PROFILE", id="two names"),
+        pytest.param([ALPHA, x509.DNSName("alpha")], None, "CERTIFICATE_PROFILE", id="a DNS name beside it"),
+        pytest.param(
+            [uri("spiffe://south/site/alpha")], ExtendedKeyUsageOID.CLIENT_AUTH, "CERTIFICATE_PROFILE", id="federation"
+        ),
+        pytest.param(
+            [uri("spiffe://north/site/%61lpha")], ExtendedKeyUsageOID.CLIENT_AUTH, "CERTIFICATE_PROFILE", id="escaped"
+        ),
+        pytest.param(
+            [uri("spiffe://north/coordinator")], ExtendedKeyUsageOID.CLIENT_AUTH, "CERTIFICATE_PROFILE", id="server"
+        ),
+    ],
+)
+def test_a_certificate_that_passes_the_handshake_is_still_judged(
+    place: Place, names: list[x509.GeneralName], usage: x509.ObjectIdentifier | None, code: str
+) -> None:
+    place.join("alpha")
+    authority = place.coordinator.parts.authority
+    certificate, key = forged(authority, names, usage=usage, subject="site alpha")
+    with channel_to(place.address, authority.pem, certificate, key) as channel:
+        with pytest.raises(grpc.RpcError, match=code) as refused:
+            studies(channel)
+        assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("days", "usage"),
+    [
+        pytest.param((-2, -1), ExtendedKeyUsageOID.CLIENT_AUTH, id="expired"),
+        pytest.param((1, 2), ExtendedKeyUsageOID.CLIENT_AUTH, id="not yet good"),
+        pytest.param((-1, 1), ExtendedKeyUsageOID.SERVER_AUTH, id="a server's"),
+    ],
+)
+def test_a_certificate_that_is_not_good_ends_in_the_handshake(
+    place: Place, days: tuple[float, float], usage: x509.ObjectIdentifier
+) -> None:
+    authority = place.coordinator.parts.authority
+    certificate, key = forged(authority, [ALPHA], usage=usage, days=days)
+    with channel_to(place.address, authority.pem, certificate, key) as channel, pytest.raises(grpc.RpcError) as refused:
+        studies(channel)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_without_a_client_certificate_or_without_tls_there_is_no_connection(place: Place) -> None:
+    authority = place.coordinator.parts.authority.pem
+    nobody = grpc.secure_channel(place.address, grpc.ssl_channel_credentials(authority))
+    plain = grpc.insecure_channel(place.address)
+    for channel in (nobody, plain):
+        with channel, pytest.raises(grpc.RpcError) as refused:
+            studies(channel)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_that_expires_while_the_channel_is_open_is_refused_on_the_next_call(place: Place) -> None:
+    alpha = place.join("alpha")
+    studies(alpha.channel)  # it is open; a handshake after that time fails at once, by the server's own new certificate
+    place.ahead_s = 7 * DAY_S + 1
+    with pytest.raises(grpc.RpcError, match="CERTIFICATE_EXPIRED"):
+        studies(alpha.channel)
+
+
+def test_renewal_gives_a_new_key_a_new_certificate_and_the_old_one_lives_to_its_end(place: Place) -> None:
+    alpha = place.join("alpha")
+    key = identity.new_key()
+    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=identity.signing_request(key))
+    reply = alpha.enrolment.Renew(request, timeout=20)
+    leaf = x509.load_pem_x509_certificate(reply.certificate)
+    assert leaf.public_key() == key.public_key()
+    assert identity.client_name(leaf).id == "alpha"
+    half = leaf.not_valid_before_utc + (leaf.not_valid_after_utc - leaf.not_valid_before_utc) / 2
+    assert reply.renew_after_s == int(half.timestamp())
+    with alpha.open_channel(reply.certificate, key) as renewed:
+        studies(renewed)
+        studies(alpha.channel)
+        place.restart()
+        federation_pb2_grpc.FederationStub(renewed).Studies(
+            pb.StudiesRequest(agent_version=__version__), timeout=20, wait_for_ready=True
+        )
+
+
+def test_renewal_with_the_old_key_or_none_is_refused(place: Place) -> None:
+    alpha = place.join("alpha")
+    for request in (identity.signing_request(alpha.key), b""):
+        with pytest.raises(grpc.RpcError, match="SIGNING_REQUEST_WEAK"):
+            alpha.enrolment.Renew(
+                enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=request), timeout=20
+            )
+
+
+def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Place) -> None:
+    alpha = place.join("alpha")
+    for _ in range(20):
+        request = identity.signing_request(identity.new_key())
+        with_key = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=request)
+        try:
+            alpha.enrolment.Renew(with_key, timeout=20)
+        except grpc.RpcError as error:
+            assert "CERTIFICATE_UNKNOWN" in error.details()  # noqa: PT017  the first certificate has lapsed
+            break
+    with place.coordinator.parts.store.read() as records:
+        assert len(records.all(store.certificates, site="alpha")) == 16
+
+
+# Revocation.
+
+
+def test_a_revoked_site_is_refused_on_its_next_call_and_its_stream_ends(place: Place) -> None:
+    alpha = place.join("alpha")
+    place.create()
+    alpha.next_event("offer")
+    place.ask("revoke", site="alpha")
+    assert alpha.stream_error() is not None
+    with pytest.raises(grpc.RpcError, match="SITE_REVOKED") as refused:
+        studies(alpha.channel)
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    with alpha.open_channel() as again, pytest.raises(grpc.RpcError, match="SITE_REVOKED"):
+        studies(again)
+
+
+def test_a_site_revoked_in_the_middle_of_an_upload_leaves_nothing_and_the_round_goes_on(place: Place) -> None:
+    alpha, bravo = place.begin(sites=["alpha", "bravo"], quorum=1)
+    update = delta("alpha", 1, SPECS)
+    opening = alpha.opening(alpha.next_assignment(), update)
+    sent, go_on = threading.Event(), threading.Event()
+
+    def requests() -> Any:
+        yield pb.UploadRequest(open=opening)
+        sent.set()
+        go_on.wait(20)
+        yield pb.UploadRequest(commit=pb.UploadCommit())
+
+    call = alpha.federation.Upload(requests(), timeout=20)
+    assert next(iter(call)).offset == 0
+    place.ask("revoke", site="alpha")
+    with pytest.raises(grpc.RpcError):
+        next(iter(call))
+    go_on.set()
+    assert list((place.state.blobs / "uploads").iterdir()) == []
+    bravo.answer(bravo.next_assignment())
+    status = place.until(lambda status: status["round"] == 2)
+    assert status["sites"]["alpha"]["state"] == "absent"
+
+
+def test_revoking_withdraws_an_unused_invitation_and_an_unknown_site_is_an_error(place: Place) -> None:
+    invitation, channel = bootstrap(place)
+    assert place.ask("revoke", site="alpha") == {"site": "alpha", "was_in_good_standing": False}
+    with channel, pytest.raises(grpc.RpcError, match="INVITATION_UNKNOWN"):
+        enrol(channel, invitation)
+    with pytest.raises(BadData, match="no site `nobody` is known here"):
+        place.ask("revoke", site="nobody")
+
+
+def test_a_revoked_site_can_be_invited_again(place: Place) -> None:
+    place.join("alpha")
+    place.ask("revoke", site="alpha")
+    again = FakeSite(place.invite("alpha"))
+    assert studies(again.channel) is not None
+    again.close()
+
+
+# The coordinator's own certificate.
+
+
+def test_the_servers_certificate_is_made_anew_at_half_of_its_life(place: Place) -> None:
+    now = [datetime.datetime.now(datetime.UTC).timestamp()]
+    served = ServerIdentity(place.coordinator.parts.authority, "fed.example.org", lambda: now[0])
+    assert served.renewed() is not None
+    assert served.renewed() is None
+    now[0] += 3.4 * DAY_S
+    assert served.renewed() is None
+    now[0] += 0.2 * DAY_S
+    assert served.renewed() is not None
+
+
+def test_the_servers_certificate_names_what_sites_dial(place: Place) -> None:
+    authority, key = place.coordinator.parts.authority, identity.new_key().public_key()
+    for host, kind in (("10.0.0.7", x509.IPAddress), ("fed.example.org", x509.DNSName), ("::1", x509.IPAddress)):
+        names = authority.server(host, key, 0).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert [str(value) for value in names.get_values_for_type(kind)] == [host]

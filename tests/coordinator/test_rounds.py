@@ -1,0 +1,310 @@
+"""Studies from their start to their end, over real gRPC with mutual TLS on loopback."""
+
+import threading
+
+import grpc
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.coordinator.conftest import SITES, Place, study_document
+from tests.coordinator.fake_site import FakeSite, delta
+from wardround.control import call
+from wardround.errors import BadData, NeedsPerson, Unavailable
+from wardround.tensors import TensorSpec
+from wardround.v1 import federation_pb2 as pb
+
+SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
+
+
+def expected_model(contributors: list[tuple[str, ...]]) -> list[bytes]:
+    """The plain formula: base plus the weighted mean of the deltas, in float64, rounded once a round."""
+    model = [np.zeros(2, "<f4"), np.ones((2, 3), "<f4")]
+    for number, sites in enumerate(contributors, start=1):
+        updates = [delta(site, number, SPECS) for site in sorted(sites)]
+        weight = sum(update.num_examples for update in updates)
+        for index, tensor in enumerate(model):
+            total = np.zeros(tensor.shape)
+            for update in updates:
+                values = np.frombuffer(update.tensors[index][1], "<f4").reshape(tensor.shape)
+                total += update.num_examples * values.astype(np.float64)
+            model[index] = (total / weight + tensor).astype("<f4")
+    return [tensor.tobytes() for tensor in model]
+
+
+def model_bytes(place: Place) -> list[bytes]:
+    path = place.coordinator.parts.blobs.model(place.status()["model_digest"])
+    return [load_file(path)[spec.name].tobytes() for spec in SPECS]
+
+
+def run_to_the_end(place: Place, sites: list[FakeSite]) -> None:
+    study = place.create()
+    threads = [site.work(study) for site in sites]
+    place.ask("start", study=study)
+    for thread in threads:
+        thread.join(20)
+    place.until(lambda status: status["state"] == "finished")
+
+
+def test_a_study_runs_to_its_end_and_its_model_is_the_plain_formula(place: Place) -> None:
+    run_to_the_end(place, [place.join(site) for site in SITES])
+    status = place.status()
+    assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
+        site: [1, 2] for site in SITES
+    }
+    assert status["incomplete"] == []
+    assert model_bytes(place) == expected_model([SITES, SITES])
+
+
+def test_updates_that_come_in_any_order_give_the_same_model(place: Place) -> None:
+    sites = place.begin()
+    for order in (sites, list(reversed(sites))):
+        for site in order:
+            assert site.answer(site.next_assignment()).decision == "accepted"
+    place.until(lambda status: status["closing"])
+    assert model_bytes(place) == expected_model([SITES, SITES])
+
+
+def test_an_assignment_reaches_a_waiting_site_when_it_is_made(place: Place) -> None:
+    alpha, bravo, charlie = place.begin()
+    first = alpha.next_assignment()
+    assert (first.round, first.attempt, first.HasField("train")) == (1, 1, True)
+    assert first.base.round == 0
+    for site in (bravo, charlie):
+        site.answer(site.next_assignment())
+    alpha.answer(first)
+    second = alpha.next_assignment()
+    assert (second.round, second.base.round) == (2, 1)
+
+
+def test_the_best_global_model_has_the_lowest_told_loss_and_is_offered_at_the_end(place: Place) -> None:
+    sites = place.begin()
+    losses = {2: "0.3", 3: "0.4"}  # the loss that comes with upload r judges model r-1
+    for _ in range(3):
+        assignments = [site.next_assignment() for site in sites]
+        for site, assignment in zip(sites, assignments, strict=True):
+            update = delta(site.name, assignment.round, SPECS if assignment.HasField("train") else ())
+            loss = losses.get(assignment.round, "0.1")
+            site.answer(assignment, type(update)(update.tensors, (("val_loss", loss),)))
+    stop = sites[0].next_assignment()
+    assert stop.stop.reason == pb.Stop.FINISHED
+    assert stop.best.round == 1
+    assert place.status()["best"]["val_loss"] == pytest.approx(0.3)
+    assert place.coordinator.parts.blobs.model(stop.best.digest.hex()).exists()
+
+
+def test_spooled_updates_are_gone_when_the_rounds_model_is_durable(place: Place) -> None:
+    run_to_the_end(place, [place.join(site) for site in SITES])
+    assert list((place.state.blobs / "uploads").iterdir()) == []
+    kept = {path.name.removesuffix(".safetensors") for path in (place.state.blobs / "models").iterdir()}
+    study = place.coordinator.engine.find("trial")
+    assert study is not None
+    assert kept == study.models
+
+
+def test_a_site_that_sends_nan_is_refused_by_name_of_tensor_and_the_round_goes_on(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2, rounds=1)
+    bad = delta("alpha", 1, SPECS).with_tensor(1, np.full((2, 3), np.nan))
+    receipt = alpha.answer(alpha.next_assignment(), bad)
+    assert (receipt.decision, receipt.code, receipt.tensor) == ("refused", "TENSOR_NOT_FINITE", "layer.weight")
+    for site in (bravo, charlie):
+        site.answer(site.next_assignment())
+    status = place.until(lambda status: status["closing"])
+    assert model_bytes(place) == expected_model([("bravo", "charlie")])
+    assert status["sites"]["alpha"]["rounds_contributed"] == []
+    told = place.ask("report", study="trial")
+    assert told["attempts"][0]["answers"]["alpha"]["tensor"] == "layer.weight"
+
+
+def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2)
+    alpha.decline(alpha.next_assignment(), "DECLINED_DATA_CHANGED")
+    assert place.status()["sites"]["alpha"] | {"rounds_contributed": []} == {
+        "state": "declined", "code": "DECLINED_DATA_CHANGED", "ready": True, "rounds_contributed": [],
+    }  # fmt: skip
+    for site in (bravo, charlie):
+        site.answer(site.next_assignment())
+    assert alpha.next_assignment().round == 2
+
+
+def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start_goes_on(place: Place) -> None:
+    (alpha,) = place.begin(sites=["alpha"])
+    for attempt in (1, 2):
+        assignment = alpha.next_assignment()
+        assert assignment.attempt == attempt
+        alpha.decline(assignment, "DECLINED_TRAINING_FAILED")
+    assert alpha.next_assignment().stop.reason == pb.Stop.PAUSED
+    assert place.status()["state"] == "paused"
+    place.ask("start", study="trial")
+    again = alpha.next_assignment()
+    assert (again.round, again.attempt) == (1, 3)
+    assert alpha.answer(again).decision == "accepted"
+
+
+def test_the_deadline_closes_a_round_with_quorum_and_the_late_update_is_refused(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2, round_deadline_s=1)
+    late = charlie.next_assignment()
+    for site in (alpha, bravo):
+        site.answer(site.next_assignment())
+    status = place.until(lambda status: status["round"] == 2)
+    assert status["sites"]["charlie"]["rounds_contributed"] == []
+    assert charlie.send(charlie.opening(late, delta("charlie", 1, SPECS)), b"").code == "ROUND_CLOSED"  # type: ignore[union-attr]
+
+
+def test_a_site_that_withdraws_is_waited_for_no_longer(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2)
+    for site in (alpha, bravo):
+        site.answer(site.next_assignment())
+    charlie.declare("trial", pb.WITHDRAWN)
+    status = place.until(lambda status: status["round"] == 2)
+    assert status["sites"]["charlie"]["state"] == "absent"
+
+
+def test_a_site_that_connects_again_gets_its_open_assignment_again(place: Place) -> None:
+    alpha, *_ = place.begin()
+    first = alpha.next_assignment()
+    alpha.unwatch()
+    alpha.watch()
+    assert alpha.next_assignment() == first
+    alpha.answer(first)
+    alpha.unwatch()
+    alpha.watch()
+    assert alpha.next_event("offer").study == "trial"
+    assert alpha.events.empty()
+
+
+def test_a_site_that_was_away_at_the_end_hears_of_it_when_it_is_back(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2, rounds=1, round_deadline_s=1)
+    charlie.unwatch()
+    for _ in range(2):
+        for site in (alpha, bravo):
+            site.answer(site.next_assignment())
+    place.until(lambda status: status["state"] == "finished")
+    charlie.watch()
+    assert charlie.next_assignment().stop.reason == pb.Stop.FINISHED
+    assert place.status()["incomplete"] == ["charlie"]
+
+
+def test_a_second_stream_of_a_site_ends_the_first(place: Place) -> None:
+    alpha = place.join("alpha")
+    place.create()
+    alpha.next_event("offer")  # so the first stream is there
+    first = alpha.events
+    alpha.watch()
+    assert first.get(timeout=20) is None
+    assert alpha.next_event("offer").study == "trial"
+
+
+def test_the_operator_stops_a_study_and_the_sites_hear_it(place: Place) -> None:
+    alpha, *_ = place.begin()
+    assignment = alpha.next_assignment()
+    assert place.ask("stop", study="trial")["state"] == "stopped"
+    assert alpha.next_assignment().stop.reason == pb.Stop.STOPPED
+    assert alpha.send(alpha.opening(assignment, delta("alpha", 1, SPECS)), b"").code == "STUDY_NOT_RUNNING"  # type: ignore[union-attr]
+    with pytest.raises(NeedsPerson, match="study `trial` is stopped: it cannot be started again"):
+        place.ask("start", study="trial")
+
+
+def test_updates_whose_mean_no_float32_can_hold_fail_the_study(place: Place) -> None:
+    sites = place.begin()
+    huge = np.finfo("<f4").max
+    for number in (1, 2):  # the largest float32 twice is beyond it; once, with the 1 of the initial model, is not
+        for site in sites:
+            update = delta(site.name, number, SPECS).with_tensor(1, np.full((2, 3), huge))
+            assert site.answer(site.next_assignment(), update).decision == "accepted"
+    status = place.until(lambda status: status["state"] == "failed")
+    assert status["why"] == "the mean of `layer.weight` is beyond float32, though each update is finite"
+    assert status["round"] == 2
+    assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.FAILED}
+    assert list((place.state.blobs / "uploads").iterdir()) == []
+
+
+def test_the_same_content_is_the_same_study_and_new_content_a_new_revision(place: Place) -> None:
+    alpha = place.join("alpha")
+    place.create()
+    first = alpha.next_event("offer")
+    again = place.ask("create", document=study_document(), initial=str(place.initial))
+    assert (again["new"], again["revision"], again["study_digest"]) == (False, 1, first.digest.hex())
+    place.create(title="better")
+    second = alpha.next_event("offer")
+    assert (second.revision, second.study) == (2, "trial")
+    assert second.digest != first.digest
+    with pytest.raises(grpc.RpcError, match="REVISION_CHANGED"):
+        alpha.declare("trial", revision=1, digest=first.digest)
+
+
+def test_a_running_study_is_not_replaced(place: Place) -> None:
+    place.begin()
+    with pytest.raises(NeedsPerson, match="study `trial` is running, and this is another revision of it"):
+        place.create(title="better")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({}, "holds no tensors: nothing would be shared"),
+        ({"w": np.zeros(2)}, "`w` is F64, shared tensors are F32"),
+        ({"w": np.array([np.inf], "<f4")}, "`w` is not finite"),
+    ],
+)
+def test_an_initial_model_that_cannot_be_shared_is_refused(
+    place: Place, tensors: dict[str, np.ndarray], said: str
+) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(tensors, place.initial)
+    with pytest.raises(BadData, match=said):
+        place.create()
+
+
+def test_follow_tells_each_change_and_ends_with_the_study(place: Place) -> None:
+    sites = [place.join(site) for site in SITES]
+    study = place.create()
+    seen: list[dict[str, object]] = []
+    request = {"command": "follow", "study": study}
+    follower = threading.Thread(target=lambda: call(place.state.control, request, seen.append, timeout_s=20))
+    follower.start()
+    threads = [site.work(study) for site in sites]
+    place.ask("start", study=study)
+    for thread in [*threads, follower]:
+        thread.join(20)
+    assert [seen[0]["state"], seen[-1]["state"]] == ["created", "finished"]
+    assert {status["round"] for status in seen} == {0, 1, 2}
+
+
+def test_when_the_service_goes_down_sites_get_a_goodbye_and_followers_are_told(place: Place) -> None:
+    alpha = place.join("alpha")
+    place.create()
+    failures: list[Unavailable] = []
+
+    def follow() -> None:
+        try:
+            call(place.state.control, {"command": "follow", "study": "trial"}, lambda item: asked.set(), timeout_s=20)
+        except Unavailable as error:
+            failures.append(error)
+
+    asked = threading.Event()
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert asked.wait(20)
+    place.restart()
+    follower.join(20)
+    assert failures[0].message == "the service goes down, and the study goes on when it is back"
+    assert alpha.next_event("goodbye") is not None
+
+
+def test_sites_are_told_in_one_word(place: Place) -> None:
+    def states() -> dict[str, str]:
+        return {row["site"]: row["state"] for row in place.ask("sites")["sites"]}
+
+    place.invite("delta")
+    alpha = place.join("alpha")
+    place.create()
+    alpha.next_event("offer")
+    assert states() == {"alpha": "connected", "delta": "invited"}
+    alpha.declare("trial")
+    assert states()["alpha"] == "ready"
+    alpha.unwatch()
+    place.coordinator.engine.call(lambda: None)
+    place.ask("revoke", site="alpha")
+    assert states()["alpha"] == "revoked"

@@ -1,0 +1,316 @@
+"""A study's life, without I/O: events in, actions out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.study import (
+    ENDED,
+    Action,
+    Aggregate,
+    Aggregated,
+    Answer,
+    Answered,
+    Clock,
+    Closed,
+    Event,
+    Gone,
+    Kind,
+    Life,
+    Now,
+    Opened,
+    Outcome,
+    Phase,
+    Ready,
+    Restarted,
+    Round,
+    Rules,
+    Start,
+    Stop,
+    Tell,
+    Unusable,
+    advance,
+    site_states,
+)
+
+SITES = ("a", "b", "c")
+RULES = Rules(SITES, rounds=2, needed=2, round_deadline_s=100, start_deadline_s=1000)
+YES = Answer(Kind.ACCEPTED, upload="u")
+NO = Answer(Kind.REFUSED, "TENSOR_NOT_FINITE", "u")
+DECLINED = Answer(Kind.DECLINED, "DECLINED_DATA_CHANGED")
+
+
+class Story:
+    """A study, and what happened to it so far."""
+
+    def __init__(self, rules: Rules = RULES, connected: tuple[str, ...] = SITES) -> None:
+        self.rules = rules
+        self.life = Life()
+        self.time = 0.0
+        self.connected = frozenset(connected)
+        self.done: list[Action] = []
+
+    def happens(self, *events: Event) -> "Story":
+        for event in events:
+            self.life, actions = advance(self.life, self.rules, event, Now(self.time, self.connected))
+            self.done += actions
+        return self
+
+    def passes(self, seconds: float) -> "Story":
+        self.time += seconds
+        return self.happens(Clock())
+
+    def begins(self) -> "Story":
+        return self.happens(*(Ready(site) for site in SITES), Start())
+
+    def accepts(self, *sites: str) -> "Story":
+        return self.happens(*(Answered(site, replace(YES, upload=site)) for site in sites))
+
+    @property
+    def round(self) -> Round:
+        assert self.life.round
+        return self.life.round
+
+    def actions(self) -> list[Action]:
+        """Those since the last look."""
+        done, self.done = self.done, []
+        return done
+
+
+def test_a_study_waits_for_all_its_sites() -> None:
+    story = Story().happens(Start(), Ready("a"), Ready("b"))
+    assert story.life.phase == Phase.WAITING
+    assert story.actions() == []
+    story.happens(Ready("c"))
+    assert story.life.phase == Phase.RUNNING
+    assert story.actions() == [Opened(Round(1, 1, SITES, {}, deadline=100))]
+
+
+def test_at_the_start_deadline_the_quorum_is_enough() -> None:
+    story = Story().happens(Start(), Ready("a"), Ready("c")).passes(999.9)
+    assert story.life.phase == Phase.WAITING
+    assert story.passes(0.1).round.asked == ("a", "c")
+
+
+def test_at_the_start_deadline_without_quorum_the_study_pauses_and_says_why() -> None:
+    story = Story().happens(Start(), Ready("a")).passes(1000)
+    assert story.life.phase == Phase.PAUSED
+    assert story.life.why == "1 of the 2 sites that it needs were ready at the start deadline"
+    assert story.happens(Start()).life.start_by == 2000
+
+
+def test_a_round_closes_when_everyone_answered_without_waiting_for_the_deadline() -> None:
+    story = Story().begins().accepts("a", "b")
+    story.actions()
+    story.happens(Answered("c", NO))
+    assert [type(action) for action in story.actions()] == [Aggregate]
+    story.happens(Aggregated())
+    closed, opened = story.actions()
+    assert isinstance(closed, Closed)
+    assert closed.outcome == Outcome.CLOSED
+    assert closed.round.accepted == ("a", "b")
+    assert isinstance(opened, Opened)
+    assert (opened.round.number, opened.round.attempt) == (2, 1)
+    assert story.life.models == 1
+
+
+def test_a_round_waits_for_the_last_site_although_the_quorum_is_there() -> None:
+    story = Story().begins().accepts("a", "b").passes(99)
+    assert not story.life.aggregating
+    assert story.passes(1).life.aggregating
+
+
+def test_a_round_without_quorum_is_tried_once_more_and_then_the_study_pauses() -> None:
+    story = Story().begins().accepts("a").passes(100)
+    assert (story.round.number, story.round.attempt) == (1, 2)
+    assert story.life.phase == Phase.RUNNING
+    story.passes(100)
+    assert story.life.phase == Phase.PAUSED
+    assert story.life.why == "round 1 had too few accepted updates, 2 times"
+    assert Tell(Phase.PAUSED) in story.actions()
+
+
+def test_an_accepted_update_counts_in_the_next_attempt_and_its_site_is_not_asked_again() -> None:
+    story = Story().begins().accepts("a").passes(100)
+    assert story.round.answers == {"a": replace(YES, upload="a")}
+    assert "a" not in story.round.unanswered
+    story.accepts("b", "c")
+    assert story.life.aggregating
+    assert story.round.accepted == SITES
+
+
+def test_an_accepted_update_counts_after_a_pause_too() -> None:
+    story = Story().begins().accepts("a").passes(100).passes(100).happens(Start())
+    assert (story.round.attempt, story.round.accepted) == (3, ("a",))
+
+
+def test_all_refused_or_declined_fails_the_round_at_once() -> None:
+    story = Story().begins().happens(*(Answered(site, DECLINED) for site in SITES))
+    assert story.round.attempt == 2
+    assert story.happens(*(Answered(site, NO) for site in SITES)).life.phase == Phase.PAUSED
+    assert site_states(story.life, story.rules) == dict.fromkeys(SITES, "refused")
+
+
+def test_a_site_that_missed_a_round_and_is_away_is_not_asked_in_the_next() -> None:
+    story = Story().begins().accepts("a", "b")
+    story.connected = frozenset("ab")
+    story.passes(100).happens(Aggregated())
+    assert story.round.asked == ("a", "b")
+    assert site_states(story.life, story.rules)["c"] == "late"
+    story.connected = frozenset(SITES)
+    assert story.accepts("a", "b").happens(Aggregated()).round.asked == SITES
+
+
+def test_a_site_that_is_away_is_asked_when_the_quorum_needs_it() -> None:
+    story = Story().begins().accepts("a")
+    story.connected = frozenset("a")
+    assert story.passes(100).round.asked == SITES
+
+
+def test_a_withdrawn_site_is_waited_for_no_longer_and_never_asked_again() -> None:
+    story = Story().begins().accepts("a", "b").happens(Gone("c", "DECLINED_WITHDRAWN"))
+    assert story.life.aggregating
+    assert story.happens(Aggregated()).round.asked == ("a", "b")
+    assert site_states(story.life, story.rules)["c"] == "absent"
+
+
+def test_a_site_withdrawn_after_its_update_was_accepted_contributed_to_that_round_only() -> None:
+    story = Story().begins().accepts("a").happens(Gone("a", "DECLINED_WITHDRAWN")).accepts("b", "c")
+    assert story.round.accepted == SITES
+    assert story.happens(Aggregated()).round.asked == ("b", "c")
+
+
+def test_with_too_few_sites_left_the_study_pauses_and_goes_on_when_one_is_back() -> None:
+    gone = (Gone("b", "SITE_REVOKED"), Gone("c", "SITE_REVOKED"))
+    story = Story().begins().accepts(*SITES).happens(*gone, Aggregated())
+    assert story.life.phase == Phase.PAUSED
+    assert story.life.why == "1 of the 2 sites that it needs are ready"
+    assert story.happens(Start()).life.phase == Phase.WAITING
+    assert story.happens(Ready("b")).round.number == 2
+
+
+def test_a_site_that_is_ready_late_joins_at_the_next_round() -> None:
+    story = Story().happens(Start(), Ready("a"), Ready("b")).passes(1000).happens(Ready("c"))
+    assert story.round.asked == ("a", "b")
+    assert site_states(story.life, story.rules)["c"] == "waiting"
+    assert story.accepts("a", "b").happens(Aggregated()).round.asked == SITES
+
+
+def closing() -> Story:
+    story = Story().begins()
+    for _ in range(2):
+        story.accepts(*SITES).happens(Aggregated())
+    assert story.round.closing
+    return story
+
+
+def test_after_the_last_round_one_more_only_validates_and_then_the_study_is_finished() -> None:
+    story = closing()
+    assert story.round.number == 3
+    story.actions()
+    story.accepts(*SITES)
+    assert story.life.phase == Phase.FINISHED
+    closed, told = story.actions()
+    assert isinstance(closed, Closed)
+    assert told == Tell(Phase.FINISHED)
+    assert story.life.models == 2
+
+
+def test_the_closing_round_needs_no_quorum() -> None:
+    assert closing().passes(100).life.phase == Phase.FINISHED
+
+
+def test_the_closing_round_is_skipped_when_nobody_is_left() -> None:
+    story = Story().begins().accepts(*SITES).happens(Aggregated()).accepts(*SITES)
+    story.happens(*(Gone(site, "DECLINED_WITHDRAWN") for site in SITES), Aggregated())
+    assert story.life.phase == Phase.FINISHED
+
+
+@pytest.mark.parametrize("where", ["created", "waiting", "running", "aggregating", "paused"])
+def test_the_operator_can_stop_a_study_anywhere(where: str) -> None:
+    story = Story()
+    if where == "waiting":
+        story.happens(Start())
+    elif where != "created":
+        story.begins()
+    if where == "aggregating":
+        story.accepts(*SITES)
+    if where == "paused":
+        story.passes(100).passes(100)
+    story.actions()
+    story.happens(Stop())
+    assert story.life.phase == Phase.STOPPED
+    assert story.actions()[-1] == Tell(Phase.STOPPED)
+    frozen = story.life
+    assert story.happens(Start(), Aggregated(), Unusable("late"), Clock()).life == frozen
+
+
+def test_updates_that_cannot_be_combined_fail_the_study() -> None:
+    story = Story().begins().accepts(*SITES).happens(Unusable("beyond float32"))
+    assert story.life.phase == Phase.FAILED
+    assert story.life.why == "beyond float32"
+    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.FAILED)]
+
+
+def test_after_a_restart_the_rest_of_a_deadline_counts_but_the_sites_get_time_to_come_back() -> None:
+    story = Story().begins()
+    story.time = 5
+    assert story.happens(Restarted(away_s=10, round_left_s=90, start_left_s=0)).round.deadline == 5 + 80
+    assert story.happens(Restarted(away_s=500, round_left_s=90, start_left_s=0)).round.deadline == 5 + 60
+
+
+def test_a_restart_in_the_middle_of_an_aggregation_does_it_again() -> None:
+    story = Story().begins().accepts(*SITES)
+    aggregate = story.actions()[-1]
+    assert story.happens(Restarted(1, 0, 0)).actions() == [aggregate]
+
+
+def test_each_site_is_told_in_one_word() -> None:
+    story = Story()
+    assert set(site_states(story.life, story.rules).values()) == {"waiting"}
+    story.begins().accepts("a").happens(Answered("b", Answer(Kind.DECLINED, "DECLINED_HELD")))
+    assert site_states(story.life, story.rules) == {"a": "accepted", "b": "held", "c": "training"}
+    assert site_states(story.life, story.rules, frozenset("c"))["c"] == "uploaded"
+
+
+EVENTS = st.one_of(
+    st.sampled_from(SITES).map(Ready),
+    st.sampled_from(SITES).map(lambda site: Gone(site, "DECLINED_WITHDRAWN")),
+    st.tuples(st.sampled_from(SITES), st.sampled_from([YES, NO, DECLINED])).map(lambda pair: Answered(*pair)),
+    st.sampled_from([Start(), Stop(), Aggregated(), Unusable("x"), Clock()]),
+    st.floats(0, 2000),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=60), st.sets(st.sampled_from(SITES)))
+def test_whatever_happens_the_life_stays_sound(events: list[Event | float], connected: set[str]) -> None:
+    story = Story(connected=tuple(connected))
+    models = 0
+    for event in events:
+        if isinstance(event, float):
+            story.passes(event)
+        elif isinstance(event, Answered):
+            current = story.life.round
+            if current and not story.life.aggregating and event.site in current.unanswered:
+                story.happens(event)  # admission lets nothing else through
+        else:
+            before = story.life
+            story.happens(event)
+            if before.phase in ENDED and not isinstance(event, Ready | Gone):
+                assert story.life == before
+        life = story.life
+        assert Life.from_document(life.document()) == life
+        assert life.models in (models, models + 1)
+        models = life.models
+        assert models <= RULES.rounds
+        assert (life.round is not None) == (life.phase == Phase.RUNNING)
+        assert not life.aggregating or len(life.round.accepted) >= RULES.needed  # type: ignore[union-attr]
+        if life.phase == Phase.RUNNING and not life.aggregating:
+            assert life.next_deadline is not None
+            assert story.round.unanswered
+    for action in story.done:
+        if isinstance(action, Closed) and action.outcome == Outcome.CLOSED and not action.round.closing:
+            assert len(action.round.accepted) >= RULES.needed
