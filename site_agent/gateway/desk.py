@@ -271,8 +271,10 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
             yield Desk(state, site, ledger, line), Interrupt()
         finally:
             line.close()
-            egress.record_control(ledger, line.meter)
-            ledger.close()
+            try:
+                egress.record_control(ledger, line.meter)
+            finally:
+                ledger.close()
 
 
 def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:

@@ -10,8 +10,9 @@ import pytest
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.reopen import reopen
 from site_agent.state import SiteState, study_state
-from tests.site_agent.fake_trainer import SHARED
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
+from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from wardround import durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
 from wardround.tensors import TensorSpec
 
@@ -89,6 +90,28 @@ def test_a_consent_keeps_who_what_leaves_and_what_stays(world: SiteWorld) -> Non
     assert [row["name"] for row in consent.stays] == ["private.weight"]
     assert [row["name"] for row in consent.leaves] == [spec.name for spec in SHARED]
     assert (consent.rows, consent.validation_rows) == (100, 20)
+
+
+def test_approving_again_says_what_changed_tensor_by_tensor(world: SiteWorld) -> None:
+    world.ready()
+    wider = (SHARED[0], TensorSpec("shared.bias", "F32", (65,)), TensorSpec("extra.weight", "F32", (2, 2)))
+    assert world.trainer is not None
+    assert world.agent is not None
+    world.trainer.described = wider
+    world.coordinator.offer(
+        document(title="another"), write_tensors(world.folder / "wider.safetensors", wider, 1), revision=2
+    )
+    world.command("refresh")
+    said: list[str] = []
+    with pytest.raises(NotPermitted, match=r"shared\.bias: tensors\.allow 2: .* allows 256 bytes, it has 260"):
+        world.agent.desk.approve(STUDY, "patients", PERSON, said.append)
+    assert said[:3] == [
+        "changed since it was approved: revision 2, approved was 1",
+        "changed since it was approved: `extra.weight` is added (F32 [2, 2])",
+        "changed since it was approved: `shared.bias` is F32 [65], was F32 [64]",
+    ]
+    world.draft()
+    assert world.agent.desk.approve(STUDY, "patients", PERSON, said.append).revision == 2
 
 
 # Blocking.
@@ -409,16 +432,14 @@ def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.join()
-    from site_agent.gateway import reopen as module
-
-    move = module.durable.move
+    move = durable.move
 
     def once(source: Path, target: Path) -> None:
         move(source, target)
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.durable, "move", once)
+    monkeypatch.setattr(durable, "move", once)
     with pytest.raises(KeyboardInterrupt):
         reopen(world.state)
     assert not world.state.ledger.exists()
