@@ -131,6 +131,37 @@ def revoke(site: Annotated[str, typer.Argument(help="The site to refuse from now
     say(f"next: its studies go on without it; to let it in again, `coordinator invite {site}`")
 
 
+@app.command()
+def receipts(
+    site: Annotated[str, typer.Argument(help="The site whose receipts they are.")],
+    state: StateOption,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write them here, one JSON line each, oldest first.")],
+) -> None:
+    """Write every receipt of a site to a file: the coordinator's side, for an auditor to hold against the ledger."""
+    from wardround import canonical
+    from wardround.durable import write_file
+
+    lines: list[bytes] = []
+    answer = _ask(
+        state, "receipts", progress=lambda envelope: lines.append(canonical.dumps(envelope) + b"\n"), site=site
+    )
+    write_file(out, lines)
+    say(f"{answer['receipts']} receipts of site `{site}` written to {out}")
+    say(f"next: at the site, `site-agent audit verify --receipts {out.name}`")
+
+
+@app.command()
+def reopen(
+    site: Annotated[str, typer.Argument(help="The site that opened a new ledger.")],
+    ledger: Annotated[str, typer.Option(metavar="ID", help="The new ledger's id, as the site's people read it out.")],
+    state: StateOption,
+) -> None:
+    """Confirm that a site keeps a new ledger from now on. Ask its people why, by a way that you trust, before."""
+    answer = _ask(state, "reopen", site=site, ledger=ledger)
+    say(f"Site `{site}` keeps ledger {answer['ledger']} from now on; {answer['before'] or 'none'} is refused")
+    say("next: the site runs `site-agent run` again")
+
+
 @study_app.command("check")
 def study_check(file: FileArgument, setting: SetOption = None) -> None:
     """Check a study file and print the study with all its defaults."""

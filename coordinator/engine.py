@@ -86,6 +86,7 @@ class Engine:
         self._ticks = ticks
         self._studies: dict[str, Study] = {}
         self._streams: dict[str, Stream] = {}
+        self._held: dict[tuple[str, str], tuple[int, int, int]] = {}  # (study, site): revision, round, attempt
         self._followers: list[tuple[str, queue.SimpleQueue[bool]]] = []
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._alone = threading.RLock()
@@ -230,6 +231,31 @@ class Engine:
                 self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
 
         self.call(act)
+
+    def held(self, site: str, name: str, round_number: int, attempt: int) -> None:
+        """The site's update waits for a person there: it may still come. In memory; every connection says it again."""
+
+        def act() -> None:
+            study = self._studies[name]
+            current = study.life.round
+            if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
+                log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
+                self._held[name, site] = (study.revision, round_number, attempt)
+                self._tell_followers(name)
+
+        self.call(act)
+
+    def holding(self, name: str) -> frozenset[str]:
+        """The sites whose update of the round under way waits for a person there."""
+
+        def act() -> frozenset[str]:
+            study = self._studies[name]
+            if (one := study.life.round) is None:
+                return frozenset()
+            asked = (study.revision, one.number, one.attempt)
+            return frozenset(site for site in one.unanswered if self._held.get((name, site)) == asked)
+
+        return self.call(act)
 
     def revoked(self, site: str) -> None:
         """Go on without a site in every study."""

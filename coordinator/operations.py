@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, Wa
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
 
+LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -85,6 +87,7 @@ class Operations:
         self._commands: dict[str, Callable[..., Any]] = {
             "invite": self.invite, "sites": self.sites, "revoke": self.revoke, "create": self.create,
             "start": self.start, "stop": self.stop, "status": self.status, "report": self.report,
+            "reopen": self.reopen,
         }  # fmt: skip
 
     def run(self, request: dict[str, Any], progress: Reply) -> Any:
@@ -97,6 +100,8 @@ class Operations:
         name = str(fields.pop("command", ""))
         if name == "follow":
             return self.follow(fields["study"], progress)
+        if name == "receipts":
+            return self.receipts(fields["site"], progress)
         if name not in self._commands:
             raise UsageProblem(
                 f"the running service knows no command `{name[:40]}`",
@@ -144,6 +149,48 @@ class Operations:
         self._engine.revoked(site)
         self._after_revoke(site)
         return {"site": site, "was_in_good_standing": fresh}
+
+    def receipts(self, site: str, progress: Reply) -> dict[str, Any]:
+        """Every receipt that a site got for a decided upload, one ``progress`` each, as their chain has them.
+
+        Raises:
+            BadData: no such site has ever enrolled.
+        """
+        with self._store.read() as records:
+            self._enrolled(records, site)
+            envelopes = records.receipts(site)
+        for envelope in envelopes:
+            progress(envelope)
+        return {"site": site, "receipts": len(envelopes)}
+
+    def reopen(self, site: str, ledger: str) -> dict[str, Any]:
+        """Take a site's new ledger for the one before it, as its operator and ours agreed.
+
+        From now on uploads must come with ledger ``ledger``; with the old one they are refused LEDGER_FORK.
+
+        Raises:
+            BadData: no such site, no id of a ledger, or one that was seen before: there is no way back to it.
+        """
+        if not LEDGER_ID.fullmatch(ledger):
+            raise BadData(
+                f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit reopen` prints it"
+            )
+        with self._store.write() as records:
+            row = self._enrolled(records, site)
+            if records.newest_head(site, ledger) is not None:
+                raise BadData(
+                    f"ledger {ledger[:12]}… of site `{site}` was seen before: a site cannot go back to it",
+                    hint="the site makes a new one: `site-agent audit reopen`",
+                )
+            records.change(store.sites, {"name": site}, ledger_id=ledger)
+        return {"site": site, "ledger": ledger, "before": row["ledger_id"]}
+
+    def _enrolled(self, records: Records, site: str) -> store.Row:
+        row = records.get(store.sites, name=site)
+        if row is None:
+            known = ", ".join(sorted(one["name"] for one in records.all(store.sites))) or "none yet"
+            raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
+        return row
 
     def create(self, document: Any, initial: str) -> dict[str, Any]:
         """Make a resolved study known to its sites.
@@ -204,12 +251,14 @@ class Operations:
         return self.status(study)
 
     def status(self, study: str) -> dict[str, Any]:
+        found, held = self._study(study), self._engine.holding(study)
         with self._store.read() as records:
-            return report.status(self._study(study), records, self._busy(study))
+            return report.status(found, records, self._busy(study), held)
 
     def report(self, study: str) -> dict[str, Any]:
+        found, held = self._study(study), self._engine.holding(study)
         with self._store.read() as records:
-            return report.full(self._study(study), records, self._busy(study), self._parts.config.federation)
+            return report.full(found, records, self._busy(study), self._parts.config.federation, held)
 
     def follow(self, study: str, progress: Reply) -> dict[str, Any]:
         """The status now and after each change, until the study has ended or paused.

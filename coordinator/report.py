@@ -18,14 +18,17 @@ from coordinator.study import Outcome, Phase, site_states
 CHART_WIDTH, CHART_HEIGHT, MARGIN = 640, 200, 44
 
 
-def status(study: Study, records: Records, busy: frozenset[str]) -> dict[str, Any]:
-    """How a study stands, in plain JSON. ``busy``: the sites whose update is here and not yet decided."""
+def status(study: Study, records: Records, busy: frozenset[str], held: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """How a study stands, in plain JSON.
+
+    ``busy``: the sites whose update is here and not yet decided; ``held``: where it waits for a person.
+    """
     life = study.life
     contributed = contributed_rounds(study, records)
     shown = life.round or life.last
     present = life.round.number if life.round else max(life.models, life.last.number if life.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
-    states = site_states(life, study.rules, busy)
+    states = site_states(life, study.rules, busy, held)
     return {
         "id": study.name,
         "title": study.file.study.title,
@@ -52,12 +55,14 @@ def status(study: Study, records: Records, busy: frozenset[str]) -> dict[str, An
     }
 
 
-def full(study: Study, records: Records, busy: frozenset[str], federation: str) -> dict[str, Any]:
+def full(
+    study: Study, records: Records, busy: frozenset[str], federation: str, held: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """All that is known of a study, in plain JSON: the status and every attempt at every round."""
     uploads = {upload.id: upload for upload in records.uploads_of(study.name, study.revision)}
     rows = records.all(store.rounds, study=study.name, revision=study.revision)
     attempts = [_attempt(row, uploads) for row in rows]
-    said = status(study, records, busy)
+    said = status(study, records, busy, held)
     for site, row in said["sites"].items():
         own = [upload for upload in uploads.values() if upload.site == site]
         row["bytes_received"] = sum(

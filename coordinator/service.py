@@ -217,6 +217,8 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             )
         elif request.standing == pb.READY:
             self._engine.ready(peer.site, study.name)
+        elif request.standing == pb.HELD:
+            self._engine.held(peer.site, study.name, request.round, request.attempt)
         elif request.standing == pb.DECLINED and FIRST_DECLINE <= request.code <= LAST_DECLINE:
             code = pb.RefusalCode.Name(request.code)
             self._engine.declined(peer.site, study.name, request.round, request.attempt, code)

@@ -4,6 +4,7 @@ What is committed is durable. A writing transaction takes the write lock at its 
 true when it writes. The tables are made by the migrations beside this file; a test compares the two.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, 
 
 from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
+from wardround.receipts import EMPTY_HEAD
 
 metadata = sa.MetaData()
 
@@ -288,6 +290,29 @@ class Records:
             table.site == site, table.decision == "refused", table.decided_s >= since_s
         )
         return int(self._connection.execute(chosen).scalar_one())
+
+    def receipts(self, site: str) -> list[Row]:
+        """The envelopes of a site's receipts, as JSON documents, each after the one that its ``previous`` names.
+
+        A site that enrolled again begins a new chain after the old one.
+        """
+        chosen = (
+            sa.select(uploads.c.receipt)
+            .where(uploads.c.site == site, uploads.c.receipt.is_not(None))
+            .order_by(uploads.c.decided_s)
+        )
+        envelopes = [json.loads(text) for text in self._connection.execute(chosen).scalars()]
+        following: dict[str, list[Row]] = {}
+        for envelope in envelopes:
+            following.setdefault(json.loads(envelope["payload"])["previous"], []).append(envelope)
+        ordered = []
+        for first in following.get(EMPTY_HEAD, []):
+            chain = [first]
+            while chain:
+                envelope = chain.pop()
+                ordered.append(envelope)
+                chain += following.get(hashlib.sha256(envelope["payload"].encode()).hexdigest(), [])
+        return ordered
 
     def newest_head(self, site: str, ledger_id: str) -> tuple[int, str] | None:
         """(lines, head) of the longest ledger that was seen."""

@@ -398,15 +398,17 @@ def _round_from(document: dict[str, Any] | None) -> Round | None:
     return Round(**{**document, "asked": tuple(document["asked"]), "answers": answers})
 
 
-def site_states(life: Life, rules: Rules, busy: frozenset[str] = frozenset()) -> dict[str, str]:
+def site_states(
+    life: Life, rules: Rules, busy: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()
+) -> dict[str, str]:
     """Each site in one word: waiting, training, held, uploaded, accepted, refused, declined, late or absent.
 
-    ``busy`` are the sites whose update is complete here and not yet judged.
+    ``busy`` are the sites whose update is complete here and not yet judged, ``held`` those where it waits for a person.
     """
-    return {site: _site_state(site, life, busy) for site in rules.sites}
+    return {site: _site_state(site, life, busy, held) for site in rules.sites}
 
 
-def _site_state(site: str, life: Life, busy: frozenset[str]) -> str:
+def _site_state(site: str, life: Life, busy: frozenset[str], held: frozenset[str]) -> str:
     shown = life.round or life.last
     answer = shown.answers.get(site) if shown else None
     if answer and answer.kind != Kind.WITHDRAWN:
@@ -418,5 +420,7 @@ def _site_state(site: str, life: Life, busy: frozenset[str]) -> str:
     if site in shown.asked:
         if life.round is None or life.aggregating:
             return "late"
-        return "uploaded" if site in busy else "training"
+        if site in busy:
+            return "uploaded"
+        return "held" if site in held else "training"
     return "late" if site in life.missed else "waiting"

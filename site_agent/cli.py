@@ -6,22 +6,22 @@ Importing this imports no torch, gRPC, numpy or cryptography: help answers at on
 import getpass
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
+from site_agent.cli_policy import policy_app
+from site_agent.cli_service import ask_service, joined, offered, refresh
 from wardround.cli import print_json, run, say
-from wardround.errors import BadData, Unavailable, UsageProblem
+from wardround.errors import BadData, UsageProblem
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from site_agent.state import Offer, Site, SiteState
-
-SERVICE_S = 600  # approving reads the table, perhaps after the round under way
+    from site_agent.state import Site, SiteState
 
 app = typer.Typer(
     name="site-agent",
@@ -33,6 +33,7 @@ app = typer.Typer(
 audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
+app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
 
 State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
@@ -70,16 +71,16 @@ def join(
 @app.command()
 def studies(state: State, json: Json = False) -> None:
     """The studies that the coordinator offers to this site."""
-    here, _ = _joined(state)
-    _refresh(here)
+    here, _ = joined(state)
+    refresh(here)
     rows = _study_rows(here)
     if json:
         print_json({"studies": rows})
         return
     _print_studies(rows)
-    offered = next((row["id"] for row in rows if row["state"] in ("offered", "changed")), None)
-    if offered is not None:
-        print(f"next: `site-agent preview {offered}`")
+    fresh = next((row["id"] for row in rows if row["state"] in ("offered", "changed")), None)
+    if fresh is not None:
+        print(f"next: `site-agent preview {fresh}`")
 
 
 @app.command()
@@ -90,10 +91,11 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
     from site_agent.preview import document
     from site_agent.state import who
 
-    here, site = _joined(state)
-    offer = _offer(here, study)
+    here, site = joined(state)
+    offer = offered(here, study)
     described = handoff.ask(state, "describe", study=offer.document, site=site.site)
-    grant(offer, described["leaves"], {"name": "", "digest": ""}, 0, who())  # as approve would; not kept
+    checked = {"rows": 0, "validation_rows": 0}
+    grant(offer, described, {"name": "", "digest": ""}, checked, who())  # as approve would; not kept
     shown = document(offer, described["stays"])
     if json:
         print_json(shown)
@@ -112,10 +114,10 @@ def approve(
     """Approve exactly what `preview` shows, for one table. If either changes later, the agent stops and says so."""
     from site_agent.state import who
 
-    here, _ = _joined(state)
-    _offer(here, study)
+    here, _ = joined(state)
+    offered(here, study)
     person = who()
-    answer = _ask_service(here, "approve", say, study=study, data=data, by=person)
+    answer = ask_service(here, "approve", say, study=study, data=data, by=person)
     if answer is None:
         from site_agent.gateway.desk import alone
 
@@ -135,9 +137,9 @@ def withdraw(study: StudyId, state: State) -> None:
     """Take an approval back. Takes effect at once, mid-round too."""
     from site_agent.state import who
 
-    here, _ = _joined(state)
+    here, _ = joined(state)
     person = who()
-    answer = _ask_service(here, "withdraw", study=study, by=person)
+    answer = ask_service(here, "withdraw", study=study, by=person)
     if answer is None:
         from site_agent.gateway.desk import alone
 
@@ -146,6 +148,11 @@ def withdraw(study: StudyId, state: State) -> None:
         answer = {"told": False}
     print(f"Study `{study}` withdrawn: nothing more of it leaves. What left before is in the ledger")
     print("next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection")
+
+
+app.command("release")(release)
+app.command("reject")(reject)
+app.command("leave")(leave)
 
 
 @app.command(name="run")
@@ -163,7 +170,7 @@ def serve(
         return
     from site_agent.gateway.service import run as run_service
 
-    here, _ = _joined(state)
+    here, _ = joined(state)
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
     run_service(here, with_trainer=only is None)
@@ -172,7 +179,7 @@ def serve(
 @app.command()
 def status(state: State, json: Json = False) -> None:
     """Who this site is, what isolates its trainer, and where it stands in each study."""
-    here, site = _joined(state)
+    here, site = joined(state)
     shown = _status(here, site)
     if json:
         print_json(shown)
@@ -257,40 +264,6 @@ def _invitation_text(source: str | None) -> str:
         raise BadData(f"{source}: this is not an invitation: it is no text") from None
 
 
-def _joined(state: Path) -> "tuple[SiteState, Site]":
-    from site_agent.state import SiteState
-
-    here = SiteState(state)
-    return here, here.site()
-
-
-def _ask_service(here: "SiteState", command: str, progress: Callable[[Any], Any] | None = None, **fields: Any) -> Any:
-    """Ask the running service; None where none runs (its answers are never None)."""
-    from wardround import control
-
-    if not control.is_listening(here.control):
-        return None
-    return control.call(here.control, {**fields, "command": command}, progress, timeout_s=SERVICE_S)
-
-
-def _refresh(here: "SiteState") -> None:
-    """Bring the offers up to date. When the coordinator cannot be reached, say so and go on with what is known."""
-
-    try:
-        if _ask_service(here, "refresh") is None:
-            from site_agent.gateway.desk import alone
-
-            with alone(here) as (desk, interrupt):
-                desk.refresh(interrupt)
-    except Unavailable as error:
-        say(f"the coordinator cannot be asked now ({error.message}); this is what it said before")
-
-
-def _offer(here: "SiteState", study: str) -> "Offer":
-    _refresh(here)
-    return here.offer(study)
-
-
 def _study_rows(here: "SiteState") -> list[dict[str, Any]]:
     from site_agent.gateway.consent import differences
     from site_agent.preview import row
@@ -308,7 +281,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent.gateway.identity import Identity
     from site_agent.state import user_name
 
-    running = _ask_service(here, "status")
+    running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
     trainer = handoff.ask(here.root, "status")
     expires = Identity(here.identity).certificate().not_valid_after_utc
@@ -353,6 +326,8 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for change in row["changes"]:
             print(f"{row['id']} changed since it was approved: {change}")
+        if row["state"] == "held":
+            print(f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`")
 
 
 def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:

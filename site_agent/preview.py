@@ -42,6 +42,11 @@ def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[s
     }
 
 
+def policy_row(decision: Any) -> dict[str, Any]:
+    """A policy's decision on one thing as JSON."""
+    return {"what": decision.what, "allowed": decision.allowed, "rule": decision.rule}
+
+
 def size(count: int) -> str:
     """Bytes as a person reads them: "608 B", "44.7 MiB"."""
     amount, units = float(count), ["B", "KiB", "MiB", "GiB"]

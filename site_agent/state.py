@@ -3,6 +3,7 @@
     identity/            key.pem  certificate.pem  authority.pem  ledger_key.pem  site.json
     offers/STUDY.json    what the coordinator offers, checked before it is kept
     consents/STUDY.json  what a person approved
+    policy.toml          what may leave, written by a person
     journal/STUDY.json   how far the current round is
     ledger/  staging/  studies/  data.toml  control.sock
 
@@ -75,8 +76,10 @@ class Consent:
     leaves: list[dict[str, Any]]
     metrics: list[str]
     counts: str
+    stays: list[dict[str, Any]]  # what the installed model keeps here: name, dtype, shape, bytes, why
     data: dict[str, str]  # name, digest
     rows: int
+    validation_rows: int
     approved_by: dict[str, Any]  # name, uid
     approved_at: str
     state: str  # approved, withdrawn
@@ -86,8 +89,9 @@ class Consent:
 class Journal:
     """How far a study's current assignment is. Written before each step that a crash must not repeat.
 
-    ``phase``: "" | downloading | training | trained | uploading | decided. ``applied``: the trainer has heard the
-    decision. ``ended``: the coordinator's last word on the study (finished, stopped, failed), once acted upon.
+    ``phase``: "" | downloading | training | trained | held (waits for a person) | uploading | decided. ``applied``:
+    the trainer has heard the decision. ``ended``: the coordinator's last word on the study (finished, stopped,
+    failed), once acted upon.
     """
 
     study: str
@@ -132,6 +136,14 @@ class SiteState:
         return self.root / "ledger"
 
     @property
+    def policy(self) -> Path:
+        return self.root / "policy.toml"
+
+    @property
+    def left_file(self) -> Path:
+        return self.identity / "left.json"
+
+    @property
     def staging(self) -> Path:
         return self.root / "staging"
 
@@ -144,16 +156,27 @@ class SiteState:
         return self.site_file.exists()
 
     def site(self) -> Site:
-        """Raises NeedsPerson: this directory belongs to no site yet."""
+        """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""
         if not self.joined():
             raise NeedsPerson(
                 f"{self.root} has not joined a federation",
                 hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator",
             )
-        return _read(self.site_file, Site)
+        site = _read(self.site_file, Site)
+        if self.left_file.exists():
+            raise NeedsPerson(
+                f"site `{site.site}` in {self.root} left federation `{site.federation}`: nothing more is sent",
+                hint="what it holds stays readable (`site-agent audit show`); to take part again, `site-agent join` "
+                "with another --state and a new invitation",
+            )
+        return site
 
     def save_site(self, site: Site) -> None:
         durable.write_file(self.site_file, canonical.dumps(asdict(site)))
+
+    def save_left(self, person: dict[str, Any]) -> None:
+        """From now on this directory is an archive."""
+        durable.write_file(self.left_file, canonical.dumps({"at": now_text(), "by": person}))
 
     def offers(self) -> list[Offer]:
         return [_read(path, Offer) for path in sorted((self.root / "offers").glob("*.json"))]
@@ -195,8 +218,8 @@ class SiteState:
 def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     """Where this site stands in a study, in one word.
 
-    offered, changed (since it was approved), withdrawn, approved (waits), training, uploading, then the coordinator's:
-    running, paused, finished, stopped, failed.
+    offered, changed (since it was approved), withdrawn, approved (waits), training, held (waits for a person),
+    uploading, then the coordinator's: running, paused, finished, stopped, failed.
     """
     if consent is None:
         return "offered"
@@ -209,8 +232,8 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
         return mine.ended
     if mine.phase in ("downloading", "training", "trained"):
         return "training"
-    if mine.phase == "uploading":
-        return "uploading"
+    if mine.phase in ("held", "uploading"):
+        return mine.phase
     return offer.state if offer.state in ("running", "paused") else APPROVED
 
 

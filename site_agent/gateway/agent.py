@@ -14,6 +14,7 @@ import logging
 import threading
 from typing import Any
 
+from site_agent.gateway import egress
 from site_agent.gateway.connection import Connection, pauses
 from site_agent.gateway.consent import sayable
 from site_agent.gateway.desk import Desk, as_needs_person, fatal, open_line, why_unreachable
@@ -41,6 +42,7 @@ class Agent:
         self._site: Site = state.site()
         self._identity = Identity(state.identity)
         self._ledger = Ledger(state.ledger, self._identity.ledger_key())
+        self._ledger.refuse_unbegun()
         self._line = open_line(self._site, self._identity)
         self.desk = Desk(state, self._site, self._ledger, self._line)
         self._rounds = Rounds(state, self._site, self._line, self._ledger, Trainer(state.root))
@@ -52,6 +54,7 @@ class Agent:
         self._watching = Interrupt()
         self._changed = threading.Condition()
         self._inbox: dict[str, Assignment] = {}
+        self._held: dict[str, Assignment] = {}
         self._ask_about_uploads = False
         self._current: tuple[Assignment, Interrupt] | None = None
         self._threads = [
@@ -107,6 +110,7 @@ class Agent:
         consent = self.desk.withdraw(study, person)
         with self._changed:
             self._inbox.pop(study, None)
+            self._held.pop(study, None)
             current = self._current
             self._ask_about_uploads = True
             self._changed.notify_all()
@@ -114,6 +118,23 @@ class Agent:
             current[1].throw()
         self.desk.record_withdrawal(consent, person)
         return self._tell(consent, "withdrawn")
+
+    def decide(self, study: str, round_: int, word: str, update: str, person: dict[str, Any]) -> bool:
+        """Take a person's word on an update that waits. Whether its assignment is at hand and goes on at once."""
+        self.desk.decide(study, round_, word, update, person)
+        with self._changed:
+            assignment = self._held.pop(study, None)
+        if assignment is None or assignment.round != round_:
+            return False
+        self._take(assignment)
+        return True
+
+    def leave(self, person: dict[str, Any]) -> list[str]:
+        """End the membership and this agent. The studies whose withdrawal the coordinator has not heard of."""
+        untold = [one.study for one in self.desk.approved() if not self.withdraw(one.study, person)]
+        self.desk.leave(person)
+        self._fail(NeedsPerson(f"site `{self._site.site}` left federation `{self._site.federation}`"))
+        return untold
 
     def _tell(self, consent: Consent, standing: str) -> bool:
         if not self._connected:
@@ -178,6 +199,7 @@ class Agent:
         finally:
             self._connected = False
             sent = self._line.bytes_up() - before
+            egress.record_control(self._ledger, self._line.meter)
             self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
             self._ledger.sign()
 
@@ -244,7 +266,10 @@ class Agent:
 
     def _do(self, assignment: Assignment, interrupt: Interrupt) -> None:
         try:
-            self._rounds.do(assignment, interrupt)
+            if self._rounds.do(assignment, interrupt):
+                with self._changed:
+                    self._held[assignment.study] = assignment
+                self._declare(assignment, "held")
         except Interrupted:
             log.info("round %d of `%s` was called off", assignment.round, assignment.study)
             with self._changed:
@@ -259,13 +284,16 @@ class Agent:
             self._decline(assignment, "DECLINED_TRAINING_FAILED")
 
     def _decline(self, assignment: Assignment, code: str) -> None:
-        """Tell the coordinator a code, and nothing else. If it cannot hear, it asks again when it can."""
-        if assignment.kind == STOP:
-            return
+        """Tell the coordinator a code, and nothing else."""
+        if assignment.kind != STOP:
+            self._declare(assignment, "declined", code)
+
+    def _declare(self, assignment: Assignment, standing: str, code: str = "") -> None:
+        """Say where this site stands with one assignment. If the coordinator cannot hear, it asks again when it can."""
         try:
             with self._line.use() as connection:
                 self.desk.declare(
-                    connection, assignment.study, assignment.revision, assignment.digest, "declined",
+                    connection, assignment.study, assignment.revision, assignment.digest, standing,
                     round_=assignment.round, attempt=assignment.attempt, code=code,
                 )  # fmt: skip
         except (Unavailable, TryAgain) as error:
@@ -273,7 +301,9 @@ class Agent:
         except WardroundError as error:
             if fatal(error) or isinstance(error, StorageFailed):
                 raise
-            log.error("the coordinator does not take the refusal of round %d: %s", assignment.round, error.message)
+            log.error(
+                "the coordinator does not take that round %d is %s: %s", assignment.round, standing, error.message
+            )
         finally:
             self._ledger.sign()
 

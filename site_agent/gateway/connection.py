@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.messages import (
@@ -30,6 +31,7 @@ from site_agent.gateway.messages import (
     offer_or_none,
     open_message,
 )
+from site_agent.gateway.meter import Meter
 from site_agent.state import Offer
 from wardround import __version__, rpc
 from wardround.dsse import Envelope
@@ -45,6 +47,7 @@ CONNECT_S = 15  # the first call after a line broke: it may wait until the coord
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
 
 _RANDOM = random.SystemRandom()
+_Request = TypeVar("_Request", bound=Message)
 
 
 class ChangedOnTheWay(BadData):
@@ -52,10 +55,13 @@ class ChangedOnTheWay(BadData):
 
 
 class Connection:
-    """A channel with one certificate. ``bytes_up`` counts payload bytes given to the line."""
+    """A channel with one certificate. ``bytes_up`` counts payload bytes given to the line, ``meter`` all the others."""
 
-    def __init__(self, address: str, authority: bytes, key: bytes, certificate: bytes) -> None:
+    def __init__(
+        self, address: str, authority: bytes, key: bytes, certificate: bytes, meter: Meter | None = None
+    ) -> None:
         self.address = address
+        self.meter = meter or Meter()
         self.bytes_up = 0
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         self._channel = grpc.secure_channel(address, credentials, rpc.CHANNEL_OPTIONS)
@@ -71,6 +77,7 @@ class Connection:
             ledger_key=ledger_key, proof=proof,
         )  # fmt: skip
         with _explained("joining"):
+            self._counted("Enrol", request)
             reply = self._enrolment.Enrol(request, timeout=CALL_S)
         rpc.refuse_other_version(reply.coordinator_version, "coordinator")
         return Enrolled(
@@ -81,6 +88,7 @@ class Connection:
     def renew(self, signing_request: bytes) -> Enrolled:
         request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=signing_request)
         with _explained("renewing the certificate"):
+            self._counted("Renew", request)
             reply = self._enrolment.Renew(request, timeout=CALL_S)
         rpc.refuse_other_version(reply.coordinator_version, "coordinator")
         return Enrolled(
@@ -90,7 +98,7 @@ class Connection:
     def studies(self, interrupt: Interrupt, *, patient: bool) -> list[Offer]:
         """The studies that list this site, each checked. ``patient``: give a line that is coming back 15 s."""
         with _explained("asking for studies"):
-            request = pb.StudiesRequest(agent_version=__version__)
+            request = self._counted("Studies", pb.StudiesRequest(agent_version=__version__))
             call = self._federation.Studies.future(request, timeout=CONNECT_S, wait_for_ready=patient)
             with interrupt.ending(call.cancel):
                 reply = call.result()
@@ -109,18 +117,18 @@ class Connection:
         attempt: int = 0,
         code: str = "",
     ) -> None:
-        """``standing``: ready, withdrawn, declined; ``code`` is a name of RefusalCode."""
+        """``standing``: ready, withdrawn, declined, held; ``code`` is a name of RefusalCode."""
         request = pb.DeclareRequest(
             study=study, revision=revision, digest=bytes.fromhex(digest), standing=standing.upper(),
             round=round_, attempt=attempt, code=code or "REFUSAL_UNSPECIFIED",
         )  # fmt: skip
         with _explained(f"declaring `{study}` {standing}"):
-            self._federation.Declare(request, timeout=CALL_S)
+            self._federation.Declare(self._counted("Declare", request), timeout=CALL_S)
 
     def watch(self, interrupt: Interrupt) -> Iterator[Offer | Assignment | Goodbye]:
         """What the coordinator says, as it says it, until the line breaks."""
         with _explained("waiting for assignments"):
-            call = self._federation.Watch(pb.WatchRequest(agent_version=__version__))
+            call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for event in call:
                     kind = event.WhichOneof("kind")
@@ -140,7 +148,7 @@ class Connection:
         ref = pb.ModelRef(round=model.round, digest=bytes.fromhex(model.digest))
         request = pb.DownloadRequest(study=study, revision=revision, model=ref, offset=offset)
         with _explained(f"downloading model {model.round} of `{study}`"):
-            call = self._federation.Download(request)
+            call = self._federation.Download(self._counted("Download", request))
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for reply in call:
                     if reply.WhichOneof("kind") == "manifest":
@@ -157,7 +165,8 @@ class Connection:
         Raises:
             ChangedOnTheWay: the bytes read are not those of the manifest.
         """
-        sending = _Sending(opening, payload, self._count)
+        sending = _Sending(opening, payload, self._sent)
+        self.meter.call("Upload")
         timeout_s = 60 + opening.manifest.bytes / SLOWEST
         with _explained(f"uploading round {opening.round} of `{opening.study}`"):
             call = self._federation.Upload(sending.requests(), timeout=timeout_s)
@@ -177,14 +186,23 @@ class Connection:
         """What became of an upload: its receipt (perhaps "not received"), or None while it is undecided."""
         request = pb.UploadRequest(inquire=pb.UploadInquire(upload_id=bytes.fromhex(upload_id)))
         with _explained("asking about an upload"):
-            for reply in self._federation.Upload(iter([request]), timeout=CALL_S):
+            for reply in self._federation.Upload(iter([self._counted("Upload", request)]), timeout=CALL_S):
                 if reply.WhichOneof("kind") == "receipt":
                     return rpc.envelope_from(reply.receipt)
                 return None
         raise Unavailable("asking about an upload: the coordinator ended the call without an answer")
 
-    def _count(self, sent: int) -> None:
-        self.bytes_up += sent
+    def _counted(self, method: str, request: _Request) -> _Request:
+        """``request``, which begins a call."""
+        self.meter.call(method)
+        self.meter.message(method, request)
+        return request
+
+    def _sent(self, request: pb.UploadRequest) -> None:
+        """One message of an upload is given to the line."""
+        payload = len(request.chunk.data)
+        self.bytes_up += payload
+        self.meter.message("Upload", request, payload)
 
 
 @dataclass
@@ -193,7 +211,7 @@ class _Sending:
 
     opening: Opening
     payload: Path | None
-    count: Callable[[int], None]
+    sent: Callable[[pb.UploadRequest], None]
     failure: WardroundError | None = None
     cancel: Callable[[], object] = lambda: None
     _starts: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
@@ -203,6 +221,11 @@ class _Sending:
         self._starts.put(offset)
 
     def requests(self) -> Iterator[pb.UploadRequest]:
+        for request in self._requests():
+            self.sent(request)
+            yield request
+
+    def _requests(self) -> Iterator[pb.UploadRequest]:
         yield pb.UploadRequest(open=open_message(self.opening))
         start = self._starts.get()
         if start is None:
@@ -227,7 +250,6 @@ class _Sending:
                 if skip < len(data):
                     chunk = tensors_pb2.Chunk(offset=offset + skip, data=data[skip:])
                     yield pb.UploadRequest(chunk=chunk)
-                    self.count(len(data) - skip)
         if hasher.manifest() != self.opening.manifest:
             raise ChangedOnTheWay(
                 f"{self.payload}: changed after the ledger recorded it; the upload was not committed",
@@ -277,10 +299,11 @@ class Line:
     """The connection in use, replaced when the certificate is: calls under way end on the old one, new ones begin on
     the new one."""
 
-    def __init__(self, open_: Callable[[], Connection]) -> None:
+    def __init__(self, open_: Callable[[Meter], Connection]) -> None:
+        self.meter = Meter()
         self._open = open_
         self._lock = threading.Lock()
-        self._current = open_()
+        self._current = open_(self.meter)
         self._users: dict[Connection, int] = {self._current: 0}
         self._bytes_up = 0
 
@@ -297,7 +320,7 @@ class Line:
             self._close_unused()
 
     def replace(self) -> None:
-        fresh = self._open()
+        fresh = self._open(self.meter)
         with self._lock:
             self._users[fresh] = 0
             self._current = fresh

@@ -7,7 +7,8 @@ is no consent, and ``differences`` says in words what changed.
 import re
 from typing import Any
 
-from site_agent.state import WITHDRAWN, Consent, Offer, now_text
+from site_agent.gateway.policy import Asked
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, now_text
 from wardround.errors import BadData, NeedsPerson, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
@@ -22,20 +23,21 @@ def specs(leaves: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
 
 
 def grant(
-    offer: Offer, leaves: list[dict[str, Any]], data: dict[str, str], rows: int, person: dict[str, Any]
+    offer: Offer, described: dict[str, Any], data: dict[str, str], checked: dict[str, Any], person: dict[str, Any]
 ) -> Consent:
     """A consent to ``offer``, after checking that the coordinator's list of tensors is the one that this site's own
     trainer says would leave.
 
     Args:
-        leaves: what the installed model shares, from the trainer.
+        described: what the installed model shares (``leaves``) and keeps (``stays``), from the trainer.
         data: name and digest of the table.
+        checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
         person: name and uid of who approves.
 
     Raises:
         NeedsPerson: the two lists differ, or something that is no float32 tensor would leave.
     """
-    own = [{key: row[key] for key in LEAF_FIELDS} for row in leaves]
+    own = [{key: row[key] for key in LEAF_FIELDS} for row in described["leaves"]]
     if _by_name(own) != _by_name(offer.leaves):
         changed = "; ".join(_tensor_differences(own, offer.leaves))
         raise NeedsPerson(
@@ -53,9 +55,17 @@ def grant(
         )
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
-        metrics=offer.metrics, counts=offer.document["told"]["counts"], data=data, rows=rows, approved_by=person,
-        approved_at=now_text(), state="approved",
+        metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
+        rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
+        state=APPROVED,
     )  # fmt: skip
+
+
+def asked(offer: Offer, coordinator: str, records: int | None) -> Asked:
+    """What ``offer`` would have leave, for the policy. ``records``: rows that its metrics are taken over, if known."""
+    told = told_of(offer)
+    leaving = specs(offer.leaves)
+    return Asked(offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds)
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:

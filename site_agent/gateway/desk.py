@@ -1,4 +1,4 @@
-"""What a person's command does at the gateway: look for offers, approve, withdraw.
+"""What a person's command does at the gateway: look for offers, approve, release, withdraw, leave.
 
 The running service has one desk; when no service runs, ``alone`` makes one for a single command, under the lock.
 """
@@ -12,12 +12,15 @@ from typing import Any
 
 from site_agent import handoff
 from site_agent.gateway import consent as consents
+from site_agent.gateway import egress
+from site_agent.gateway import policy as policies
 from site_agent.gateway.connection import Connection, Line, diagnose
+from site_agent.gateway.gate import Gate, refuse_study
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
-from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, Site, SiteState
-from wardround import durable
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState
+from wardround import durable, identity
 from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class Desk:
         self._site = site
         self._ledger = ledger
         self._line = line
+        self._gate = open_gate(state, site, ledger)
         self._lock = threading.RLock()
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
@@ -72,19 +76,28 @@ class Desk:
 
         Raises:
             UsageProblem: no such study, or it is over.
-            NeedsPerson: the trainer's list of tensors is not the coordinator's.
+            NeedsPerson: there is no policy, or the trainer's list of tensors is not the coordinator's.
+            NotPermitted: the policy denies something that the study asks.
             WardroundError: what the trainer says about the table.
         """
         offer = self._state.offer(study)
         if offer.state in ("finished", "stopped", "failed"):
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
+        policy = self._gate.policy()
+        before = self._state.consent(study)
+        for change in consents.differences(before, offer) if before is not None else []:
+            narrate(f"changed since it was approved: {change}")
         described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site)
         narrate(f"checking table `{data}`")
         checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
         for warning in checked.get("warnings", []):
             narrate(f"warning: {warning}")
         table = {"name": data, "digest": checked["digest"]}
-        consent = consents.grant(offer, described["leaves"], table, checked["rows"], person)
+        if before is not None and before.data != table:
+            narrate(f"changed since it was approved: the table is `{data}`, {table['digest'][:12]}…")
+        consent = consents.grant(offer, described, table, checked, person)
+        asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows)
+        refuse_study(policies.decide(policy, asked), study, self._state.policy)
         with self._lock:
             self._state.save_consent(consent)
             self._record(consent, "approved", person)
@@ -103,6 +116,80 @@ class Desk:
             withdrawn = replace(consent, state=WITHDRAWN)
             self._state.save_consent(withdrawn)
         return withdrawn
+
+    def waiting(self, study: str, round_: int) -> dict[str, Any]:
+        """What waits for a person: every tensor with its norms, every number, and the update's digest.
+
+        Raises:
+            UsageProblem: nothing of this round waits.
+        """
+        consent, journal = self._held(study, round_)
+        file = self._state.staging / journal.update if journal.update else None
+        rows = egress.measure(file, consent)[1] if file is not None else []
+        return {
+            "study": study, "revision": journal.revision, "round": journal.round, "update": journal.update_digest,
+            "tensors": rows, "payload_bytes": sum(row["bytes"] for row in rows), "metrics": journal.metrics,
+            "num_examples": journal.num_examples, "num_validation": journal.num_validation,
+        }  # fmt: skip
+
+    def decide(self, study: str, round_: int, word: str, update: str, person: dict[str, Any]) -> None:
+        """Record what a person says of the update that waits. ``word``: released or rejected.
+
+        Raises:
+            UsageProblem: nothing of this round waits, or another update than the one that was shown.
+        """
+        with self._lock:
+            _, journal = self._held(study, round_)
+            if update != journal.update_digest:
+                raise UsageProblem(
+                    f"another update of round {round_} of `{study}` waits than the one that was shown",
+                    hint=f"look again: `site-agent release {study} --round {round_}`",
+                )
+            self._ledger.append(
+                word, study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
+                by=person,
+            )  # fmt: skip
+            self._ledger.sign()
+
+    def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
+        self._state.offer(study)
+        journal, consent = self._state.journal(study), self._state.consent(study)
+        if consent is None or consent.state != APPROVED or (journal.phase, journal.round) != ("held", round_):
+            waits = f"round {journal.round} does" if journal.phase == "held" else "nothing of it does"
+            raise UsageProblem(f"round {round_} of `{study}` does not wait for a person: {waits}")
+        word = self._ledger.word(study, journal.revision, round_, journal.update_digest)
+        if word:
+            raise UsageProblem(f"round {round_} of `{study}` was {word} already")
+        return consent, journal
+
+    def leave(self, person: dict[str, Any]) -> None:
+        """Record that the membership ended. From here on this directory is an archive; studies were withdrawn before.
+
+        Raises:
+            CannotWrite: the ledger does not take it; the site is still a member.
+        """
+        with self._lock:
+            self._ledger.append("left", by=person)
+            self._ledger.sign()
+            self._state.save_left(person)
+
+    def withdraw_all_and_leave(self, person: dict[str, Any]) -> list[str]:
+        """``leave`` for one command while no service runs. The studies that the coordinator could not be told of."""
+        untold = []
+        for consent in self.approved():
+            self.record_withdrawal(self.withdraw(consent.study, person), person)
+            try:
+                with self._line.use() as connection:
+                    self.declare(connection, consent.study, consent.revision, consent.study_digest, "withdrawn")
+            except WardroundError as error:
+                log.warning("%s", error.message)
+                untold.append(consent.study)
+        self.leave(person)
+        return untold
+
+    def approved(self) -> list[Consent]:
+        """The consents that stand."""
+        return [consent for consent in self._state.consents() if consent.state == APPROVED]
 
     def record_withdrawal(self, consent: Consent, person: dict[str, Any]) -> None:
         """The ledger's line about it; apart, so that what is under way is stopped first."""
@@ -152,9 +239,14 @@ def fatal(error: WardroundError) -> bool:
     return error.code.startswith(("CERTIFICATE_", "LEDGER_")) or error.code in ("SITE_REVOKED", "VERSION_UNSUPPORTED")
 
 
+def open_gate(state: SiteState, site: Site, ledger: Ledger) -> Gate:
+    """The policy of this site, for what would leave for its coordinator."""
+    return Gate(state.policy, identity.Name(site.federation, "coordinator").uri, ledger)
+
+
 def open_line(site: Site, own: Identity) -> Line:
     """A line to the coordinator with the site's certificate as it is on the disk."""
-    return Line(lambda: Connection(site.address, *own.credentials()))
+    return Line(lambda meter: Connection(site.address, *own.credentials(), meter))
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
@@ -173,12 +265,16 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
     with durable.StateLock(state.root, "site-agent"):
         own = Identity(state.identity)
         ledger = Ledger(state.ledger, own.ledger_key())
+        ledger.refuse_unbegun()
         line = open_line(site, own)
         try:
             yield Desk(state, site, ledger, line), Interrupt()
         finally:
             line.close()
-            ledger.close()
+            try:
+                egress.record_control(ledger, line.meter)
+            finally:
+                ledger.close()
 
 
 def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:

@@ -1,4 +1,4 @@
-"""The one exit. What leaves is checked against the consent, measured, and in the ledger before its first byte is sent.
+"""The one exit. What leaves is checked against consent and policy, and in the ledger before its first byte is sent.
 
 ``record`` is the only maker of a ``Departure`` and ``send`` the only caller of the upload; so nothing is sent that the
 ledger does not hold.
@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.gateway import consent as consents
 from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.gate import Gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import Opening
+from site_agent.gateway.meter import Meter
 from site_agent.state import Consent, Journal, Site
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable
@@ -49,30 +51,48 @@ class Departure:
 
 
 def record(
-    ledger: Ledger, journal: Journal, consent: Consent, told: ToldSection, file: Path | None, destination: str
+    ledger: Ledger, gate: Gate, meter: Meter, journal: Journal, consent: Consent, told: ToldSection, file: Path | None
 ) -> Departure:
-    """Check an update against its consent and write it into the ledger.
+    """Check an update against consent and policy and write it into the ledger, after what was said beside updates.
+
+    1. the numbers and tensors are those that were approved
+    2. the policy allows every one of them, and the quotas the bytes
+    3. the ledger holds what else was sent until now
+    4. the ledger holds this update
 
     Args:
         journal: names round, attempt, metrics and counts.
         file: the deltas, None for a closing validation.
-        destination: the coordinator's URI name.
 
     Raises:
-        BadData: it is not what was approved; nothing was recorded, and nothing may leave.
+        BadData: it is not what was approved. NotPermitted: the policy denies it. Either way the ledger says that it was
+            blocked, and nothing may leave.
         CannotWrite: the ledger does not take it; nothing may leave.
     """
-    consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, told)
-    manifest, rows = measure(file, consent) if file is not None else (Manifest(()), [])
-    upload_id = uuid.uuid4().hex
+    try:
+        consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, told)  # 1
+        manifest, rows = measure(file, consent) if file is not None else (Manifest(()), [])
+    except BadData as error:
+        gate.block(journal, "the update", f"consent: {error.message}")
+        raise
+    gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
+    record_control(ledger, meter)  # 3
+    upload_id = uuid.uuid4().hex  # 4
     ledger.append(
         "upload", upload_id=upload_id, study=journal.study, revision=journal.revision,
-        study_digest=journal.study_digest, round=journal.round, attempt=journal.attempt, destination=destination,
+        study_digest=journal.study_digest, round=journal.round, attempt=journal.attempt, destination=gate.coordinator,
         manifest_sha256=manifest.digest(), payload_bytes=manifest.bytes, tensors=rows,
         metrics=[{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
         num_examples=journal.num_examples, num_validation=journal.num_validation,
     )  # fmt: skip
     return _departure(ledger.unresolved[upload_id], file)
+
+
+def record_control(ledger: Ledger, meter: Meter) -> None:
+    """Write what was sent beside updates since the last time into the ledger, if anything was."""
+    with meter.taken() as methods:
+        if methods:
+            ledger.append("control", methods=methods, bytes=sum(row["bytes"] for row in methods))
 
 
 def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | None:

@@ -19,9 +19,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.gateway.connection import Connection, diagnose
+from site_agent.gateway.egress import record_control
 from site_agent.gateway.identity import Identity, Joining, check_clock, check_issued
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import Enrolled
+from site_agent.gateway.meter import Meter
 from site_agent.state import Site, SiteState
 from wardround import durable, identity
 from wardround.errors import BadData, NeedsPerson, Unavailable
@@ -65,7 +67,12 @@ def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
             ledger.begin()
             joining = Joining(state.identity)
             request = joining.request(invitation.id, key)
-            reply = _enrol(invitation, request, ledger_key.public_key(), ledger_key.sign(_proof(invitation, request)))
+            meter = Meter()
+            proof = ledger_key.sign(_proof(invitation, request))
+            try:
+                reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter)
+            finally:
+                record_control(ledger, meter)
             warning = check_clock(reply.server_time_s, now)  # 7
             certificate = check_issued(
                 reply.certificate, key, _authority(invitation, reply), _name(invitation, reply), now
@@ -100,10 +107,13 @@ def record_identity(ledger: Ledger, event: str, site: Site, reply: Enrolled) -> 
     )  # fmt: skip
 
 
-def _enrol(invitation: Invitation, request: bytes, ledger_key: Ed25519PublicKey, proof: bytes) -> Enrolled:
+def _enrol(
+    invitation: Invitation, request: bytes, ledger_key: Ed25519PublicKey, proof: bytes, meter: Meter
+) -> Enrolled:
     """Steps 3 and 4. When the line fails, say why."""
     authority = invitation.authority.encode()
-    connection = Connection(invitation.address, authority, invitation.key.encode(), invitation.certificate.encode())
+    bootstrap = invitation.key.encode(), invitation.certificate.encode()
+    connection = Connection(invitation.address, authority, *bootstrap, meter)
     try:
         return connection.enrol(invitation.id, request, ledger_key.public_bytes_raw(), proof)
     except Unavailable:

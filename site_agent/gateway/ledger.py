@@ -11,7 +11,9 @@ import hashlib
 import json
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,11 @@ class Ledger:
         self._heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
         self._witnessed = 0  # lines under the last head that a receipt names
         self._open_uploads: dict[str, dict[str, Any]] = {}
+        self._bytes: Counter[object] = Counter()  # payloads by day, and by (study, revision, round)
+        self._decided: dict[tuple[str, int, int, str], str] = {}  # what a person said of a held update
+        self._released: set[tuple[str, int]] = set()
+        self._held: set[tuple[str, int, int, str]] = set()
+        self._policy = ""
         self.ledger_id = ""
         durable.make_folder(folder)
         torn = self._read()
@@ -56,12 +63,23 @@ class Ledger:
         if torn and self.ledger_id:
             self.append("recovered", torn_bytes=len(torn))
 
-    def begin(self) -> None:
-        """Write the first line, if there is none: who keeps this ledger, by its key."""
+    def begin(self, continues: LedgerHead | None = None) -> None:
+        """Write the first line, if there is none: who keeps this ledger, by its key, and which one it continues."""
         with self._lock:
             if not self.ledger_id:
                 key = self._key.public_key().public_bytes_raw().hex()
-                self.append("genesis", ledger_id=uuid.uuid4().hex, ledger_key=key, software=f"wardround {__version__}")
+                before = {"continues": asdict(continues)} if continues is not None else {}
+                self.append(
+                    "genesis", ledger_id=uuid.uuid4().hex, ledger_key=key, software=f"wardround {__version__}", **before
+                )
+
+    def refuse_unbegun(self) -> None:
+        """Raises NeedsPerson: there is no ledger where a site's must be. A new one would hide what left before."""
+        if not self.ledger_id:
+            raise NeedsPerson(
+                f"there is no ledger in {self._folder}; nothing was sent",
+                hint="restore the folder from the last backup, then `site-agent audit reopen`",
+            )
 
     def append(self, kind: str, **fields: Any) -> None:
         """Add one record; it is durable when this returns.
@@ -117,6 +135,33 @@ class Ledger:
             if record["type"] == kind:
                 yield record
 
+    def payload_bytes(self, part: object) -> int:
+        """Bytes of payload recorded so far on a UTC day ("2026-01-31"), or in a round (study, revision, round)."""
+        with self._lock:
+            return self._bytes[part]
+
+    def is_held(self, study: str, revision: int, round_: int, update: str) -> bool:
+        """Whether the ledger says that this update waits, or waited, for a person."""
+        with self._lock:
+            return (study, revision, round_, update) in self._held
+
+    def word(self, study: str, revision: int, round_: int, update: str) -> str:
+        """What a person said of an update, by its digest: released, rejected, or "" while nobody did."""
+        with self._lock:
+            return self._decided.get((study, revision, round_, update), "")
+
+    def ever_released(self, study: str, revision: int) -> bool:
+        """Whether a person has released an update of this study before."""
+        with self._lock:
+            return (study, revision) in self._released
+
+    def note_policy(self, sha256: str) -> None:
+        """Record the digest of the policy in force ("" for none), unless it is the one recorded last."""
+        with self._lock:
+            if sha256 != self._policy:
+                event = "removed" if not sha256 else ("changed" if self._policy else "seen")
+                self.append("policy", event=event, sha256=sha256)
+
     def close(self) -> None:
         """Sign and close."""
         with self._lock:
@@ -136,11 +181,26 @@ class Ledger:
             self.ledger_id = record["ledger_id"]
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
+            self._bytes[record["ts"][:10]] += record["payload_bytes"]
+            self._bytes[record["study"], record["revision"], record["round"]] += record["payload_bytes"]
+        elif record["type"] == "policy":
+            self._policy = record["sha256"]
+        elif record["type"] in ("held", "released", "rejected"):
+            self._note_hold(record)
         elif record["type"] == "receipt":
             self._open_uploads.pop(record["upload_id"], None)
             receipt = json.loads(record["envelope"]["payload"])
             if receipt["decision"] in (ACCEPTED, REFUSED) and receipt["ledger"] is not None:
                 self._witnessed = max(self._witnessed, min(receipt["ledger"]["lines"], len(self._hashes)))
+
+    def _note_hold(self, record: dict[str, Any]) -> None:
+        key = (record["study"], record["revision"], record["round"], record["update"])
+        if record["type"] == "held":
+            self._held.add(key)
+        else:
+            self._decided[key] = record["type"]
+        if record["type"] == "released":
+            self._released.add(key[:2])
 
     def _read(self) -> bytes:
         """Take every whole line; return the torn bytes at the end, if any."""

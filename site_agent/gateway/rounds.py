@@ -2,7 +2,8 @@
 
     download    the round's model, against the announced digest and the approved tensors
     train       in the other process, which gives back a file of deltas and a few numbers
-    record      checked against the consent, measured, into the ledger         (``egress``)
+    hold        where the policy says so, until a person releases it           (``gate``)
+    record      checked against consent and policy, measured, into the ledger  (``egress``)
     send        with as many tries as the line needs, until there is a receipt  (``egress``)
     settle      tell the trainer: accepted makes its private state current, refused drops it
 
@@ -20,12 +21,13 @@ from typing import Any
 from site_agent.gateway import consent as consents
 from site_agent.gateway import egress
 from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.desk import open_gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment, ModelRef
 from site_agent.handoff import Trainer
 from site_agent.state import SHARED_MODE, Consent, Journal, Offer, Site, SiteState
-from wardround import durable, identity
+from wardround import durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors import Manifest, TensorFile, file_header
@@ -43,10 +45,10 @@ class Rounds:
         self._line = line
         self._ledger = ledger
         self._trainer = trainer
-        self._destination = identity.Name(site.federation, "coordinator").uri
+        self._gate = open_gate(state, site, ledger)
 
-    def do(self, assignment: Assignment, interrupt: Interrupt) -> None:
-        """Do one assignment to its end.
+    def do(self, assignment: Assignment, interrupt: Interrupt) -> bool:
+        """Do one assignment to its end, or until it waits for a person. Returns whether it waits.
 
         Raises:
             Interrupted: called off.
@@ -54,8 +56,8 @@ class Rounds:
         """
         if assignment.kind == STOP:
             self._stop(assignment, interrupt)
-        else:
-            self._contribute(assignment, interrupt)
+            return False
+        return self._contribute(assignment, interrupt)
 
     def resolve(self, interrupt: Interrupt) -> None:
         """Ask the coordinator about each upload that has no receipt, and act on what it says.
@@ -77,24 +79,29 @@ class Rounds:
             if journal.upload_id == upload_id:
                 self._decide(journal, receipt)
 
-    def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> None:
+    def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         offer = self._state.offer(assignment.study)
         consents.require(consent, assignment.study, offer.digest)
         journal = self._begin(assignment, self._state.journal(assignment.study))
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
-            return
+            return False
         departure = None
         if journal.upload_id:
             departure = egress.recorded(self._ledger, journal.upload_id, self._whole_update(journal))
         if departure is None:
-            if journal.phase not in ("trained", "uploading"):
+            told = consents.told_of(offer)
+            if journal.phase not in ("trained", "held", "uploading"):
+                leaving = consents.specs(consent.leaves) if assignment.kind == TRAIN else ()
+                self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
                 self._train(assignment, offer, consent, journal, interrupt)
             interrupt.check()
-            told = consents.told_of(offer)
+            if self._gate.waits_for_a_person(journal):
+                self._hold(journal)
+                return True
             file = self._file(journal.update) if journal.update else None
-            departure = egress.record(self._ledger, journal, consent, told, file, self._destination)
+            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
         receipt = egress.send(departure, self._line, self._ledger, self._site, interrupt)
@@ -102,10 +109,27 @@ class Rounds:
         if receipt.code.startswith("LEDGER_"):
             raise NeedsPerson(
                 f"the coordinator refuses this site's ledger ({receipt.code}): it has seen another or a longer one",
-                hint="was this machine restored from a backup, or copied? `site-agent audit verify`, then ask the "
-                "coordinator's operator",
+                hint="was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent "
+                "audit reopen` begins a new ledger that cites this one, and the coordinator's operator confirms it",
                 code=receipt.code,
             )
+        return False
+
+    def _hold(self, journal: Journal) -> None:
+        """Keep the update until a person says that it may leave."""
+        journal.phase = "held"
+        self._state.save_journal(journal)
+        if self._ledger.is_held(journal.study, journal.revision, journal.round, journal.update_digest):
+            return
+        self._ledger.append(
+            "held", study=journal.study, revision=journal.revision, round=journal.round, attempt=journal.attempt,
+            update=journal.update_digest,
+        )  # fmt: skip
+        self._ledger.sign()
+        log.info(
+            "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
+            journal.study, journal.round,
+        )  # fmt: skip
 
     def _begin(self, assignment: Assignment, last: Journal) -> Journal:
         """The journal for this assignment: the last one if it can go on, else a fresh one."""
@@ -131,7 +155,7 @@ class Rounds:
 
     def _usable(self, journal: Journal, base: str) -> bool:
         """Whether a trained update is there, made from the same base, whole."""
-        if journal.phase not in ("trained", "uploading", "decided") or journal.base_digest != base:
+        if journal.phase not in ("trained", "held", "uploading", "decided") or journal.base_digest != base:
             return False
         return not journal.update or self._whole_update(journal) is not None
 
@@ -167,12 +191,13 @@ class Rounds:
             except WardroundError:
                 interrupt.check()  # it was we who ended it
                 raise
-        self._take_result(journal, result, consent)
+        self._take_result(journal, result)
         journal.phase = "trained"
         self._state.save_journal(journal)
         durable.remove(base)
 
-    def _take_result(self, journal: Journal, result: dict[str, Any], consent: Consent) -> None:
+    def _take_result(self, journal: Journal, result: dict[str, Any]) -> None:
+        """Note what the trainer gives back. Whether it may leave is for ``egress`` to say."""
         try:
             journal.num_examples, journal.num_validation = result["num_examples"], result["num_validation"]
             journal.metrics = {str(name): str(value) for name, value in result["metrics"].items()}
@@ -181,7 +206,6 @@ class Rounds:
             raise BadData("the trainer's answer has not the agreed form", code="DECLINED_TRAINING_FAILED") from None
         if journal.update:
             with TensorFile(self._file(journal.update)) as file:
-                consents.check_tensors(file.specs, consent, "the trainer's update")
                 journal.update_digest = file.manifest().digest()
 
     def _decide(self, journal: Journal, receipt: Receipt) -> None:

@@ -86,6 +86,13 @@ class Commands:
             return {"told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest}
         if command == "withdraw":
             return {"told": self._agent.withdraw(request["study"], request["by"])}
+        if command == "waiting":
+            return self._agent.desk.waiting(request["study"], request["round"])
+        if command in ("released", "rejected"):
+            going = self._agent.decide(request["study"], request["round"], command, request["update"], request["by"])
+            return {"going": going}
+        if command == "leave":
+            return {"untold": self._agent.leave(request["by"])}
         raise UsageProblem(
             f"the running service knows no command {str(command)[:40]!r}", hint="is it an older version?"
         )

@@ -111,6 +111,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.hold_uploads.set()
         self.offers: dict[str, pb.StudyOffer] = {}
         self.models: dict[int, Path] = {}
+        self.heard: list[bytes] = []  # every message that came, serialized, and the headers of every call
         self.declared: list[pb.DeclareRequest] = []
         self.uploads: dict[bytes, Taken] = {}
         self.enrolments: list[enrolment_pb2.EnrolRequest] = []
@@ -256,6 +257,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
     # the two services
 
     def Enrol(self, request: Any, context: Any) -> enrolment_pb2.EnrolReply:
+        self._hear(context, request)
         with self.changed:
             self.enrolments.append(request)
         site = self._invited.get(request.invitation_id)
@@ -291,6 +293,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         )
 
     def Renew(self, request: Any, context: Any) -> enrolment_pb2.RenewReply:
+        self._hear(context, request)
         self._admit(context)
         key = identity.requested_key(request.signing_request)
         leaf = self.authority.issue(key, [uri(f"spiffe://{self.federation}/site/{self.site}")])
@@ -304,10 +307,12 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         )
 
     def Studies(self, request: Any, context: Any) -> pb.StudiesReply:
+        self._hear(context, request)
         self._admit(context)
         return pb.StudiesReply(studies=list(self.offers.values()), coordinator_version=self.version)
 
     def Declare(self, request: Any, context: Any) -> pb.DeclareReply:
+        self._hear(context, request)
         self._admit(context)
         with self.changed:
             self.declared.append(request)
@@ -315,6 +320,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         return pb.DeclareReply()
 
     def Watch(self, request: Any, context: Any) -> Iterator[pb.Event]:
+        self._hear(context, request)
         self._admit(context)
         stream: queue.SimpleQueue[pb.Event | None] = queue.SimpleQueue()
         context.add_callback(lambda: stream.put(None))
@@ -330,6 +336,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
                 self._streams.remove(stream)
 
     def Download(self, request: Any, context: Any) -> Iterator[pb.DownloadReply]:
+        self._hear(context, request)
         self._admit(context)
         self.downloads.append(request.offset)
         with TensorFile(self.models[request.model.round]) as file:
@@ -344,6 +351,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
 
     def Upload(self, requests: Iterator[pb.UploadRequest], context: Any) -> Iterator[pb.UploadReply]:
         self._admit(context)
+        requests = self._hearing(context, requests)
         first = next(requests)
         if first.WhichOneof("kind") == "inquire":
             yield self._inquired(first.inquire.upload_id)
@@ -382,6 +390,15 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         yield pb.UploadReply(receipt=taken.receipt)
 
     # what it does inside
+
+    def _hear(self, context: Any, request: Any) -> None:
+        self.heard.append(request.SerializeToString())
+        self.heard.append(repr(context.invocation_metadata()).encode())
+
+    def _hearing(self, context: Any, requests: Iterator[pb.UploadRequest]) -> Iterator[pb.UploadRequest]:
+        for request in requests:
+            self._hear(context, request)
+            yield request
 
     def _admit(self, context: Any) -> None:
         if self.revoked:

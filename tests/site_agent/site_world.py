@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from site_agent import audit
+from site_agent.gateway import consent as consents
+from site_agent.gateway import policy as policies
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.join import join
 from site_agent.gateway.service import Commands
@@ -65,7 +67,18 @@ class SiteWorld:
         assert self.agent is not None
         return Commands(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
 
+    def draft(self, *edits: tuple[str, str]) -> None:
+        """Write the policy that `site-agent policy draft` proposes, with some of its text replaced."""
+        asked = consents.asked(self.state.offer(STUDY), "spiffe://test/coordinator", None)
+        text = policies.draft(asked, "st-olav")
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        self.state.policy.write_text(text)
+
     def approve(self) -> Any:
+        if not self.state.policy.exists():
+            self.draft()
         return self.command("approve", study=STUDY, data="patients", by=PERSON)
 
     def ready(self) -> None:

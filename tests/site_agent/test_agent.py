@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from site_agent.gateway.connection import ChangedOnTheWay, Connection, Line
+from site_agent.gateway.meter import Meter
 from site_agent.state import study_state
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
@@ -484,7 +485,7 @@ def wait_until_renewed(world: SiteWorld) -> None:
 
 def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
     class Channel(Connection):
-        def __init__(self) -> None:
+        def __init__(self, meter: Meter) -> None:
             self.closed = False
             self.bytes_up = 5
 

@@ -50,6 +50,11 @@ class Shell:
         model = write_tensors(self.folder / "initial.safetensors", SHARED, 0)
         return self.coordinator.offer(document(), model)
 
+    def approve(self) -> subprocess.CompletedProcess[str]:
+        """Draft the policy that the study asks for, and approve it."""
+        self.run("policy", "draft", STUDY)
+        return self.run("approve", STUDY, "--data", "patients")
+
     def serve(self, *options: str) -> subprocess.Popen[str]:
         line = [*AGENT, "run", *options, "--state", str(self.state)]
         service = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -158,7 +163,7 @@ def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> N
     ]  # fmt: skip
     assert shown["metrics"] == ["val_loss", "accuracy"]
     assert [stay["name"] for stay in shown["stays"]] == ["private.weight"]
-    done = shell.run("approve", STUDY, "--data", "patients")
+    done = shell.approve()
     assert "warning: one class" in done.stderr
     assert done.stdout.splitlines()[-1] == "The coordinator hears of it at the next connection; next: `site-agent run`"
     assert shell.json("status")["studies"][0]["state"] == "approved"
@@ -209,7 +214,7 @@ def test_a_running_service_takes_approvals_and_rounds_and_stops_cleanly(shell: S
     shell.join()
     shell.offer()
     service = shell.serve("--only", "gateway")
-    assert "The coordinator knows" in shell.run("approve", STUDY, "--data", "patients").stdout
+    assert "The coordinator knows" in shell.approve().stdout
     shell.coordinator.wait_declared("READY")
     shell.coordinator.assign(STUDY, 1)
     shell.coordinator.wait_receipts(1)

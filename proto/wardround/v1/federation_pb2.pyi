@@ -60,6 +60,7 @@ class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     READY: _ClassVar[Standing]
     WITHDRAWN: _ClassVar[Standing]
     DECLINED: _ClassVar[Standing]
+    HELD: _ClassVar[Standing]
 REFUSAL_UNSPECIFIED: RefusalCode
 VERSION_UNSUPPORTED: RefusalCode
 CERTIFICATE_PROFILE: RefusalCode
@@ -107,6 +108,7 @@ STANDING_UNSPECIFIED: Standing
 READY: Standing
 WITHDRAWN: Standing
 DECLINED: Standing
+HELD: Standing
 
 class StudiesRequest(_message.Message):
     __slots__ = ("agent_version",)

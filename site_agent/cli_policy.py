@@ -1,0 +1,153 @@
+"""``site-agent policy``: what may leave, in a file that a person writes. Also read: ``site_agent.gateway.policy``."""
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from site_agent.cli_service import joined, offered
+from wardround.cli import print_json, say
+from wardround.errors import NotPermitted, UsageProblem
+
+policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
+
+State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
+
+
+@policy_app.command()
+def draft(
+    study: StudyId,
+    state: State,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here, not to the policy in force.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a proposal that allows what the study asks, each tensor by its name, for you to read and edit."""
+    from site_agent.gateway import policy
+    from wardround.durable import write_file
+
+    here, site = joined(state)
+    asked = _asked(here, site, study)
+    target = out or here.policy
+    if target.exists():
+        raise UsageProblem(
+            f"{target} exists, and a draft never replaces a policy",
+            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {target} FILE`",
+        )
+    text = policy.draft(asked, site.site)
+    policy.parse(text.encode(), target)
+    write_file(target, text.encode(), mode=0o640)
+    if json:
+        print_json({"study": study, "file": str(target)})
+        return
+    print(f"Draft for study `{study}` written to {target}; nothing is approved by it")
+    print(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
+
+
+@policy_app.command("check")
+def check_policy(
+    state: State,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Another file than the one in force.")] = None,
+    json: Json = False,
+) -> None:
+    """Is it a policy? Says what is wrong with it, and where."""
+    import hashlib
+
+    from site_agent.gateway import policy
+    from site_agent.state import SiteState
+
+    path = file or SiteState(state).policy
+    data = policy.read(path)
+    found = policy.parse(data, path)
+    if json:
+        print_json({"file": str(path), "sha256": hashlib.sha256(data).hexdigest(), "policy": found.model_dump()})
+        return
+    print(f"{path} is a policy: studies {', '.join(found.study.studies)} of {found.study.coordinator}")
+    print(f"{len(found.tensors.allow)} rules allow tensors and {len(found.tensors.deny)} deny them; the rest is denied")
+    print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
+    print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
+    print("next: `site-agent policy explain STUDY`")
+
+
+@policy_app.command()
+def explain(study: StudyId, state: State, json: Json = False) -> None:
+    """For each tensor and number that a study would have leave: may it, and by which rule. Exits 77 if one may not."""
+    from site_agent.gateway import policy
+    from site_agent.preview import policy_row
+
+    here, site = joined(state)
+    asked = _asked(here, site, study)
+    found = policy.load(here.policy)
+    decisions = policy.decide(found, asked)
+    size = sum(spec.bytes for spec in asked.tensors)
+    decisions.append(policy.quotas(found, size, 0, _bytes_today(here))[1])
+    denial = policy.first_denial(decisions)
+    if json:
+        rows = [policy_row(decision) for decision in decisions]
+        print_json({"study": study, "allowed": denial is None, "decisions": rows, "release": found.release.updates})
+    else:
+        _print_decisions(decisions)
+        if asked.records is None:
+            say("how many records a metric is taken over is checked when a table is approved")
+    if denial is not None:
+        raise NotPermitted(
+            f"the policy blocks study `{study}`: {denial.what}: {denial.rule}",
+            hint=f"edit {here.policy} if it should leave, or leave it: then nothing of this study does",
+        )
+    if not json:
+        print(f"all of it may leave; a person releases: {found.release.updates}")
+        print(f"next: `site-agent preview {study}`")
+
+
+@policy_app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD")],
+    new: Annotated[Path, typer.Argument(metavar="NEW")],
+    json: Json = False,
+) -> None:
+    """What one policy says otherwise than another, in sentences."""
+    from site_agent.gateway import policy
+
+    changes = policy.differences(policy.load(old), policy.load(new))
+    if json:
+        print_json({"same": not changes, "changes": changes})
+        return
+    for change in changes:
+        print(change)
+    if not changes:
+        print("the two say the same")
+
+
+def _asked(here: Any, site: Any, study: str) -> Any:
+    from site_agent.gateway import consent as consents
+    from wardround.identity import Name
+
+    offer = offered(here, study)
+    consent = here.consent(study)
+    records = consent.validation_rows if consent is not None else None
+    return consents.asked(offer, Name(site.federation, "coordinator").uri, records)
+
+
+def _bytes_today(here: Any) -> int:
+    from site_agent import audit
+
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return sum(
+        line["payload_bytes"]
+        for line in audit.records(here.ledger)
+        if line["type"] == "upload" and line["ts"].startswith(today)
+    )
+
+
+def _print_decisions(decisions: Any) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "", "rule", box=None, pad_edge=False)
+    for decision in decisions:
+        table.add_row(decision.what, "may leave" if decision.allowed else "DENIED", decision.rule)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table, markup=False)

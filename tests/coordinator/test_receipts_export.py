@@ -1,0 +1,144 @@
+"""The coordinator's side of the account: held updates, receipts handed out, ledgers that shrank or forked."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.coordinator.conftest import Place
+from tests.coordinator.fake_site import FakeSite, Ledger, delta
+from wardround import canonical
+from wardround.dsse import Envelope
+from wardround.errors import BadData
+from wardround.receipts import EMPTY_HEAD, Receipt
+from wardround.v1 import federation_pb2 as pb
+
+ONE = {"sites": ["a"], "quorum": 1}
+
+
+def begin(place: Place) -> tuple[FakeSite, Any]:
+    (site,) = place.begin(**ONE)
+    return site, site.next_assignment()
+
+
+def offer(site: FakeSite, assignment: Any) -> Receipt:
+    """Upload a right update for ``assignment``, with the site's ledger as it is."""
+    update = delta(site.name, assignment.round, site.specs(assignment.study))
+    receipt = site.send(site.opening(assignment, update), update.payload)
+    assert receipt is not None
+    return receipt
+
+
+def exported(place: Place, site: str) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    answer = place.coordinator.operations.run({"command": "receipts", "site": site}, lines.append)
+    assert answer["receipts"] == len(lines)
+    return lines
+
+
+def test_a_held_update_is_shown_and_may_still_come(place: Place) -> None:
+    site, assignment = begin(place)
+    site.declare(assignment.study, pb.HELD, round=assignment.round, attempt=assignment.attempt)
+    status = place.status()
+    assert (status["state"], status["sites"]["a"]["state"]) == ("running", "held")
+    site.answer(assignment)
+    place.until(lambda status: status["round"] == 2)
+
+
+def test_a_hold_of_another_round_changes_nothing(place: Place) -> None:
+    site, assignment = begin(place)
+    site.declare(assignment.study, pb.HELD, round=assignment.round + 1, attempt=1)
+    assert place.status()["sites"]["a"]["state"] == "training"
+
+
+def test_accepted_and_refused_uploads_are_handed_out_in_the_order_of_their_chain(place: Place) -> None:
+    site, assignment = begin(place)
+    wrong = delta("a", assignment.round, site.specs(assignment.study)[:1])
+    refused = site.send(site.opening(assignment, wrong), b"")
+    assert refused is not None
+    assert refused.code == "MANIFEST_NAMES"
+    again = site.next_assignment()
+    assert site.answer(again).decision == "accepted"
+    lines = exported(place, "a")
+    found = [Receipt.verified(Envelope.from_document(line), site.receipt_key) for line in lines]
+    assert found == site.receipts
+    previous = EMPTY_HEAD
+    for line in lines:
+        assert json.loads(line["payload"])["previous"] == previous
+        previous = hashlib.sha256(line["payload"].encode()).hexdigest()
+
+
+def test_the_same_upload_gets_the_same_receipt_byte_for_byte(place: Place) -> None:
+    site, assignment = begin(place)
+    update, upload_id = delta("a", 1, site.specs("trial")), uuid.uuid4().bytes
+    site.send(site.opening(assignment, update, upload_id), update.payload)
+    first = site.inquire(upload_id).receipt
+    site.send(site.opening_again(assignment, update, upload_id), update.payload)
+    assert site.inquire(upload_id).receipt == first
+    assert len(exported(place, "a")) == 1
+
+
+def test_the_command_writes_canonical_lines_that_an_auditor_can_read(place: Place, tmp_path: Path) -> None:
+    site, assignment = begin(place)
+    site.answer(assignment)
+    out = tmp_path / "receipts.jsonl"
+    line = [sys.executable, "-m", "coordinator.cli", "receipts", "a", "--out", str(out), "--state"]
+    done = subprocess.run([*line, str(place.state.root)], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert f"1 receipts of site `a` written to {out}" in done.stderr
+    (row,) = out.read_bytes().splitlines()
+    assert canonical.dumps(canonical.loads(row)) == row
+
+
+def test_receipts_of_an_unknown_site_are_refused_with_the_known_ones(place: Place) -> None:
+    place.join("a")
+    with pytest.raises(BadData, match="no site `b` has enrolled here") as refused:
+        exported(place, "b")
+    assert refused.value.hint == "sites here: a"
+
+
+def test_a_ledger_of_yesterday_is_refused_as_rolled_back(place: Place) -> None:
+    site, assignment = begin(place)
+    site.answer(assignment)
+    site.ledger.hashes.clear()
+    site.ledger.witnessed = 0
+    receipt = offer(site, site.next_assignment())
+    assert (receipt.decision, receipt.code, receipt.ledger) == ("refused", "LEDGER_ROLLBACK", None)
+
+
+def test_a_cloned_agent_that_goes_its_own_way_is_refused_as_a_fork(place: Place) -> None:
+    site, assignment = begin(place)
+    original = list(site.ledger.hashes)
+    site.answer(assignment)
+    site.ledger.hashes[:] = [*original, *(hashlib.sha256(b"%d" % n).digest() for n in range(9))]
+    site.ledger.witnessed = 0
+    receipt = offer(site, site.next_assignment())
+    assert (receipt.decision, receipt.code) == ("refused", "LEDGER_FORK")
+
+
+def test_a_new_ledger_counts_after_the_operator_confirmed_it_and_the_old_one_never_again(place: Place) -> None:
+    site, assignment = begin(place)
+    site.answer(assignment)
+    old = site.ledger
+    site.ledger = new = Ledger(old.key)
+    assert offer(site, site.next_assignment()).code == "LEDGER_FORK"
+    answer = place.ask("reopen", site="a", ledger=new.ledger_id)
+    assert answer == {"site": "a", "ledger": new.ledger_id, "before": old.ledger_id}
+    assert offer(site, site.next_assignment()).decision == "accepted"
+    with pytest.raises(BadData, match="was seen before: a site cannot go back to it") as refused:
+        place.ask("reopen", site="a", ledger=old.ledger_id)
+    assert "`site-agent audit reopen`" in refused.value.hint
+
+
+def test_reopening_wants_an_enrolled_site_and_an_id(place: Place) -> None:
+    place.join("a")
+    with pytest.raises(BadData, match="'yes' is not a ledger's id: 32 hex digits"):
+        place.ask("reopen", site="a", ledger="yes")
+    with pytest.raises(BadData, match="no site `b` has enrolled here"):
+        place.ask("reopen", site="b", ledger="0" * 32)

@@ -1,0 +1,166 @@
+"""The commands of a person who decides what may leave: policy, release, reject, leave, reopen."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from site_agent.cli_reopen import reopen
+from tests.site_agent.site_world import STUDY
+from tests.site_agent.test_cli import Shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    try:
+        shell.join()
+        shell.offer()
+        yield shell
+    finally:
+        shell.close()
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_approve_without_a_policy_exits_78_and_names_the_command(shell: Shell) -> None:
+    said = shell.run("approve", STUDY, "--data", "patients", code=78).stderr
+    assert f"error: there is no policy at {shell.state}/policy.toml: nothing may leave" in said
+    assert "hint: `site-agent policy draft STUDY` writes a proposal" in said
+
+
+def test_a_policy_goes_from_draft_to_explained(shell: Shell) -> None:
+    said = shell.run("policy", "draft", STUDY).stdout
+    assert f"Draft for study `{STUDY}` written to {shell.state}/policy.toml; nothing is approved by it" in said
+    assert said.splitlines()[-1].startswith("next: read and edit it, then `site-agent policy check`")
+    checked = shell.run("policy", "check").stdout
+    assert "2 rules allow tensors and 0 deny them; the rest is denied" in checked
+    explained = shell.run("policy", "explain", STUDY)
+    assert "tensors.allow 1: 'shared.weight'" in explained.stdout
+    assert "all of it may leave; a person releases: none" in explained.stdout
+    assert "is checked when a table is approved" in explained.stderr
+    shown = shell.json("policy", "explain", STUDY)
+    assert shown["allowed"] is True
+    assert {"what": "shared.bias", "allowed": True, "rule": "tensors.allow 2: 'shared.bias'"} in shown["decisions"]
+
+
+def test_explain_exits_77_when_something_is_denied(shell: Shell) -> None:
+    shell.run("policy", "draft", STUDY)
+    edit(shell.state / "policy.toml", "deny = []", 'deny = [{ match = "*bias" }]')
+    done = shell.run("policy", "explain", STUDY, code=77)
+    assert "DENIED" in done.stdout
+    assert "error: the policy blocks study `hearts`: shared.bias: tensors.deny 1: '*bias'" in done.stderr
+    assert shell.json("policy", "explain", STUDY, code=77)["allowed"] is False
+    said = shell.run("approve", STUDY, "--data", "patients", code=77).stderr
+    assert "error: the policy does not let study `hearts` take out what it asks: shared.bias: " in said
+
+
+def test_a_draft_never_replaces_a_policy(shell: Shell, tmp_path: Path) -> None:
+    shell.run("policy", "draft", STUDY)
+    before = (shell.state / "policy.toml").read_bytes()
+    said = shell.run("policy", "draft", STUDY, code=64).stderr
+    assert "policy.toml exists, and a draft never replaces a policy" in said
+    assert "--out FILE`, then `site-agent policy diff " in said
+    assert (shell.state / "policy.toml").read_bytes() == before
+    shell.run("policy", "draft", STUDY, "--out", str(tmp_path / "new.toml"))
+    assert (tmp_path / "new.toml").read_bytes() == before
+
+
+def test_check_says_what_is_wrong_and_where(shell: Shell, tmp_path: Path) -> None:
+    shell.run("policy", "draft", STUDY)
+    edit(shell.state / "policy.toml", "bytes_per_day", "byte_per_day")
+    said = shell.run("policy", "check", code=65).stderr
+    assert "policy.toml: unknown key `byte_per_day` in [quotas]" in said
+    assert "hint: did you mean `bytes_per_day`?" in said
+    (tmp_path / "empty.toml").write_text("")
+    assert "empty.toml: empty, and a policy says at least" in shell.run(
+        "policy", "check", str(tmp_path / "empty.toml"), code=65
+    ).stderr  # fmt: skip
+
+
+def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
+    shell.run("policy", "draft", STUDY)
+    old, new = shell.state / "policy.toml", tmp_path / "new.toml"
+    new.write_text(old.read_text())
+    assert shell.run("policy", "diff", str(old), str(new)).stdout == "the two say the same\n"
+    edit(new, 'updates = "none"', 'updates = "first"')
+    assert shell.run("policy", "diff", str(old), str(new)).stdout == "release.updates: none before, first now\n"
+    assert shell.json("policy", "diff", str(old), str(new)) == {
+        "same": False, "changes": ["release.updates: none before, first now"]
+    }  # fmt: skip
+
+
+def hold(shell: Shell) -> None:
+    shell.run("policy", "draft", STUDY)
+    edit(shell.state / "policy.toml", 'updates = "none"', 'updates = "every"')
+    shell.serve("--only", "gateway")
+    shell.run("approve", STUDY, "--data", "patients")
+    shell.coordinator.wait_declared("READY")
+    shell.coordinator.assign(STUDY, 1)
+    shell.coordinator.wait_declared("HELD")
+
+
+def test_release_shows_what_waits_and_lets_it_leave(shell: Shell) -> None:
+    hold(shell)
+    assert shell.json("status")["studies"][0]["state"] == "held"
+    assert "hearts: round 1 waits: `site-agent release hearts --round 1`" in shell.run("studies").stdout
+    shown = shell.run("release", STUDY, "--round", "1", "--show").stdout
+    assert "shared.weight" in shown
+    assert "L2 norm" in shown
+    assert "2 tensors, 16.2 KiB; val_loss 0.5" in shown
+    assert not shell.coordinator.uploads
+    said = shell.run("release", STUDY, "--round", "1").stdout
+    assert "shared.weight" in said
+    assert "Round 1 of `hearts` released by " in said
+    shell.coordinator.wait_receipts(1)
+
+
+def test_reject_tells_the_coordinator_and_nothing_leaves(shell: Shell) -> None:
+    hold(shell)
+    assert shell.json("reject", STUDY, "--round", "1")["decision"] == "rejected"
+    shell.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    assert not shell.coordinator.uploads
+    said = shell.run("release", STUDY, "--round", "1", code=64).stderr
+    assert "error: round 1 of `hearts` was rejected already" in said
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "not running"])
+def test_leave_ends_the_membership_and_says_what_stays_where(shell: Shell, running: bool) -> None:
+    shell.approve()
+    service = shell.serve("--only", "gateway") if running else None
+    said = shell.run("leave").stdout
+    assert "Site `st-olav` left federation `test`: nothing more leaves, and `site-agent run` refuses" in said
+    assert f"{shell.state}/studies: private modules and checkpoints" in said
+    assert said.splitlines()[-1] == "next: tell the coordinator's operator: `coordinator revoke st-olav`"
+    shell.coordinator.wait_declared("WITHDRAWN")
+    if service is not None:
+        _, log = service.communicate(timeout=60)
+        assert service.returncode == 78, log
+    refused = shell.run("run", code=78).stderr
+    assert f"error: site `st-olav` in {shell.state} left federation `test`: nothing more is sent" in refused
+    assert "left" in shell.run("audit", "show").stdout
+
+
+def test_leave_says_which_studies_the_coordinator_has_not_heard_of(shell: Shell) -> None:
+    shell.approve()
+    shell.coordinator.stop()
+    assert "the coordinator could not be told of: hearts" in shell.run("leave").stderr
+
+
+def test_reopen_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+    app.command()(reopen)
+    app(["--state", str(shell.state)], standalone_mode=False)
+    said = capsys.readouterr().out
+    genesis = json.loads((shell.state / "ledger" / "000001.jsonl").read_text().splitlines()[0])
+    assert said.startswith(
+        f"Ledger {genesis['ledger_id']} begun; its first line cites {genesis['continues']['ledger_id']}"
+    )
+    assert "Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one" in said
+    assert said.splitlines()[-1].endswith(f"`coordinator reopen SITE --ledger {genesis['ledger_id']}`")

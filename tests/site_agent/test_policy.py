@@ -1,0 +1,202 @@
+"""The policy as text and as a judge: what it takes, what it denies and by which rule, and what a draft says."""
+
+from pathlib import Path
+
+import pytest
+
+from site_agent.gateway import policy
+from site_agent.gateway.policy import Asked
+from wardround.errors import BadData, NeedsPerson
+from wardround.tensors import TensorSpec
+
+COORDINATOR = "spiffe://test/coordinator"
+WEIGHT = TensorSpec("head.weight", "F32", (4, 8))
+BIAS = TensorSpec("head.bias", "F32", (4,))
+ASKED = Asked("hearts", COORDINATOR, (WEIGHT, BIAS), ("val_loss",), 4, "bucketed", 100, 3)
+
+LEAST = """
+[study]
+coordinator = "spiffe://test/coordinator"
+studies = ["hearts"]
+[quotas]
+bytes_per_round = 1000
+bytes_per_day = 1000
+"""
+
+
+def parse(text: str) -> policy.Policy:
+    return policy.parse(text.encode(), Path("policy.toml"))
+
+
+def denials(text: str, asked: Asked = ASKED) -> list[tuple[str, str]]:
+    return [(one.what, one.rule) for one in policy.decide(parse(text), asked) if not one.allowed]
+
+
+def edited(*edits: tuple[str, str], asked: Asked = ASKED) -> str:
+    text = policy.draft(asked, "st-olav")
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def with_tensor(spec: TensorSpec) -> Asked:
+    return Asked("hearts", COORDINATOR, (WEIGHT, spec), ("val_loss",), 4, "bucketed", 100, 3)
+
+
+def test_a_draft_allows_exactly_what_the_study_asks() -> None:
+    assert denials(policy.draft(ASKED, "st-olav")) == []
+    (extra,) = denials(policy.draft(ASKED, "st-olav"), with_tensor(TensorSpec("encoder.weight", "F32", (2,))))
+    assert extra == ("encoder.weight", "no rule of tensors.allow names it")
+
+
+def test_a_policy_that_says_nothing_denies_everything() -> None:
+    assert [what for what, _ in denials(LEAST)] == [
+        "head.weight", "head.bias", "metric val_loss", "counts, bucketed"
+    ]  # fmt: skip
+
+
+def test_deny_beats_allow_and_names_the_rule() -> None:
+    text = edited(("deny = []", 'deny = [{ match = "*.bias" }]'))
+    assert denials(text) == [("head.bias", "tensors.deny 1: '*.bias'")]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        pytest.param(
+            ('"head.weight", dtype = ["F32"]', '"head.weight", dtype = ["F16"]'),
+            ("head.weight", "tensors.allow 1: 'head.weight' allows F16, it is F32"),
+            id="dtype",
+        ),
+        pytest.param(
+            ("max_bytes = 128", "max_bytes = 127"),
+            ("head.weight", "tensors.allow 1: 'head.weight' allows 127 bytes, it has 128"),
+            id="size",
+        ),
+        pytest.param(
+            ("digits = 4", "digits = 3"),
+            ("metric val_loss", "metrics.allow 'val_loss' allows 3 digits, it is told with 4"),
+            id="digits",
+        ),
+        pytest.param(
+            ("min_records = 1", "min_records = 101"),
+            ("metric val_loss", "metrics.allow 'val_loss' wants 101 records, there are fewer"),
+            id="records",
+        ),
+        pytest.param(
+            ('form = "bucketed"', 'form = "uniform"'),
+            ("counts, bucketed", "counts.form = 'uniform'"),
+            id="counts",
+        ),
+        pytest.param(
+            ("bytes_per_round = 576", "bytes_per_round = 143"),
+            ("144 bytes a round", "quotas.bytes_per_round = 143"),
+            id="bytes",
+        ),
+        pytest.param(
+            ('studies = ["hearts"]', 'studies = ["lung*"]'),
+            ("study hearts", "study.studies names no such study"),
+            id="study",
+        ),
+        pytest.param(
+            (COORDINATOR, "spiffe://other/coordinator"),
+            (f"coordinator {COORDINATOR}", "study.coordinator = 'spiffe://other/coordinator'"),
+            id="coordinator",
+        ),
+    ],
+)  # fmt: skip
+def test_a_denial_names_what_and_the_rule(edit: tuple[str, str], said: tuple[str, str]) -> None:
+    assert denials(edited(edit)) == [said]
+
+
+@pytest.mark.parametrize("name", ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"])
+def test_normalisation_statistics_pass_only_when_named_in_full(name: str) -> None:
+    asked = with_tensor(TensorSpec(name, "F32", (2,)))
+    wide = edited(("allow = [\n  { match", 'allow = [\n  { match = "*" },\n  { match'))
+    ((what, rule),) = denials(wide, asked)
+    assert what == name
+    assert rule == "tensors.allow 1: '*' matches it, but counters and normalisation statistics must be named in full"
+    named = edited(("allow = [\n  { match", f'allow = [\n  {{ match = "{name}" }},\n  {{ match'))
+    assert denials(named, asked) == []
+
+
+def test_an_integer_tensor_passes_only_when_named_in_full() -> None:
+    asked = with_tensor(TensorSpec("steps", "I64", (1,)))
+    wide = edited(("allow = [\n  { match", 'allow = [\n  { match = "st*", dtype = ["I64"] },\n  { match'))
+    assert [what for what, _ in denials(wide, asked)] == ["steps"]
+    assert denials(wide.replace('"st*"', '"steps"'), asked) == []
+
+
+@pytest.mark.parametrize("form", ["exact", "bucketed", "uniform"])
+def test_counts_may_be_told_less_exactly_than_the_policy_allows(form: str) -> None:
+    asked = Asked("hearts", COORDINATOR, (), (), 4, "uniform", 100)
+    assert denials(edited(('form = "bucketed"', f'form = "{form}"')), asked) == []
+
+
+def test_quotas_count_what_left_before() -> None:
+    found = parse(LEAST)
+    assert [one.allowed for one in policy.quotas(found, 400, 600, 600)] == [True, True]
+    assert [one.allowed for one in policy.quotas(found, 400, 601, 601)] == [False, False]
+    assert policy.quotas(found, 1, 0, 1000)[1].what == "1001 bytes in this day"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "policy.toml: empty, and a policy says at least [study] and [quotas]", id="empty"),
+        pytest.param("# all in a comment\n", "policy.toml: empty", id="comments"),
+        pytest.param("[study\n", "policy.toml: not TOML: ", id="not TOML"),
+        pytest.param(LEAST + "bytes_per_day = 5\n", "policy.toml: not TOML: Cannot overwrite a value", id="key twice"),
+        pytest.param(LEAST + "[quotas]\n", "policy.toml: not TOML: Cannot declare ('quotas',) twice", id="table twice"),
+        pytest.param(LEAST + "[tensor]\n", "policy.toml: unknown key `tensor`", id="unknown table"),
+        pytest.param(LEAST + "bytes = 1\n", "policy.toml: unknown key `bytes` in [quotas]", id="unknown key"),
+        pytest.param("[study]\n", "policy.toml: `coordinator` in [study] is missing", id="missing"),
+        pytest.param(LEAST.replace("1000", '"1000"', 1), "policy.toml: `bytes_per_round` in [quotas]: ", id="text"),
+        pytest.param(LEAST.replace("1000", "-1", 1), "policy.toml: `bytes_per_round` in [quotas]: ", id="negative"),
+        pytest.param(
+            LEAST + '[metrics]\nallow = [{ name = "a" }, { name = "a" }]', "metric 'a' stands twice", id="metric twice"
+        ),
+        pytest.param(
+            LEAST + '[tensors]\nallow = [{ match = "a", dtype = ["F31"] }]', "'F31' is none of F64, F32", id="dtype"
+        ),
+        pytest.param(LEAST + '[tensors]\nallow = [{ match = "" }]', "`match` in [tensors.allow]: ", id="no pattern"),
+        pytest.param(LEAST + '[counts]\nform = "about"', "`form` in [counts]: ", id="form"),
+        pytest.param(LEAST + '[release]\nupdates = "last"', "`updates` in [release]: ", id="release"),
+    ],
+)  # fmt: skip
+def test_a_broken_policy_is_refused_and_says_where(text: str, message: str) -> None:
+    with pytest.raises(BadData) as refused:
+        parse(text)
+    assert message in refused.value.message
+    assert refused.value.code == "DECLINED_POLICY"
+    assert refused.value.hint
+
+
+def test_a_policy_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadData, match=r"policy\.toml: not UTF-8 text"):
+        policy.load(tmp_path / "policy.toml")
+
+
+def test_a_missing_policy_names_the_command_that_drafts_one(tmp_path: Path) -> None:
+    with pytest.raises(NeedsPerson, match=r"there is no policy at .*: nothing may leave") as refused:
+        policy.load(tmp_path / "policy.toml")
+    assert refused.value.hint.startswith("`site-agent policy draft STUDY`")
+
+
+def test_differences_are_sentences() -> None:
+    old = parse(edited())
+    new = parse(edited(("digits = 4", "digits = 5"), ('updates = "none"', 'updates = "every"')))
+    assert policy.differences(old, new) == [
+        "metrics.allow: no longer name val_loss, digits 4, min_records 1",
+        "metrics.allow: now name val_loss, digits 5, min_records 1",
+        "release.updates: none before, every now",
+    ]
+    assert policy.differences(old, old) == []
+
+
+def test_a_drafted_name_cannot_break_out_of_its_string() -> None:
+    asked = Asked('x"]\n[release', COORDINATOR, (WEIGHT,), (), 4, "exact", None)
+    with pytest.raises(BadData):
+        parse(policy.draft(asked, "st-olav"))
