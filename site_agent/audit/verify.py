@@ -97,13 +97,14 @@ def verify(folder: Path, receipts: Path | None = None) -> tuple[Verdict, int]:
     signed = 0
     try:
         lines = Lines(folder)
+        heads = folder / HEADS
         for seq, (line, following) in enumerate(pairwise(chain(lines, (None,)))):
             if line is not None:
-                account.take(seq, line, following, folder / HEADS)
+                account.take(seq, line, following, heads)
         verdict.lines = account.lines
         if not account.lines:
             raise Unavailable("the ledger has no whole line")
-        signed = _signed_heads(folder / HEADS, account)
+        signed = _signed_heads(heads, account)
         if receipts is not None:
             verdict.compared = _compare(receipts, account)
     except _Bad as bad:
