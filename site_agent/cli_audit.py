@@ -85,9 +85,7 @@ def reconcile(
     receipts: Receipts = None,
     bytes_: Annotated[
         str | None,
-        typer.Option(
-            "--bytes", metavar="COUNT", help="Bytes that somebody else counted: a number, or the relay's FILE."
-        ),
+        typer.Option("--bytes", metavar="COUNT", help="What somebody else counted: a number, or the relay's FILE."),
     ] = None,
     since: Annotated[
         str, typer.Option(metavar="TIME", help="When counting began (RFC 3339, UTC); the relay's file says it itself.")

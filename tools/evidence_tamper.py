@@ -42,7 +42,7 @@ class Made:
 
     def __init__(self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7) -> None:
         self._random = random.Random(seed)
-        self._key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
+        self.ledger_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self.receipt_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self._tensors = tensors
         self._head, self._previous = EMPTY_HEAD, EMPTY_HEAD
@@ -65,7 +65,7 @@ class Made:
         (folder / HEADS).write_bytes(b"".join(line + b"\n" for line in self.heads))
 
     def _begin(self) -> None:
-        self._line("genesis", ledger_id=self._ledger_id, ledger_key=_hex(self._key), software="wardround")
+        self._line("genesis", ledger_id=self._ledger_id, ledger_key=_hex(self.ledger_key), software="wardround")
         self._line("identity", event="issued", site="st-olav", receipt_key=_hex(self.receipt_key))
         self._line("session", event="opened", peer="127.0.0.1:9000")
         by = {"name": "dpo", "uid": 1000}
@@ -105,7 +105,7 @@ class Made:
 
     def _sign(self) -> None:
         head = LedgerHead(self._ledger_id, len(self.lines), self._head)
-        envelope = canonical.dumps(head.sign(self._key).document())
+        envelope = canonical.dumps(head.sign(self.ledger_key).document())
         if not self.heads or self.heads[-1] != envelope:
             self.heads.append(envelope)
 

@@ -8,6 +8,7 @@ import html
 import json
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _approval(study: _Study) -> str:
         for record in study.others
         if record["type"] == "consent"
     ]
-    return f"<p>{_e('; '.join(said).capitalize())}.</p>\n" if said else "<p>No approval is in the ledger.</p>\n"
+    return f"<p>This study was {_e('; then '.join(said))}.</p>\n" if said else "<p>No approval is in the ledger.</p>\n"
 
 
 def _left(uploads: list[dict[str, Any]]) -> str:
@@ -181,7 +182,8 @@ def _updates(study: _Study, receipts: dict[str, dict[str, Any]]) -> str:
             _when(upload["ts"]), str(upload["round"]), str(upload["payload_bytes"]), _norm_text(upload), told, answer,
             signed,
         ))  # fmt: skip
-    return "<h3>Every update, and its receipt</h3>\n" + _table(
+    closing = "" if all(upload["tensors"] for upload in study.uploads) else "Rows of 0 bytes told metrics alone."
+    return f"<h3>Every update, and its receipt</h3>\n<p class=faint>{closing}</p>\n" + _table(
         ("time", "round", "bytes", "norm", "metrics", "coordinator's answer", "receipt"), rows, (1, 2, 3), (6,)
     )
 
@@ -213,7 +215,7 @@ def _norms(uploads: list[dict[str, Any]]) -> str:
         return ""
     top = max(norm for _, norm in points) or 1.0
     step = 10 ** math.floor(math.log10(top))
-    step = step / 2 if top / step < 3 else step
+    step = step / 2 if top / step < 3 else step * 2 if top / step > 6 else step
     ceiling = math.ceil(top / step) * step
     low, high = min(round_ for round_, _ in points), max(round_ for round_, _ in points)
     across = (WIDTH - LEFT - RIGHT) / max(1, high - low)
@@ -228,12 +230,9 @@ def _norms(uploads: list[dict[str, Any]]) -> str:
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>'
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{index * step:.3g}</text>'
         )
-    for round_ in sorted(
-        {low + round(index * (high - low) / min(10, high - low or 1)) for index in range(11)} | {high}
-    ):
-        if round_ <= high:
-            x, _ = place(round_, 0)
-            drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{round_}</text>')
+    for round_ in range(low, high + 1, max(1, (high - low) // 10)):
+        x, _ = place(round_, 0)
+        drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{round_}</text>')
     line = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
     drawn.append(f'<polyline points="{line}" fill="none" stroke="#1f4e8c" stroke-width="1.5"/>')
     drawn += ['<circle cx="{:.1f}" cy="{:.1f}" r="2.5" fill="#1f4e8c"/>'.format(*place(*point)) for point in points]
@@ -260,7 +259,7 @@ def _how(verdict: Verdict, identity: dict[str, Any]) -> str:
 
 
 def _table(
-    head: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[int, ...] = (), names: tuple[int, ...] = ()
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = (), names: tuple[int, ...] = ()
 ) -> str:
     """``right``: columns of numbers; ``names``: columns in a fixed-width face."""
     kinds = ["n" if index in right else "name" if index in names else "" for index in range(len(head))]
