@@ -17,10 +17,10 @@ from wardround.errors import BadData, Unavailable
 
 SHARE = 0.005  # of what the ledger accounts for: TLS and HTTP/2 framing
 CONNECTION = 16 * 1024  # bytes: handshake, certificates, settings, the first headers
-CALL = 512  # bytes: headers of a call and its end
+CALL = 256  # bytes: headers of a call and its end
 KEEPALIVE = 64  # bytes each 20 s
 KEEPALIVE_S = 20
-DOWN_SHARE = 0.002  # of what came down: HTTP/2 window updates that acknowledge it
+DOWN_SHARE = 0.0005  # of what came down: HTTP/2 window updates that acknowledge it
 
 
 @dataclass
@@ -118,7 +118,7 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
     reason = ""
     if unexplained > allowance:
         reason = f"{unexplained} bytes more left than the ledger accounts for; framing explains at most {allowance}"
-    elif unexplained < -allowance:
+    elif unexplained < -(SHARE * expected + CONNECTION * connections):
         reason = f"{-unexplained} bytes fewer were counted than the ledger says left: not everything passed the counter"
     return Reconciled(
         not reason, expected, payload, again, control, calls, connections, allowance, count.up, unexplained,
