@@ -34,7 +34,9 @@ def main() -> None:
         took = time.monotonic() - began
     code = os.waitstatus_to_exitcode(status)
     largest = used.ru_maxrss / 1024
-    print(f"{chosen.lines} lines, {size / 2**20:.0f} MiB: {took:.1f} s, {largest:.0f} MiB of memory")
+    cpu = used.ru_utime + used.ru_stime
+    spent = f"{took:.1f} s ({cpu:.1f} s of CPU), {largest:.0f} MiB of memory"
+    print(f"{chosen.lines} lines, {size / 2**20:.0f} MiB: {spent}")
     sys.exit(0 if code == 0 and took <= chosen.seconds and largest <= chosen.mebibytes else 1)
 
 
