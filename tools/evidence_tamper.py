@@ -36,16 +36,17 @@ judge = sys.modules["site_agent.audit.verify"]  # the module, whose name the pac
 class Made:
     """A ledger written by nobody: throw-away keys, rounds of control, upload and receipt, signed as an agent signs.
 
-    ``tail`` lines at the end are under no signed head. Everything is derived from ``seed``, but for the signatures'
-    keys, which are too: two makings are the same bytes.
+    ``tail`` lines at the end are under no signed head. ``after``: the last receipt of an older ledger that it
+    continues. Everything comes of ``seed``, the keys too: two makings are the same bytes.
     """
 
-    def __init__(self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7) -> None:
+    def __init__(self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, after: str = EMPTY_HEAD) -> None:
         self._random = random.Random(seed)
         self.ledger_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self.receipt_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self._tensors = tensors
-        self._head, self._previous = EMPTY_HEAD, EMPTY_HEAD
+        self._head, self._previous = EMPTY_HEAD, after
+        self._reopened = after != EMPTY_HEAD
         self.lines: list[bytes] = []
         self.heads: list[bytes] = []
         self.receipts: list[bytes] = []
@@ -65,7 +66,10 @@ class Made:
         (folder / HEADS).write_bytes(b"".join(line + b"\n" for line in self.heads))
 
     def _begin(self) -> None:
-        self._line("genesis", ledger_id=self._ledger_id, ledger_key=_hex(self.ledger_key), software="wardround")
+        cited = {"continues": {"ledger_id": "ab" * 16, "lines": 9, "head": "cd" * 32}} if self._reopened else {}
+        self._line(
+            "genesis", ledger_id=self._ledger_id, ledger_key=_hex(self.ledger_key), software="wardround", **cited
+        )
         self._line("identity", event="issued", site="st-olav", receipt_key=_hex(self.receipt_key))
         self._line("session", event="opened", peer="127.0.0.1:9000")
         by = {"name": "dpo", "uid": 1000}

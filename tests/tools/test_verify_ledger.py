@@ -153,3 +153,9 @@ def test_the_verifier_in_a_bundle_runs_alone(tmp_path: Path, twenty: Made) -> No
         [sys.executable, "-I", "VERIFY.py", "ledger"], cwd=tmp_path / "out", capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "VERIFIED")
+
+
+def test_a_reopened_ledger_goes_on_from_the_receipts_of_the_one_it_cites(tmp_path: Path) -> None:
+    Made(20, after="ef" * 32).write(tmp_path)
+    assert audit.verify(tmp_path)[1] == audit.VERIFIED
+    assert verify_ledger.judge(tmp_path)[0] == audit.VERIFIED
