@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from site_agent.cli_audit import audit_app
 from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
 from site_agent.cli_policy import policy_app
@@ -30,7 +31,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
@@ -190,49 +190,6 @@ def status(state: State, json: Json = False) -> None:
 app.command("predict")(predict)
 
 
-@audit_app.command("show")
-def audit_show(state: State, json: Json = False) -> None:
-    """The ledger, line by line: what left, what was told, what was answered."""
-    from site_agent.audit import records
-
-    lines = list(records(state / "ledger"))
-    if json:
-        print_json({"records": lines})
-        return
-    from rich.table import Table
-
-    table = Table("line", "time", "type", "what", box=None, pad_edge=False)
-    for line in lines:
-        table.add_row(str(line["seq"]), line["ts"], line["type"], _what(line))
-    _console().print(table, markup=False)
-    print("next: `site-agent audit verify`")
-
-
-@audit_app.command("verify")
-def audit_verify(state: State, json: Json = False) -> None:
-    """Check every line, signature and receipt, offline. Exits 0 verified, 1 changed, 2 unresolved, 3 cannot verify."""
-    from site_agent import audit
-    from site_agent.preview import size
-
-    verdict, code = audit.verify(state / "ledger")
-    if json:
-        print_json(verdict.document())
-    elif code == audit.VERIFIED:
-        print(
-            f"verified: {verdict.lines} lines; {verdict.uploads} uploads ({verdict.accepted} accepted, "
-            f"{verdict.refused} refused), {size(verdict.bytes)} in all"
-        )
-    elif code == audit.TAMPERED:
-        print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")
-        print("next: keep this folder as it is, and compare it with the last backup")
-    elif code == audit.UNRESOLVED:
-        print(f"unchanged, but: {verdict.reason}")
-        print("next: `site-agent run` asks the coordinator and signs; then verify again")
-    else:
-        print(f"cannot verify: {verdict.reason}")
-    raise typer.Exit(code)
-
-
 def main() -> None:
     """The command ``site-agent``."""
     run(app)
@@ -378,37 +335,6 @@ def _print_status(shown: dict[str, Any]) -> None:
     _print_studies(shown["studies"])
     if not shown["running"]:
         print("next: `site-agent run`")
-
-
-def _what(line: dict[str, Any]) -> str:
-    """One ledger record in a few words."""
-    import json
-
-    from site_agent.preview import size
-
-    match line["type"]:
-        case "upload":
-            told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])
-            return (
-                f"{line['study']} round {line['round']}.{line['attempt']}: {len(line['tensors'])} tensors, "
-                f"{size(line['payload_bytes'])}; {told}; n={line['num_examples']}/{line['num_validation']}"
-            )
-        case "receipt":
-            receipt = json.loads(line["envelope"]["payload"])
-            return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()
-        case "declare":
-            return f"{line['study']} {line['standing']} {line['code']}".rstrip()
-        case "consent":
-            return f"{line['study']} {line['event']} by {line['by']['name']}"
-        case "session":
-            sent = f", {size(line['bytes_up'])} sent" if "bytes_up" in line else ""
-            return f"{line['event']} {line['peer']}{sent}"
-        case "identity":
-            return f"{line['event']} for {line['site']}, to {line['not_after']}"
-        case "genesis":
-            return f"ledger {line['ledger_id']} begun by {line['software']}"
-        case _:
-            return f"{line.get('torn_bytes', 0)} torn bytes cut"
 
 
 if __name__ == "__main__":

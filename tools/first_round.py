@@ -46,7 +46,7 @@ def main() -> None:
             given.append("coordinator study create")
             name = world.create_study(study, "--set", "study.quorum=2")
             for site in SITES:
-                given += ["site-agent preview", "site-agent approve"]
+                given += ["site-agent preview", "site-agent policy draft", "site-agent approve"]
                 world.ask_site(site, "preview", name)
                 world.approve(name, [site])
             given.append("coordinator study start")

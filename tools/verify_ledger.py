@@ -11,6 +11,7 @@ receipt or lines that no signed head covers; 3 cannot be verified; 64 usage.
 import base64
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -19,20 +20,49 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 HEAD_TYPE = "application/vnd.wardround.ledger-head.v1+json"
 RECEIPT_TYPE = "application/vnd.wardround.receipt.v1+json"
-RECORD_TYPES = ("genesis", "identity", "session", "upload", "receipt", "declare", "consent", "recovered")
 LARGEST_INTEGER = 2**53 - 1
+NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
+EMPTY = "0" * 64
+
+FIELDS_OF = {
+    "genesis": "ledger_id",
+    "identity": "receipt_key",
+    "session": "event",
+    "policy": "event",
+    "consent": "event study",
+    "declare": "study standing",
+    "control": "bytes",
+    "upload": "upload_id study revision round attempt manifest_sha256 payload_bytes tensors metrics",
+    "receipt": "upload_id envelope",
+    **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
+    **dict.fromkeys(("left", "recovered"), ""),
+}
+FORM_OF = {  # a list means a list of that; an object must have at least these fields
+    "by": {"name": "text", "uid": "count"},
+    "tensors": [
+        dict.fromkeys(("bundle", "name", "dtype", "encoding"), "text")
+        | {"shape": ["count"], "bytes": "count", "sha256": "digest"}
+    ],
+    "metrics": [{"name": "text", "value": "text"}],
+    "methods": [{"method": "text", "count": "count", "bytes": "count"}],
+    "envelope": {"payload_type": "text", "payload": "text", "keyid": "text", "signature": "text"},
+    "continues": {"ledger_id": "text", "lines": "count", "head": "digest"},
+}
+TEXT = "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule"
+COUNT = "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes"
+DIGEST = "prev manifest_sha256 ledger_key receipt_key"
+for form, names in (("text", TEXT), ("count", COUNT), ("digest", DIGEST)):
+    FORM_OF.update((name, form) for name in names.split())
 
 
 class Tampered(Exception):
-    """A line that is not as it was written, and why."""
-
     def __init__(self, line, why):
         super().__init__(why)
         self.line = line
 
 
 class CannotVerify(Exception):
-    """Nothing can be said: no ledger, or no key in it."""
+    pass
 
 
 # Canonical JSON: sorted keys, no spaces, UTF-8, integers only. What is read must be what would be written.
@@ -43,54 +73,51 @@ def no_floats(text):
 
 
 def integer(text):
-    value = int(text)
-    if abs(value) > LARGEST_INTEGER:
+    if len(text) > 17 or abs(int(text)) > LARGEST_INTEGER:
         raise ValueError("an integer that some readers would round")
-    return value
-
-
-def pairs(items):
-    if len({key for key, _ in items}) != len(items):
-        raise ValueError("a key stands twice")
-    return dict(items)
+    return int(text)
 
 
 def canonical(data):
     """The value of canonical JSON; ValueError if it is not that."""
     try:
-        value = json.loads(
-            data, object_pairs_hook=pairs, parse_float=no_floats, parse_int=integer, parse_constant=no_floats
-        )
+        value = json.loads(data, parse_float=no_floats, parse_int=integer, parse_constant=no_floats)
         written = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if written != data:
+    if written != data:  # a key that stands twice, too, is not written twice
         raise ValueError("not in canonical form")
     return value
 
 
-# DSSE: the signature is over the type and the payload with their lengths.
+def has_form(value, form):
+    """Whether a field's value has the form that docs/auditors.md gives it."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(name in value and has_form(value[name], form[name]) for name in form)
+    if form == "count":
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, str) and (form == "text" or re.fullmatch("[0-9a-f]{64}", value) is not None)
 
 
-def signed_value(envelope, wanted_type, key):
-    """The value in a signed envelope; ValueError if anything about it is wrong."""
+def signed_value(envelope, wanted_type, key, old=False):
+    """The value in a signed envelope; ValueError if anything is wrong. ``old``: a head under newer ones."""
     kind, payload = envelope["payload_type"], envelope["payload"].encode()
     signature = base64.b64decode(envelope["signature"], validate=True)
     if kind != wanted_type or envelope["keyid"] != hashlib.sha256(key.public_bytes_raw()).hexdigest():
         raise ValueError("another type or another key")
     message = b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
     try:
-        key.verify(signature, message)
+        if not old:
+            key.verify(signature, message)
+        return canonical(payload)
     except InvalidSignature:
         raise ValueError("its signature does not verify") from None
-    return canonical(payload)
 
 
 def public_key(hexadecimal):
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(hexadecimal))
-
-
-# The chain.
 
 
 def after(head, line):
@@ -109,42 +136,40 @@ def read_lines(folder):
     return lines, torn
 
 
-def read_records(lines):
-    records = []
-    for number, line in enumerate(lines):
-        try:
-            record = canonical(line)
-        except ValueError as error:
-            raise Tampered(number, f"is not as it was written: {error}") from None
-        if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in RECORD_TYPES:
-            raise Tampered(number, "is no record of a known type")
-        if record.get("seq") != number:
-            raise Tampered(number, "has another number: lines were removed, added or moved")
-        records.append(record)
-    if records[0]["type"] != "genesis":
-        raise Tampered(0, "is not a ledger's beginning")
-    return records
+def read_record(number, line):
+    """The record of one line, which has its form and its number."""
+    try:
+        record = canonical(line)
+    except ValueError as error:
+        raise Tampered(number, f"is not as it was written: {error}") from None
+    if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in FIELDS_OF:
+        raise Tampered(number, "is no record of a known type")
+    for name in ["seq", "ts", "prev", *FIELDS_OF[record["type"]].split()]:
+        if name not in record:
+            raise Tampered(number, f"does not have its form: no {name}")
+    for name, value in record.items():
+        if name in FORM_OF and not has_form(value, FORM_OF[name]):
+            raise Tampered(number, f"does not have its form: {name}")
+    if record["seq"] != number:
+        raise Tampered(number, "has another number: lines were removed, added or moved")
+    if (record["type"] == "genesis") != (number == 0):
+        raise Tampered(number, "is a second beginning, or the ledger has none")
+    return record
 
 
-def follow_chain(records, lines):
-    """The heads after 0, 1, 2 ... lines. Of two lines that disagree, the one that fits neither side is to blame."""
-    heads = ["0" * 64]
-    for number, (record, line) in enumerate(zip(records, lines, strict=True)):
-        named = record.get("prev")
-        if named != heads[-1]:
-            blamed = number
-            if number > 0 and number + 1 < len(lines) and isinstance(named, str) and len(named) == 64:
-                try:
-                    if after(named, line) == records[number + 1].get("prev"):
-                        blamed = number - 1  # this line still leads to the next, so the one before was changed
-                except ValueError:
-                    pass  # not hexadecimal: this line was changed
-            raise Tampered(blamed, f"breaks the chain: line {number} names another head than the lines before it give")
-        heads.append(after(heads[-1], line))
-    return heads
-
-
-# What the lines say.
+def blame(number, lines, named, folder):
+    """Two lines disagree. The later is intact if, with the head it names, it leads to what others say comes next."""
+    if number == 0:
+        return 0
+    try:
+        if number + 1 < len(lines):
+            wanted = [canonical(lines[number + 1])["prev"]]
+        else:
+            heads = [json.loads(canonical(line)["payload"]) for line in head_lines(folder)]
+            wanted = [head["head"] for head in heads if head["lines"] == number + 1]
+    except (ValueError, KeyError, TypeError):
+        return number
+    return number - 1 if after(named, lines[number]) in wanted[:1] else number
 
 
 def check_upload(number, record, uploads):
@@ -159,12 +184,14 @@ def check_upload(number, record, uploads):
         raise Tampered(number, "repeats an upload")
 
 
-def check_receipt(number, record, receipt, uploads, receipts, heads):
+def check_receipt(number, record, receipt, uploads, receipts, heads, ledger_id):
     upload = uploads.get(record["upload_id"])
     if upload is None or receipt["upload_id"] != record["upload_id"]:
         raise Tampered(number, "is a receipt for an upload that no line before it records")
     if record["upload_id"] in receipts:
         raise Tampered(number, "is a second receipt for one upload")
+    if receipt["decision"] not in ("accepted", "refused", "not_received"):
+        raise Tampered(number, "is a receipt that decides nothing")
     if receipt["decision"] == "not_received":
         return
     for name in ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes"):
@@ -173,85 +200,97 @@ def check_receipt(number, record, receipt, uploads, receipts, heads):
     head = receipt["ledger"]
     if head is None:
         return
-    if not upload["seq"] < head["lines"] < len(heads) or heads[head["lines"]] != head["head"]:
+    known = upload["seq"] < head["lines"] < len(heads) and heads[head["lines"]] == head["head"]
+    if not known or head["ledger_id"] != ledger_id:
         raise Tampered(number, "is a receipt for a head that this ledger never had")
 
 
-def check_records(records, heads):
-    """Uploads and their receipts, by upload id."""
-    uploads, receipts, key, previous = {}, {}, None, "0" * 64
-    for number, record in enumerate(records):
+def check_lines(lines, folder):
+    """The first record, the heads after 0, 1, 2 ... lines, the uploads, and their receipts by upload id."""
+    heads, uploads, receipts = [EMPTY], {}, {}
+    genesis = key = previous = None
+    for number, line in enumerate(lines):
+        record = read_record(number, line)
+        if record["prev"] != heads[-1]:
+            bad = blame(number, lines, record["prev"], folder)
+            raise Tampered(bad, f"breaks the chain: line {number} names another head than the lines before it give")
         try:
-            if record["type"] == "identity":
+            if record["type"] == "genesis":
+                genesis, previous = record, None if "continues" in record else EMPTY
+            elif record["type"] == "identity":
                 key = public_key(record["receipt_key"])
             elif record["type"] == "upload":
                 check_upload(number, record, uploads)
                 uploads[record["upload_id"]] = record
             elif record["type"] == "receipt":
-                if key is None:
-                    raise CannotVerify("no identity line gives the coordinator's receipt key")
                 receipt = signed_value(record["envelope"], RECEIPT_TYPE, key)
-                check_receipt(number, record, receipt, uploads, receipts, heads)
+                check_receipt(number, record, receipt, uploads, receipts, heads, genesis["ledger_id"])
                 if receipt["decision"] != "not_received":
-                    if receipt["previous"] != previous:
+                    if previous not in (None, receipt["previous"]):
                         raise Tampered(number, "is a receipt that does not follow the one before it: one is missing")
                     previous = hashlib.sha256(record["envelope"]["payload"].encode()).hexdigest()
                 receipts[record["upload_id"]] = receipt
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Tampered(number, f"does not have its form: {error}") from None
-    return uploads, receipts
+        heads.append(after(heads[-1], line))
+    return genesis, heads, uploads, receipts
+
+
+def head_lines(folder):
+    path = folder / "heads.jsonl"
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def check_signed_heads(folder, genesis, heads):
     """How many lines the last signed head covers."""
-    try:
-        key = public_key(genesis["ledger_key"])
-    except (KeyError, TypeError, ValueError):
-        raise CannotVerify("the first line holds no ledger key") from None
-    path = folder / "heads.jsonl"
-    signed = 0
-    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
+    if "ledger_key" not in genesis:
+        raise CannotVerify("the first line holds no ledger key")
+    key = public_key(genesis["ledger_key"])
+    lines = head_lines(folder)
+    signed, last = 0, len(heads) - 1
+    for number, line in enumerate(lines):
+        bad = min(signed, last - 1)
         try:
-            head = signed_value(canonical(line), HEAD_TYPE, key)
+            head = signed_value(canonical(line), HEAD_TYPE, key, old=number < len(lines) - NEWEST_HEADS)
             covered, digest, ledger = head["lines"], head["head"], head["ledger_id"]
+            grows = covered > signed and len(head) == 3
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Tampered(signed, f"or later: a signed head is damaged: {error}") from None
-        if ledger != genesis.get("ledger_id"):
+            raise Tampered(bad, f"or later: a signed head is damaged: {error}") from None
+        if ledger != genesis["ledger_id"]:
             raise Tampered(0, "is of another ledger than a signed head")
-        if covered >= len(heads):
-            raise Tampered(len(heads) - 1, f"is missing: a signed head covers {covered} lines")
+        if not grows:
+            raise Tampered(bad, "or later: the signed heads do not grow")
+        if covered > last:
+            raise Tampered(last, f"is missing: a signed head covers {covered} lines")
         if heads[covered] != digest:
-            raise Tampered(signed, f"or a later one up to {covered - 1} is not the one that a signed head covers")
-        signed = max(signed, covered)
+            raise Tampered(bad, f"or a later one up to {covered - 1} is not the one that a signed head covers")
+        signed = covered
     return signed
 
 
-def verify(folder):
-    """Print the verdict and return the exit code."""
+def judge(folder):
+    """(exit code, first bad line or None, a sentence)."""
     try:
         lines, torn = read_lines(folder)
-        records = read_records(lines)
-        heads = follow_chain(records, lines)
-        uploads, receipts = check_records(records, heads)
-        unsigned = len(lines) - check_signed_heads(folder, records[0], heads)
+        genesis, heads, uploads, receipts = check_lines(lines, folder)
+        unsigned = len(lines) - check_signed_heads(folder, genesis, heads)
     except Tampered as bad:
-        print(f"TAMPERED: line {bad.line} {bad}")
-        return 1
+        return 1, bad.line, f"TAMPERED: line {bad.line} {bad}"
     except (CannotVerify, OSError) as why:
-        print(f"CANNOT VERIFY: {why}")
-        return 3
+        return 3, None, f"CANNOT VERIFY: {why}"
     unresolved = len(uploads) - len(receipts)
     total = sum(upload["payload_bytes"] for upload in uploads.values())
-    print(f"{len(lines)} lines, {len(uploads)} uploads, {total} payload bytes")
+    said = f"{len(lines)} lines, {len(uploads)} uploads, {total} payload bytes\n"
     if unresolved or unsigned or torn:
-        print(f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers")
-        return 2
-    print("VERIFIED")
-    return 0
+        said += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"
+        return 2, None, said
+    return 0, None, said + "VERIFIED"
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         print("usage: verify_ledger.py LEDGER_DIR", file=sys.stderr)
         sys.exit(64)
-    sys.exit(verify(Path(sys.argv[1])))
+    code, _line, sentence = judge(Path(sys.argv[1]))
+    print(sentence)
+    sys.exit(code)

@@ -210,7 +210,14 @@ class World:
             return str(tomllib.load(file)["study"]["name"])
 
     def approve(self, study: str, sites: Sequence[str]) -> None:
-        in_parallel(lambda site: self.ask_site(site, "approve", study, "--data", "patients"), sites)
+        """At each site: a policy that allows just this study, unless the site has one, and the approval."""
+
+        def act(site: str) -> None:
+            if not (self.state / site / "policy.toml").exists():
+                self.ask_site(site, "policy", "draft", study)
+            self.ask_site(site, "approve", study, "--data", "patients")
+
+        in_parallel(act, sites)
 
     def finish(self, study: str, timeout_s: float = 300) -> dict[str, Any]:
         """Wait until the study has ended, every site has heard of it, and return its status."""

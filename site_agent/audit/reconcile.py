@@ -1,0 +1,131 @@
+"""The ledger against what others say: how many bytes they counted on the line.
+
+What the ledger accounts for is every byte of every message: the payloads (`upload`, and `bytes_up` of each `session`,
+which also counts what was sent twice after a broken line) and everything beside them (`control`). What a counter on the
+line sees on top is framing: TLS records, HTTP/2 frames and headers, acknowledgements of downloads, keep-alives. That is
+allowed for by the constants below, which were measured (docs/evidence.md), and no more.
+"""
+
+import datetime
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from site_agent.audit.form import records
+from wardround.errors import BadData, Unavailable
+
+SHARE = 0.005  # of what the ledger accounts for: TLS and HTTP/2 framing
+CONNECTION = 16 * 1024  # bytes: handshake, certificates, settings, the first headers
+CALL = 256  # bytes: headers of a call and its end
+KEEPALIVE = 64  # bytes each 20 s
+KEEPALIVE_S = 20
+DOWN_SHARE = 0.0005  # of what came down: HTTP/2 window updates that acknowledge it
+
+
+@dataclass
+class Reconciled:
+    """``expected``: bytes of all messages by the ledger; ``allowance``: framing at most; ``counted``: by the other;
+    ``unexplained``: counted less expected, all of which must lie within the allowance. ``ok``: it does."""
+
+    ok: bool
+    expected: int
+    payload: int
+    sent_again: int
+    control: int
+    calls: int
+    connections: int
+    allowance: int
+    counted: int
+    unexplained: int
+    open_session: bool
+    reason: str
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Count:
+    """Somebody else's count of bytes from the site. ``seconds``: how long connections were open, together."""
+
+    up: int
+    down: int = 0
+    connections: int | None = None
+    seconds: float = 0.0
+    began: str = ""
+
+
+def count_from(text: str) -> Count:
+    """A count: a plain number of bytes, or the name of a file with one, or with what `site-agent audit relay` writes.
+
+    Raises:
+        Unavailable: there is no such file.
+        BadData: it is no count.
+    """
+    if text.isascii() and text.isdigit():
+        return Count(int(text))
+    path = Path(text)
+    try:
+        told = json.loads(path.read_bytes())
+    except OSError as error:
+        raise Unavailable(
+            f"the count {path} cannot be read ({error.strerror})", hint="--bytes FILE or NUMBER"
+        ) from None
+    except ValueError:
+        raise BadData(f"{path} is no count: neither a number nor what `site-agent audit relay` writes") from None
+    if isinstance(told, int) and not isinstance(told, bool):
+        return Count(told)
+    try:
+        seconds = sum(_seconds(one["opened"], one["closed"] or told["until"]) for one in told["connections"])
+        return Count(int(told["up"]), int(told["down"]), len(told["connections"]), seconds, str(told["began"]))
+    except (KeyError, TypeError, ValueError):
+        raise BadData(f"{path} is no count: it lacks what `site-agent audit relay` writes") from None
+
+
+def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
+    """Hold a count of bytes against the ledger's records from ``since`` on (RFC 3339; as a rule: when counting began).
+
+    Fewer bytes than the ledger says are unexplained too, beyond what was recorded and not sent.
+    """
+    since = since or count.began
+    payload = again = control = calls = sessions = 0
+    recorded = 0  # in the session that is open
+    open_session = False
+    for record in records(folder):
+        if record["ts"] < since:
+            continue
+        match record["type"]:
+            case "upload":
+                recorded += record["payload_bytes"]
+            case "session" if record["event"] == "opened":
+                sessions, open_session = sessions + 1, True
+            case "session":
+                sent = record.get("bytes_up", 0)
+                payload, again = payload + min(sent, recorded), again + max(0, sent - recorded)
+                recorded, open_session = 0, False
+            case "control":
+                control += record["bytes"]
+                calls += sum(row["count"] for row in record.get("methods", []))
+    payload += recorded
+    expected = payload + again + control
+    connections = count.connections if count.connections is not None else max(1, sessions)
+    allowance = int(
+        SHARE * expected + CONNECTION * connections + CALL * calls
+        + KEEPALIVE * (count.seconds / KEEPALIVE_S) + DOWN_SHARE * count.down
+    )  # fmt: skip
+    unexplained = count.up - expected
+    reason = ""
+    if unexplained > allowance:
+        reason = f"{unexplained} bytes more left than the ledger accounts for; framing explains at most {allowance}"
+    elif unexplained < -(SHARE * expected + CONNECTION * connections):
+        reason = f"{-unexplained} bytes fewer were counted than the ledger says left: not everything passed the counter"
+    return Reconciled(
+        not reason, expected, payload, again, control, calls, connections, allowance, count.up, unexplained,
+        open_session, reason,
+    )  # fmt: skip
+
+
+def _seconds(opened: str, closed: str) -> float:
+    first, last = (datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (opened, closed))
+    return max(0.0, (last - first).total_seconds())

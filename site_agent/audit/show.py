@@ -1,0 +1,77 @@
+"""Ledger records for people: which to show, and each in a few words."""
+
+import fnmatch
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from site_agent.audit.form import records
+from site_agent.preview import size
+
+
+def chosen(
+    folder: Path, study: str | None = None, round_: int | None = None, tensor: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The records of one study, one round; with ``tensor`` (a pattern as in a shell) uploads alone, and of them only
+    the tensors that match. A receipt belongs to its upload's study and round."""
+    for record in records(folder):
+        place = json.loads(record["envelope"]["payload"]) if record["type"] == "receipt" else record
+        if study is not None and place.get("study") != study:
+            continue
+        if round_ is not None and (place.get("round") != round_ or place.get("study") is None):
+            continue
+        if tensor is not None:
+            matching = [row for row in record.get("tensors", []) if fnmatch.fnmatchcase(row["name"], tensor)]
+            if not matching:
+                continue
+            record = {**record, "tensors": matching}
+        yield record
+
+
+def words(line: dict[str, Any]) -> str:
+    """One record in a few words. Whatever a record lacks is left out; whatever is unknown is shown as it stands."""
+    kind = line["type"]
+    place = f"{line.get('study', '')} round {line.get('round', '?')}"
+    by = f" by {line['by']['name']}" if "by" in line else ""
+    match kind:
+        case "upload":
+            told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])
+            return (
+                f"{place}.{line['attempt']}: {len(line['tensors'])} tensors, {size(line['payload_bytes'])}; {told}; "
+                f"n={line.get('num_examples', '?')}/{line.get('num_validation', '?')}"
+            )
+        case "receipt":
+            receipt = json.loads(line["envelope"]["payload"])
+            return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()
+        case "declare":
+            return f"{line['study']} {line['standing']} {line.get('code', '')}".rstrip()
+        case "consent":
+            return f"{line['study']} {line['event']}{by}"
+        case "session":
+            sent = f", {size(line['bytes_up'])} sent" if "bytes_up" in line else ""
+            return f"{line['event']} {line.get('peer', '')}{sent}"
+        case "control":
+            calls = ", ".join(f"{row['method']} {row['count']}x" for row in line.get("methods", []))
+            return f"{size(line['bytes'])} beside updates: {calls}".rstrip(": ")
+        case "blocked":
+            return f"{place}: nothing left: {line.get('what', '')}: {line.get('rule', '')}".rstrip(": ")
+        case "held" | "released" | "rejected":
+            return f"{place} {kind}{by}"
+        case "policy":
+            return f"{line['event']} {str(line.get('sha256', ''))[:12]}".rstrip()
+        case "identity":
+            return f"{line.get('event', '')} for {line.get('site', '?')}, to {line.get('not_after', '?')}"
+        case "genesis":
+            before = f", continues {line['continues']['ledger_id']}" if "continues" in line else ""
+            return f"ledger {line['ledger_id']} begun by {line.get('software', '?')}{before}"
+        case "left":
+            return f"the membership ended{by}"
+        case _:
+            return f"{line.get('torn_bytes', 0)} torn bytes cut"
+
+
+def tensor_words(row: dict[str, Any]) -> str:
+    """One tensor of an upload."""
+    norm = f", norm {row['l2']}" if "l2" in row else ""
+    return f"{row['name']} {row['dtype']} {row['shape']}, {size(row['bytes'])}{norm}, sha256 {row['sha256']}"

@@ -1,0 +1,199 @@
+"""``site-agent audit``: what left, and whether the account of it is whole. All of it offline but the relay."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from site_agent.cli_reopen import reopen
+from wardround.cli import print_json, say
+from wardround.errors import BadData, UsageProblem
+
+audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
+audit_app.command("reopen")(reopen)
+
+State = Annotated[Path | None, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
+Ledger = Annotated[Path | None, typer.Option("--ledger", metavar="DIR", help="A ledger folder, or a copy of one.")]
+Receipts = Annotated[
+    Path | None, typer.Option("--receipts", metavar="FILE", help="From `coordinator receipts SITE --out FILE`.")
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@audit_app.command("show")
+def show(
+    state: State = None,
+    ledger: Ledger = None,
+    study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
+    round_: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
+    tensor: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only tensors whose names match, such as 'head.*'.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The ledger, line by line: what left, what was told, what was answered."""
+    from site_agent.audit.show import chosen, tensor_words, words
+
+    lines = list(chosen(_folder(state, ledger), study, round_, tensor))
+    if json:
+        print_json({"records": lines})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("line", "time", "type", "what", box=None, pad_edge=False)
+    for line in lines:
+        table.add_row(str(line["seq"]), line["ts"], line["type"], words(line))
+        for row in line["tensors"] if tensor is not None else []:
+            table.add_row("", "", "", tensor_words(row))
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
+    print("next: `site-agent audit verify`" if lines else "no line of the ledger is about that")
+
+
+@audit_app.command("verify")
+def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None, json: Json = False) -> None:
+    """Check every line, signature and receipt, offline. Exits 0 verified, 1 changed, 2 unresolved, 3 cannot verify."""
+    from site_agent import audit
+    from site_agent.preview import size
+
+    verdict, code = audit.verify(_folder(state, ledger), receipts)
+    if json:
+        print_json(verdict.document())
+    elif code == audit.VERIFIED:
+        copies = (
+            f"; {verdict.compared} receipts of the coordinator's copy agree" if verdict.compared is not None else ""
+        )
+        print(
+            f"verified: {verdict.lines} lines; {verdict.uploads} uploads ({verdict.accepted} accepted, "
+            f"{verdict.refused} refused), {size(verdict.bytes)} in all{copies}"
+        )
+    elif code == audit.TAMPERED:
+        print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")
+        print("next: keep this folder as it is, and compare it with the last backup")
+    elif code == audit.UNRESOLVED:
+        print(f"unchanged, but: {verdict.reason}")
+        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+    else:
+        print(f"cannot verify: {verdict.reason}")
+    raise typer.Exit(code)
+
+
+@audit_app.command("reconcile")
+def reconcile(
+    state: State = None,
+    ledger: Ledger = None,
+    receipts: Receipts = None,
+    bytes_: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="COUNT", help="What somebody else counted: a number, or the relay's FILE."),
+    ] = None,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="When counting began (RFC 3339, UTC); the relay's file says it itself.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """The ledger against the coordinator's receipts and a counter's bytes. Exits 0 if they agree, 1 if not."""
+    from site_agent import audit
+    from site_agent.audit.reconcile import count_from
+    from site_agent.audit.reconcile import reconcile as compare
+
+    if receipts is None and bytes_ is None:
+        raise UsageProblem("nothing to reconcile with", hint="--receipts FILE, --bytes COUNT, or both")
+    folder = _folder(state, ledger)
+    verdict, code = audit.verify(folder, receipts)
+    if code == audit.CANNOT_VERIFY or code == audit.TAMPERED:
+        print_json({"ledger": verdict.document()}) if json else print(f"the ledger does not verify: {verdict.reason}")
+        raise typer.Exit(code)
+    found = compare(folder, count_from(bytes_), since) if bytes_ is not None else None
+    if json:
+        print_json({"ledger": verdict.document(), "bytes": found.document() if found is not None else None})
+    else:
+        if receipts is not None:
+            print(f"receipts: {verdict.compared} of the coordinator's copy are in the ledger, in order, byte for byte")
+            if verdict.unresolved:
+                print(f"{verdict.unresolved} uploads still have no receipt in the ledger")
+        if found is not None:
+            print(f"expected by the ledger  {found.expected:>14} bytes: payload {found.payload}, sent again "
+                  f"{found.sent_again}, beside it {found.control} in {found.calls} calls")  # fmt: skip
+            print(f"counted on the line     {found.counted:>14} bytes in {found.connections} connections")
+            print(f"unexplained             {found.unexplained:>14} bytes; framing explains up to {found.allowance}")
+            if found.open_session:
+                print("the last connection is still open: stop the agent, then count again, for an exact comparison")
+            print(f"DIFFERENT: {found.reason}" if found.reason else "reconciled")
+    raise typer.Exit(0 if found is None or found.ok else 1)
+
+
+@audit_app.command("export")
+def export(
+    out: Out,
+    format_: Annotated[Literal["json", "csv", "ocsf"], typer.Option("--format", help="ocsf: one event a line.")],
+    state: State = None,
+    ledger: Ledger = None,
+    study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
+) -> None:
+    """The ledger for another program: JSON, CSV safe to open in a spreadsheet, or OCSF API Activity events."""
+    from site_agent.audit.export import FORMATS
+    from site_agent.audit.show import chosen
+    from wardround import durable
+
+    lines = list(chosen(_folder(state, ledger), study))
+    durable.write_file(out, FORMATS[format_](lines).encode())
+    print(f"{len(lines)} lines written to {out}")
+
+
+@audit_app.command("report")
+def report(out: Out, state: State = None, receipts: Receipts = None) -> None:
+    """One page to read and print: what left, what never left, how many bytes, receipts, how to check it."""
+    from site_agent import audit
+    from site_agent.audit.report import page
+    from wardround import durable
+
+    folder = _folder(state, None)
+    verdict, code = audit.verify(folder, receipts)
+    if code == audit.CANNOT_VERIFY:
+        raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
+    durable.write_file(out, page(folder, folder.parent / "consents", verdict, code).encode())
+    print(f"report written to {out}")
+    if code != audit.VERIFIED:
+        say(f"warning: {verdict.reason}")
+
+
+@audit_app.command("bundle")
+def bundle(out: Out, state: State = None, receipts: Receipts = None) -> None:
+    """One signed archive for an auditor: ledger, consents, policy, receipts, report, and the verifier."""
+    from site_agent.audit import VERIFIED
+    from site_agent.audit.bundle import write
+    from site_agent.gateway.identity import Identity
+    from site_agent.state import SiteState
+
+    root = _folder(state, None).parent
+    code = write(root, Identity(SiteState(root).identity).ledger_key(), out, receipts)
+    print(f"bundle written to {out}, signed with the ledger key")
+    print(f"next: `tar xf {out.name}`, then `python VERIFY.py ledger`")
+    if code != VERIFIED:
+        say("warning: the ledger in it does not verify fully; the report in it says why")
+
+
+@audit_app.command("relay")
+def relay(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the site connects to.")],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
+    count: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the count, for `audit reconcile --bytes FILE`.")
+    ] = None,
+) -> None:
+    """Pass a site's connection on to the coordinator and count its bytes, without any key. Until SIGTERM."""
+    from site_agent.gateway.relay import serve
+
+    done = serve(listen, to, count).document()
+    print(f"{done['up']} bytes up, {done['down']} down, {len(done['connections'])} connections")
+
+
+def _folder(state: Path | None, ledger: Path | None) -> Path:
+    if ledger is not None:
+        return ledger
+    if state is None:
+        raise UsageProblem("which ledger? neither --state nor --ledger was given", hint="--state DIR, or --ledger DIR")
+    return state / "ledger"

@@ -1,0 +1,341 @@
+"""What an auditor does with a ledger: hold it against the coordinator's copy and a counter, export, report, bundle."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from site_agent import audit
+from site_agent.audit import bundle, export, report
+from site_agent.audit.form import Lines, read, records
+from site_agent.audit.reconcile import Count, count_from, reconcile
+from site_agent.audit.show import chosen, words
+from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
+from wardround import canonical, dsse
+from wardround.errors import BadData, Unavailable
+from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return Made(20)
+
+
+@pytest.fixture
+def state(tmp_path: Path, made: Made) -> Path:
+    """A state directory with a ledger, and the coordinator's copy of the receipts beside it."""
+    made.write(tmp_path / "site" / "ledger")
+    (tmp_path / "receipts.jsonl").write_bytes(joined(made.receipts))
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def receipts(state: Path) -> Path:
+    return state.parent / "receipts.jsonl"
+
+
+# The coordinator's copy of the receipts
+
+
+def cut_and_signed_again(state: Path, made: Made, keep: int) -> None:
+    """What a thief of the ledger key would do: drop the last lines and sign the new end."""
+    lines = made.lines[:keep]
+    head = EMPTY_HEAD
+    for line in lines:
+        head = next_head(head, line_hash(line))
+    signed = LedgerHead(json.loads(lines[0])["ledger_id"], keep, head).sign(made.ledger_key)
+    (state / "ledger" / SEGMENT).write_bytes(joined(lines))
+    (state / "ledger" / HEADS).write_bytes(canonical.dumps(signed.document()) + b"\n")
+
+
+def test_the_coordinators_copy_agrees_with_a_whole_ledger(state: Path, receipts: Path) -> None:
+    verdict, code = audit.verify(state / "ledger", receipts)
+    assert (code, verdict.compared) == (audit.VERIFIED, 5)
+
+
+def test_a_ledger_cut_short_and_signed_again_is_found_by_the_coordinators_copy(
+    state: Path, receipts: Path, made: Made
+) -> None:
+    cut_and_signed_again(state, made, 13)
+    assert audit.verify(state / "ledger")[1] == audit.VERIFIED
+    verdict, code = audit.verify(state / "ledger", receipts)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 13)
+    assert "names a ledger of 15 lines, this one has 13: it was cut short" in verdict.reason
+
+
+def test_a_receipt_that_only_the_coordinator_has_for_an_open_upload_is_no_fault(
+    state: Path, receipts: Path, made: Made
+) -> None:
+    cut_and_signed_again(state, made, 18)
+    verdict, code = audit.verify(state / "ledger", receipts)
+    assert (code, verdict.unresolved, verdict.compared) == (audit.UNRESOLVED, 1, 5)
+
+
+def test_an_older_copy_of_the_receipts_agrees(state: Path, receipts: Path, made: Made) -> None:
+    receipts.write_bytes(joined(made.receipts[:3]))
+    assert audit.verify(state / "ledger", receipts)[1] == audit.VERIFIED
+
+
+def test_receipts_that_are_no_whole_copy_cannot_be_compared(state: Path, receipts: Path, made: Made) -> None:
+    other = Made(20, seed=8)
+    cases = {
+        joined([made.receipts[0], made.receipts[2]]): "receipt 2 does not follow the one before it",
+        joined(made.receipts)[:-1]: "end within a line: the copy is not whole",
+        joined(other.receipts): "receipt 1: it is signed by a key that no `identity` line of this ledger names",
+        b"{}\n": "receipt 1: not a signed envelope",
+    }
+    for data, said in cases.items():
+        receipts.write_bytes(data)
+        verdict, code = audit.verify(state / "ledger", receipts)
+        assert code == audit.CANNOT_VERIFY
+        assert said in verdict.reason
+    assert "cannot be read (No such file" in audit.verify(state / "ledger", state / "none")[0].reason
+
+
+# A counter's bytes
+
+
+PAYLOAD, CONTROL = 5 * 64, 5 * 90
+
+
+def test_what_the_ledger_accounts_for_is_payload_and_control(state: Path) -> None:
+    found = reconcile(state / "ledger", Count(PAYLOAD + CONTROL + 5000))
+    assert found.ok
+    assert (found.expected, found.payload, found.control, found.calls) == (PAYLOAD + CONTROL, PAYLOAD, CONTROL, 5)
+    assert found.unexplained == 5000
+
+
+def test_a_leak_of_64_kib_is_not_explained_by_framing(state: Path) -> None:
+    found = reconcile(state / "ledger", Count(PAYLOAD + CONTROL + 3000 + 64 * 1024, connections=1, seconds=60))
+    assert not found.ok
+    assert "bytes more left than the ledger accounts for; framing explains at most" in found.reason
+
+
+def test_fewer_bytes_than_the_ledger_says_left_are_a_fault_too(tmp_path: Path) -> None:
+    Made(2000).write(tmp_path)
+    found = reconcile(tmp_path, Count(100))
+    assert not found.ok
+    assert "bytes fewer were counted than the ledger says left" in found.reason
+
+
+def test_only_what_was_recorded_since_counting_began_is_expected(state: Path) -> None:
+    assert reconcile(state / "ledger", Count(0, began="2027-01-01T00:00:00.000Z")).expected == 0
+
+
+def test_a_count_is_a_number_or_a_relays_file(tmp_path: Path) -> None:
+    assert count_from("123").up == 123
+    path = tmp_path / "count.json"
+    path.write_text("456\n")
+    assert count_from(str(path)).up == 456
+    one = {"number": 1, "opened": "2026-01-01T00:00:00.000Z", "closed": None, "up": 7, "down": 8}
+    told = {"up": 7, "down": 8, "began": "2026-01-01T00:00:00.000Z", "until": "2026-01-01T00:01:00.000Z"}
+    path.write_text(json.dumps({**told, "connections": [one]}))
+    assert count_from(str(path)) == Count(7, 8, 1, 60.0, "2026-01-01T00:00:00.000Z")
+    for wrong, said in (("{}", "lacks what"), ("x", "neither a number nor")):
+        path.write_text(wrong)
+        with pytest.raises(BadData, match=said):
+            count_from(str(path))
+    with pytest.raises(Unavailable, match="cannot be read"):
+        count_from(str(tmp_path / "none"))
+
+
+# For people and other programs
+
+
+def test_records_are_chosen_by_study_round_and_tensor(state: Path) -> None:
+    ledger = state / "ledger"
+    assert [line["type"] for line in chosen(ledger, round_=2)] == ["upload", "receipt"]
+    assert {line["type"] for line in chosen(ledger, study="hearts")} == {"consent", "upload", "receipt"}
+    assert list(chosen(ledger, study="lungs")) == []
+    for line in chosen(ledger, tensor="*.1.*"):
+        assert [row["name"] for row in line["tensors"]] == ["shared.1.weight"]
+
+
+SAID = [
+    (
+        {"type": "control", "bytes": 90, "methods": [{"method": "Watch", "count": 2, "bytes": 90}]},
+        "90 B beside updates: Watch 2x",
+    ),
+    (
+        {"type": "blocked", "study": "s", "round": 3, "what": "head.weight", "rule": "deny"},
+        "s round 3: nothing left: head.weight: deny",
+    ),
+    ({"type": "released", "study": "s", "round": 3, "by": {"name": "dpo", "uid": 1}}, "s round 3 released by dpo"),
+    ({"type": "held", "study": "s", "round": 3}, "s round 3 held"),
+    ({"type": "policy", "event": "changed", "sha256": "ab" * 32}, "changed abababababab"),
+    ({"type": "left", "by": {"name": "dpo", "uid": 1}}, "the membership ended by dpo"),
+    ({"type": "recovered", "torn_bytes": 4}, "4 torn bytes cut"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "said"), SAID)
+def test_each_record_is_said_in_a_few_words(record: dict[str, Any], said: str) -> None:
+    assert words(record) == said
+
+
+def test_a_spreadsheet_runs_nothing_of_what_a_ledger_holds(made: Made) -> None:
+    hostile = ['=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
+    base = json.loads(made.lines[3])
+    rows = list(csv.DictReader(io.StringIO(export.as_csv([{**base, "study": text} for text in hostile]), newline="")))
+    assert [row["study"] for row in rows] == ["'" + text for text in hostile]
+    assert not any(cell.startswith(export.FORMULA) for row in rows for cell in row.values())
+
+
+def test_ocsf_events_have_the_required_fields_of_api_activity(state: Path) -> None:
+    events = [json.loads(line) for line in export.as_ocsf(records(state / "ledger")).splitlines()]
+    assert len(events) == 20
+    for event in events:
+        assert (event["category_uid"], event["class_uid"]) == (6, 6003)
+        assert event["type_uid"] == 600300 + event["activity_id"]
+        assert isinstance(event["time"], int)
+        assert set(event) >= {"actor", "api", "metadata", "severity_id", "src_endpoint", "activity_id"}
+        assert event["metadata"]["product"]["vendor_name"]
+    assert events[5]["unmapped"]["type"] == "upload"
+    assert events[5]["src_endpoint"] == {"name": "st-olav"}
+
+
+def test_a_receipt_of_a_refusal_is_a_failure_in_ocsf(made: Made) -> None:
+    record = json.loads(made.lines[6])
+    payload = {**json.loads(record["envelope"]["payload"]), "decision": "refused", "code": "NOT_FINITE"}
+    record["envelope"]["payload"] = json.dumps(payload)
+    event = json.loads(export.as_ocsf([record]))
+    assert (event["status_id"], event["severity_id"], event["status_code"]) == (2, 3, "NOT_FINITE")
+
+
+def page_of(state: Path) -> str:
+    return report.page(state / "ledger", state / "consents", *audit.verify(state / "ledger"))
+
+
+def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
+    page = page_of(state)
+    assert "What left st-olav" in page
+    assert "Verified: 20 lines" in page
+    assert page.count("shared.0.weight") == 1
+    assert "<svg" in page
+    assert "approved by dpo" in page
+    lowered = page.lower()
+    for never in ("<script", "javascript:", "onload", "http://", "https://", "<img", "<link", "@import", "url("):
+        assert never not in lowered
+    assert page == page_of(state)
+
+
+def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> None:
+    (state / "consents").mkdir()
+    stays = [{"name": "<b>private</b>", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
+    (state / "consents" / "hearts.json").write_text(json.dumps({"leaves": [], "stays": stays}))
+    assert "&lt;b&gt;private&lt;/b&gt;" in page_of(state)
+
+
+def test_the_report_of_a_changed_ledger_says_so_first(state: Path, made: Made) -> None:
+    (state / "ledger" / HEADS).write_bytes(joined([made.heads[1], made.heads[0]]))
+    assert "CHANGED: " in page_of(state)
+
+
+def opened(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+
+
+def test_a_bundle_is_signed_whole_and_the_same_bytes_twice(state: Path, receipts: Path, made: Made) -> None:
+    (state / "policy.toml").write_text("# nothing may leave\n")
+    assert bundle.write(state, made.ledger_key, state / "a.tar", receipts) == audit.VERIFIED
+    bundle.write(state, made.ledger_key, state / "b.tar", receipts)
+    assert (state / "a.tar").read_bytes() == (state / "b.tar").read_bytes()
+    files = opened(state / "a.tar")
+    envelope = dsse.Envelope.from_document(json.loads(files.pop("MANIFEST.json")))
+    manifest = dsse.verify(envelope, bundle.BUNDLE_TYPE, made.ledger_key.public_key())
+    assert {row["path"]: row["sha256"] for row in manifest["files"]} == {
+        path: hashlib.sha256(data).hexdigest() for path, data in files.items()
+    }
+    assert set(files) == {
+        f"ledger/{SEGMENT}", f"ledger/{HEADS}", "policy.toml", "receipts.jsonl", "report.html", "VERIFY.py"
+    }  # fmt: skip
+    assert manifest["head"] == audit.verify(state / "ledger")[0].head
+
+
+def test_nothing_is_bundled_without_a_ledger(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="nothing was bundled: there is no ledger"):
+        bundle.write(tmp_path, Ed25519PrivateKey.generate(), tmp_path / "x.tar")
+
+
+# Reading
+
+
+def test_reading_fast_agrees_with_the_canonical_form_for_everything(made: Made) -> None:
+    good = [{"a": [1, None, True, "é\u2028"], "b": {}}, [], "x", -5, 2**53 - 1]
+    for value in good:
+        assert read(canonical.dumps(value)) == value
+    bad = [b'{"a":1,"a":1}', b'{"b":1,"a":1}', b'{"a": 1}', b"1.5", b"1e3", b"NaN", b"-Infinity", b"9007199254740992",
+           b"\xff", b'"\\u00e9"', b'"\\ud800"', b"", b"[" * 100_000, b"-0", b"\xef\xbb\xbf1", b"1 "]  # fmt: skip
+    for data in bad:
+        with pytest.raises(BadData):
+            canonical.loads(data)
+        with pytest.raises(BadData):
+            read(data)
+
+
+def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path: Path, made: Made) -> None:
+    (tmp_path / "000001.jsonl").write_bytes(joined(made.lines[:5]))
+    (tmp_path / "000002.jsonl").write_bytes(joined(made.lines[5:]) + b'{"half')
+    lines = Lines(tmp_path)
+    assert list(lines) == made.lines
+    assert lines.torn
+    assert audit.verify(tmp_path)[0].reason.endswith("lines and a torn one")
+
+
+# The commands
+
+
+def agent(*line: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "site_agent.cli", "audit", *line]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+ENV = {name: value for name, value in os.environ.items() if name != "WARDROUND_STATE"}
+
+
+def test_the_commands_answer_from_a_copy_of_the_ledger_alone(state: Path, receipts: Path, tmp_path: Path) -> None:
+    ledger = str(state / "ledger")
+    assert "5 receipts of the coordinator's copy agree" in agent(
+        "verify", "--ledger", ledger, "--receipts", str(receipts)
+    )
+    assert "hearts round 2.1" in agent("show", "--ledger", ledger, "--round", "2")
+    assert "no line of the ledger is about that" in agent("show", "--ledger", ledger, "--study", "lungs")
+    said = agent("reconcile", "--ledger", ledger, "--receipts", str(receipts), "--bytes", str(PAYLOAD + CONTROL))
+    assert "5 of the coordinator's copy are in the ledger" in said
+    assert said.splitlines()[-1] == "reconciled"
+    assert "DIFFERENT: " in agent("reconcile", "--ledger", ledger, "--bytes", "900000", code=1)
+    out = str(tmp_path / "out")
+    for kind in ("json", "csv", "ocsf"):
+        assert f"20 lines written to {out}" in agent("export", "--ledger", ledger, "--format", kind, "--out", out)
+    assert f"report written to {out}" in agent("report", "--state", str(state), "--out", out)
+
+
+def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
+    assert "error: which ledger? neither --state nor --ledger was given" in agent("verify", code=64)
+    said = agent("reconcile", "--ledger", str(state / "ledger"), code=64)
+    assert "error: nothing to reconcile with\nhint: --receipts FILE, --bytes COUNT, or both" in said
+    assert "there is nothing to report: there is no ledger" in agent(
+        "report", "--state", "/nowhere", "--out", "x", code=65
+    )
+
+
+def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) -> None:
+    look = (
+        "import sys; from pathlib import Path; import site_agent.cli_audit; from site_agent import audit; "
+        "from site_agent.audit import export, report, reconcile, show; audit.verify(Path(sys.argv[1])); "
+        "print({'torch', 'grpc', 'socket', 'ssl'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look, str(state / "ledger")], capture_output=True, text=True)
+    assert done.stdout.strip() in ("set()", "{'socket'}"), done.stderr
