@@ -293,10 +293,10 @@ def _ask(
         )
     if command == "follow":
         raise Unavailable(f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {state}`")
-    return _do_alone(state, request)
+    return _do_alone(state, request, progress or (lambda item: None))
 
 
-def _do_alone(state: Path, request: dict[str, Any]) -> Any:
+def _do_alone(state: Path, request: dict[str, Any], progress: Callable[[Any], None]) -> Any:
     from coordinator.operations import Operations, Parts, ends_here
     from coordinator.state import State
     from wardround.durable import StateLock
@@ -304,7 +304,7 @@ def _do_alone(state: Path, request: dict[str, Any]) -> Any:
     with StateLock(state, f"coordinator {request['command']}"):
         parts = Parts(State(state), clock=time.time, ticks=time.monotonic, fatal=ends_here)
         try:
-            return Operations(parts).run(request, lambda item: None)
+            return Operations(parts).run(request, progress)
         finally:
             parts.close()
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from wardround.cli import say_error
 from wardround.control import ControlServer
 from wardround.durable import StateLock
 from wardround.errors import Unavailable, WardroundError
+from wardround.latch import Latch, set_by_signals
 from wardround.v1 import enrolment_pb2_grpc, federation_pb2_grpc
 
 MAX_SITES = 256  # as many as a study can list
@@ -148,10 +148,7 @@ def serve(state: State, listen: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    with StateLock(state.root, "coordinator serve"):
+    with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
         coordinator = Coordinator(state, fatal=end_now, listen=listen)
         coordinator.start()
         print(f"ready {coordinator.listen}", flush=True)

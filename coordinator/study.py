@@ -99,7 +99,7 @@ class Life:
     Attributes:
         models: the number of the newest model; model 0 is the initial one.
         ready: the sites that approved this revision and did not withdraw.
-        missed: the sites that were asked in the last attempt and did not answer.
+        missed: the sites that did not answer when they were last asked.
         round: the attempt under way, also while it is aggregated.
         last: the attempt before it, for those who ask how it went.
         tries: attempts at the present round since the study was last started.
@@ -348,8 +348,7 @@ def _opened(life: Life, rules: Rules, now: Now, actions: list[Action]) -> Life:
 def _closed(life: Life, actions: list[Action]) -> Life:
     assert life.round
     actions.append(Closed(life.round, Outcome.CLOSED))
-    missed = frozenset(life.round.unanswered)
-    return replace(life, round=None, aggregating=False, last=life.round, missed=missed, tries=0)
+    return replace(life, round=None, aggregating=False, last=life.round, missed=_missed(life, life.round), tries=0)
 
 
 def _finished(life: Life, actions: list[Action]) -> Life:
@@ -362,13 +361,18 @@ def _finished(life: Life, actions: list[Action]) -> Life:
 def _failed(life: Life, actions: list[Action]) -> Life:
     assert life.round
     actions.append(Closed(life.round, Outcome.FAILED))
-    life = replace(life, round=None, last=life.round, missed=frozenset(life.round.unanswered))
+    life = replace(life, round=None, last=life.round, missed=_missed(life, life.round))
     if life.tries < ATTEMPTS:
         return life
     assert life.last
     actions.append(Tell(Phase.PAUSED))
     said = f"round {life.last.number} had too few accepted updates, {life.last.attempt} times"
     return replace(life, phase=Phase.PAUSED, why=said)
+
+
+def _missed(life: Life, ended: Round) -> frozenset[str]:
+    """Who did not answer when last asked: a site that was not asked this time is still as it was."""
+    return (life.missed - set(ended.asked)) | set(ended.unanswered)
 
 
 def _answered(life: Life, site: str, answer: Answer) -> Life:

@@ -52,7 +52,7 @@ def main() -> None:
             report = folder / "report.html"
             world.ask_coordinator("study", "report", name, "--out", report, ok=(0, 3))
             show(Console(), world, name, sites, status, alone_scores)
-            verified = show_egress(Console(), world, name, sites)
+            verified = show_egress(Console(), world, name, sites, folder)
         print(f"\nReport:   {report}")
         print(f"Models:   {folder}/{sites[0]}/studies/{name}/ and so on; the card beside each says what it is")
         print(f"Look:     .venv/bin/site-agent models list {name} --state {folder}/{sites[0]}")
@@ -173,32 +173,51 @@ def show(
         console.print("[dim]This method has no one global model: each hospital's model has private parts.[/dim]")
 
 
-def show_egress(console: Console, world: World, study: str, sites: list[str]) -> bool:
-    """What left, what stayed, and whether the ledgers verify."""
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+def show_egress(console: Console, world: World, study: str, sites: list[str], folder: Path) -> bool:
+    """What left, what stayed, and what two verifiers and the coordinator's receipts say of each ledger."""
+    audits = {}
 
     def ask(site: str) -> None:
-        preview = world.site_json(site, "preview", study)
-        found[site] = (preview, world.site_json(site, "audit", "verify", ok=(0, 1, 2, 3)))
+        audits[site] = Audit(world, site, folder / f"receipts-{site}.jsonl")
 
     in_parallel(ask, sites)
     table = Table(title="What left each hospital, by its own ledger", title_justify="left")
-    table.add_column("hospital")
-    table.add_column("bytes that left", justify="right")
-    table.add_column("ledger lines", justify="right")
-    table.add_column("ledger")
+    for heading in ("hospital", "updates", "bytes that left"):
+        table.add_column(heading, justify="left" if heading == "hospital" else "right")
+    for heading in ("audit verify", "second verifier", "coordinator's receipts"):
+        table.add_column(heading)
     for site in sites:
-        _, verdict = found[site]
-        said = "[green]verifies[/green]" if verdict["ok"] else f"[red]{verdict['reason']}[/red]"
-        table.add_row(site, f"{verdict['bytes']:,}", str(verdict["lines"]), said)
+        found = audits[site]
+        table.add_row(site, str(found.uploads), f"{found.bytes:,}", *(mark(said) for said in found.words))
     console.print()
     console.print(table)
-    preview, _ = found[sites[0]]
+    preview = world.site_json(sites[0], "preview", study)
     left = ", ".join(leaf["name"] for leaf in preview["leaves"])
     stayed = ", ".join(stay["name"] for stay in preview["stays"]) or "nothing of the model"
     console.print(f"Left, each round: {left}; and the metrics {', '.join(preview['metrics'])}")
     console.print(f"Never left: {stayed}; and every patient's record")
-    return all(verdict["ok"] for _, verdict in found.values())
+    return all(found.ok for found in audits.values())
+
+
+class Audit:
+    """One hospital's ledger, looked at by two verifiers that share no code and held against the coordinator's copy."""
+
+    def __init__(self, world: World, site: str, receipts: Path) -> None:
+        world.ask_coordinator("receipts", site, "--out", receipts)
+        verdict = world.site_json(site, "audit", "verify", "--receipts", receipts, ok=(0, 1, 2, 3))
+        line = [BIN / "python", ROOT / "tools" / "verify_ledger.py", world.state / site / "ledger"]
+        second = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        self.bytes, self.uploads = verdict["bytes"], verdict["uploads"]
+        compared = verdict.get("compared")
+        agree = f"{compared} agree" if verdict["ok"] and compared == verdict["uploads"] else "do not agree"
+        last = second.stdout.strip().splitlines()[-1:] or ["crashed"]
+        self.words = ("verified" if verdict["ok"] else verdict["reason"], last[0].lower(), agree)
+        self.ok = bool(verdict["ok"]) and second.returncode == 0 and compared == verdict["uploads"]
+
+
+def mark(said: str) -> str:
+    good = said == "verified" or (said.endswith("agree") and said[0].isdigit())
+    return f"[green]{said}[/green]" if good else f"[red]{said}[/red]"
 
 
 if __name__ == "__main__":

@@ -181,9 +181,7 @@ class StateLock:
         if not taken:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(self._descriptor)
-            raise TryAgain(
-                f"{state} is in use by {holder}", hint="stop that process first, or use another --state"
-            )
+            raise TryAgain(f"{state} is in use by {holder}", hint="stop that process first, or use another --state")
         try:
             with _naming(path):
                 os.ftruncate(self._descriptor, 0)

@@ -336,6 +336,8 @@ def _compare(path: Path, account: _Account) -> int:
         raise Unavailable(f"the receipts in {path} cannot be read ({error.strerror})") from None
     if torn:
         raise Unavailable(f"the receipts in {path} end within a line: the copy is not whole")
+    if not lines and account.receipts:
+        raise Unavailable(f"{path} holds no receipt, the ledger has {len(account.receipts)}: it is not the copy")
     previous, place = EMPTY_HEAD, 0
     for number, line in enumerate(lines, 1):
         try:

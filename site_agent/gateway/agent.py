@@ -28,6 +28,7 @@ from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
 from wardround.durable import StorageFailed
 from wardround.errors import NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.latch import Latch
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 COORDINATOR_STATES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "paused": "paused"}
@@ -47,7 +48,7 @@ class Agent:
         self.desk = Desk(state, self._site, self._ledger, self._line)
         self._rounds = Rounds(state, self._site, self._line, self._ledger, Trainer(state.root))
         self._stopping = Interrupt()
-        self._stopped = threading.Event()
+        self.stopped = Latch()
         self._first_try = threading.Event()
         self._error: WardroundError | None = None
         self._connected = False
@@ -84,12 +85,12 @@ class Agent:
 
     def wait(self) -> WardroundError | None:
         """Wait until something ends the agent: a call of ``end``, or an error that no retry helps."""
-        self._stopped.wait()
+        self.stopped.wait()
         return self._error
 
     def end(self) -> None:
-        """Let ``wait`` return. Safe in a signal handler."""
-        self._stopped.set()
+        """Let ``wait`` return."""
+        self.stopped.set()
 
     @property
     def connected(self) -> bool:
@@ -334,4 +335,4 @@ class Agent:
     def _fail(self, error: WardroundError) -> None:
         self._error = self._error or error
         self._first_try.set()
-        self._stopped.set()
+        self.stopped.set()

@@ -7,7 +7,6 @@ on the site's machine, or the site's firewall sends the connection there.
 
 import json
 import logging
-import signal
 import socket
 import threading
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from site_agent.state import now_text
 from wardround import durable
 from wardround.errors import Unavailable, UsageProblem
+from wardround.latch import Latch, set_by_signals
 
 PIECE = 256 * 1024
 CONNECT_S = 10
@@ -145,14 +145,11 @@ class Relay:
 
 def serve(listen: str, to: str, count: Path | None) -> Relay:
     """Relay until SIGTERM or SIGINT; prints `ready HOST:PORT`. Returns the closed relay."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    relay = Relay(listen, to, count)
-    print(f"ready {relay.address}", flush=True)
-    while not stop.wait(3600):
-        pass
-    relay.close()
+    with set_by_signals(Latch()) as stop:
+        relay = Relay(listen, to, count)
+        print(f"ready {relay.address}", flush=True)
+        stop.wait()
+        relay.close()
     return relay
 
 

@@ -15,6 +15,7 @@ from site_agent.handoff import trainer_socket
 from site_agent.state import SiteState
 from wardround import control, durable
 from wardround.errors import Unavailable, UsageProblem
+from wardround.latch import set_by_signals
 
 PR_SET_PDEATHSIG = 1
 TRAINER_START_S = 60
@@ -49,15 +50,14 @@ def run(state: SiteState, *, with_trainer: bool) -> None:
 
 
 def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.end())
     if trainer is not None:
         trainer.on_death(agent.end)
     server = control.ControlServer(state.control, Commands(state, agent).answer)
     try:
-        agent.start()
-        print("ready", flush=True)
-        error = agent.wait()
+        with set_by_signals(agent.stopped):
+            agent.start()
+            print("ready", flush=True)
+            error = agent.wait()
     finally:
         server.close()
     if error is not None:

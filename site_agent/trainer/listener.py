@@ -6,7 +6,6 @@ time; what concerns no round (``check``, ``predict``, ...) gets a worker of its 
 
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
 from wardround import control, durable
 from wardround.durable import StateLock, StorageFailed
 from wardround.errors import TryAgain
+from wardround.latch import Latch, set_by_signals
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 20  # after a gateway was killed, its listener may still be ending a worker
@@ -36,10 +36,8 @@ def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready
     """
     durable.make_folder(state / "studies")
     durable.make_folder(state / "staging", STAGING_MODE)
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        owner = "site-agent run --only trainer"
+    owner = "site-agent run --only trainer"
+    with set_by_signals(Latch()) as stop:
         with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop) as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
             server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
@@ -50,15 +48,12 @@ def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready
                 server.close()
         if listener.failed is not None:
             raise listener.failed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Listener:
     """Passes requests on. ``stop`` is set when the disk fails, and ``failed`` says how."""
 
-    def __init__(self, state: Path, stop: threading.Event) -> None:
+    def __init__(self, state: Path, stop: Latch) -> None:
         self._state = state
         self._stop = stop
         self.failed: StorageFailed | None = None

@@ -42,6 +42,19 @@ def exported(place: Place, site: str) -> list[dict[str, Any]]:
     return lines
 
 
+def test_a_coordinator_that_is_down_hands_out_the_same_receipts(place: Place, tmp_path: Path) -> None:
+    site, assignment = begin(place)
+    offer(site, assignment)
+    lines = exported(place, "a")
+    assert lines
+    place.coordinator.stop()
+    out = tmp_path / "receipts.jsonl"
+    line = [Path(sys.executable).parent / "coordinator", "receipts", "a", "--out", out, "--state", place.state.root]
+    subprocess.run(line, check=True, capture_output=True, timeout=60)
+    place.serve()
+    assert out.read_bytes() == b"".join(canonical.dumps(row) + b"\n" for row in lines)
+
+
 def test_a_held_update_is_shown_and_may_still_come(place: Place) -> None:
     site, assignment = begin(place)
     site.declare(assignment.study, pb.HELD, round=assignment.round, attempt=assignment.attempt)

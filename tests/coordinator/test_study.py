@@ -163,6 +163,17 @@ def test_a_site_that_missed_a_round_and_is_away_is_not_asked_in_the_next() -> No
     assert story.accepts("a", "b").happens(Aggregated()).round.asked == SITES
 
 
+def test_a_site_that_went_away_costs_one_deadline_in_all() -> None:
+    rounds = 5
+    story = Story(replace(RULES, rounds=rounds)).begins()
+    story.connected = frozenset("ab")
+    story.accepts("a", "b").passes(100).happens(Aggregated())
+    for _ in range(rounds - 1):
+        story.accepts("a", "b").happens(Aggregated())
+    assert story.accepts("a", "b").life.phase == Phase.FINISHED
+    assert story.time == 100
+
+
 def test_a_site_that_is_away_is_asked_when_the_quorum_needs_it() -> None:
     story = Story().begins().accepts("a")
     story.connected = frozenset("a")

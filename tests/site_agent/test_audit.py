@@ -90,6 +90,7 @@ def test_receipts_that_are_no_whole_copy_cannot_be_compared(state: Path, receipt
     cases = {
         joined([made.receipts[0], made.receipts[2]]): "receipt 2 does not follow the one before it",
         joined(made.receipts)[:-1]: "end within a line: the copy is not whole",
+        b"": f"holds no receipt, the ledger has {len(made.receipts)}: it is not the copy",
         joined(other.receipts): "receipt 1: it is signed by a key that no `identity` line of this ledger names",
         b"{}\n": "receipt 1: not a signed envelope",
     }
