@@ -4,6 +4,7 @@
 #   make test    every test
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
+#   make evidence   the figures of docs/evidence.md (about an hour of one core)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ ALGORITHM ?= fenda
 DATA ?=
 STATE ?=
 
-.PHONY: demo test lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence test lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -22,6 +23,10 @@ test: dev
 
 bench: install
 	@$(BIN)/python -m tools.bench
+
+evidence: dev
+	$(BIN)/python -m tools.evidence_verify_speed
+	$(BIN)/python -m tools.evidence_tamper
 
 lint: dev
 	$(BIN)/ruff check .

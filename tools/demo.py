@@ -47,7 +47,7 @@ def main() -> None:
             status = follow(console, world, name, tables["study"]["rounds"])
             for site in sites:
                 world.heard(site, name)
-            with narrated(console, "Each hospital trains alone too, for comparison: the same network and steps"):
+            with narrated(console, "For comparison, each hospital alone: the same network and steps"):
                 alone_scores = alone.scores()
             report = folder / "report.html"
             world.ask_coordinator("study", "report", name, "--out", report, ok=(0, 3))
@@ -136,7 +136,7 @@ def narrated(console: Console, what: str) -> Iterator[None]:
     began = time.monotonic()
     with console.status(what):
         yield
-    console.print(f"[green]✓[/green] {what} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+    console.print(f"[green]✓[/green] {what} [dim]({time.monotonic() - began:.1f} s)[/dim]", soft_wrap=True)
 
 
 def show(
@@ -182,9 +182,9 @@ def show_egress(console: Console, world: World, study: str, sites: list[str], fo
 
     in_parallel(ask, sites)
     table = Table(title="What left each hospital, by its own ledger", title_justify="left")
-    for heading in ("hospital", "updates", "bytes that left"):
-        table.add_column(heading, justify="left" if heading == "hospital" else "right")
-    for heading in ("audit verify", "second verifier", "coordinator's receipts"):
+    for heading in ("hospital", "updates", "bytes"):
+        table.add_column(heading, justify="left" if heading == "hospital" else "right", no_wrap=True)
+    for heading in ("verifier", "2nd verifier", "receipts"):
         table.add_column(heading)
     for site in sites:
         found = audits[site]
@@ -196,6 +196,9 @@ def show_egress(console: Console, world: World, study: str, sites: list[str], fo
     stayed = ", ".join(stay["name"] for stay in preview["stays"]) or "nothing of the model"
     console.print(f"Left, each round: {left}; and the metrics {', '.join(preview['metrics'])}")
     console.print(f"Never left: {stayed}; and every patient's record")
+    console.print(
+        "[dim]Receipts: the coordinator's own copy of what it took, held against the hospital's ledger.[/dim]"
+    )
     return all(found.ok for found in audits.values())
 
 

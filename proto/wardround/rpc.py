@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import grpc
 
-from wardround import TLS13_ONLY as TLS13_ONLY
 from wardround import __version__, dsse
 from wardround.errors import BY_EXIT_CODE, BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.tensors import MODEL, Entry, Manifest, TensorSpec

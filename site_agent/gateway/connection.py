@@ -5,7 +5,6 @@ never sees protobuf or gRPC. A failed call raises what ``wardround.rpc.explain``
 broken line, to be tried again.
 """
 
-import os
 import queue
 import random
 import socket
@@ -39,8 +38,6 @@ from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.tensors import CHUNK, Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
-
-os.environ.update(rpc.TLS13_ONLY)  # before the first channel
 
 CALL_S = 10  # one unary call
 CONNECT_S = 15  # the first call after a line broke: it may wait until the coordinator is back
