@@ -8,8 +8,10 @@ from typing import Any
 
 import typer
 
-from wardround.errors import UsageProblem, WardroundError
+from wardround.errors import NeedsPerson, UsageProblem, WardroundError
 
+SITE_EXTRA = ("torch", "torchvision", "sklearn")
+INSTALL_SITE = "`pip install 'wardround[site]'`"
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -35,6 +37,9 @@ def run(app: typer.Typer) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in SITE_EXTRA:
+            say_error(NeedsPerson(f"this needs {error.name}, which is not installed", hint=INSTALL_SITE))
+            sys.exit(NeedsPerson.exit_code)
         if os.environ.get("WARDROUND_DEBUG"):
             traceback.print_exc()
         print(f"error: this is a fault in the program: {type(error).__name__}: {error}", file=sys.stderr)

@@ -30,6 +30,8 @@ def application() -> typer.Typer:
                 raise typer.Exit(3)
             case "interrupt":
                 raise KeyboardInterrupt
+            case "without torch":
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
             case _:
                 raise ZeroDivisionError("division by zero")
 
@@ -56,6 +58,12 @@ def test_a_result_is_on_stdout_and_narration_on_stderr(monkeypatch: Any, capsys:
         pytest.param("ours", 78, "error: the study changed\nhint: site-agent preview\n", id="with a hint"),
         pytest.param("plain", 69, "error: no line\n", id="without a hint"),
         pytest.param("partial", 3, "", id="a code of its own"),
+        pytest.param(
+            "without torch",
+            78,
+            "error: this needs torch, which is not installed\nhint: `pip install 'wardround[site]'`\n",
+            id="the base install",
+        ),
         pytest.param("interrupt", 130, "", id="interrupted"),
         pytest.param(
             "else",
