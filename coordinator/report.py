@@ -262,6 +262,7 @@ _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111 }
 table { border-collapse: collapse; width: 100%; margin: 0 0 1rem } th { text-align: left }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .5rem; vertical-align: top; overflow-wrap: anywhere }
+th, .rounds td:first-child, .rounds td:nth-child(3) { overflow-wrap: normal; white-space: nowrap }
 .facts td:first-child { white-space: nowrap; font-weight: 600 } .rounds td:last-child { font: 11px monospace }
 .warn { border: 2px solid #b00; padding: .5rem } svg { width: 100%; max-width: 40rem }
 svg line { stroke: #125; stroke-width: 2 } svg circle { fill: #125 } svg text { font: 11px sans-serif }

@@ -5,6 +5,7 @@ Importing this imports no torch, gRPC, numpy or cryptography: help answers at on
 
 import getpass
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,6 +36,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
+
+INVITED = re.compile(r"(^|\s)wr1\.|wr1\.\w{64}")  # an invitation, perhaps with what stood around it
 
 State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -102,6 +105,9 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
         return
     consent = here.consent(study)
     _print_preview(shown, differences(consent, offer) if consent is not None else [])
+    if not here.policy.exists():
+        print(f"next: `site-agent policy draft {study}`, to say what may leave")
+        return
     print(f"next: `site-agent approve {study} --data NAME`")
 
 
@@ -208,7 +214,7 @@ def _invitation_text(source: str | None) -> str:
             raise UsageProblem("no invitation was given") from None
     if source == "-":
         return sys.stdin.read(64 * 1024)
-    if source.startswith("wr1."):
+    if INVITED.search(source):
         raise UsageProblem(
             "the invitation is a secret and must not be an argument: other users see it in the process list",
             hint="put it into a file (--invitation FILE), or leave the option out and paste it; ask for a new one",
@@ -276,7 +282,7 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
     table = Table("study", "state", "round", "revision", "digest", "approved by", "data", box=None, pad_edge=False)
     for row in rows:
         table.add_row(
-            row["id"], row["state"], f"{row['round']} of {row['rounds']}", str(row["revision"]),
+            row["id"], row["state"], f"{min(row['round'], row['rounds'])} of {row['rounds']}", str(row["revision"]),
             row["study_digest"][:12], row["approved_by"] or "", row["data"] or "",
         )  # fmt: skip
     _console().print(table, markup=False)

@@ -40,6 +40,9 @@ def show(
     if json:
         print_json({"records": lines})
         return
+    if not lines:
+        print("no line of the ledger is about that")
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -49,7 +52,7 @@ def show(
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
-    print("next: `site-agent audit verify`" if lines else "no line of the ledger is about that")
+    print("next: `site-agent audit verify`")
 
 
 @audit_app.command("verify")
@@ -77,6 +80,8 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
         print("next: `site-agent run` asks the coordinator and signs; then verify again")
     else:
         print(f"cannot verify: {verdict.reason}")
+        if (inner := _folder(state, ledger) / "ledger").is_dir():
+            print(f"next: `site-agent audit verify --ledger {inner}`")
     raise typer.Exit(code)
 
 

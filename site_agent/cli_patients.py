@@ -6,6 +6,7 @@ asked, and writes what is asked for as that user. Importing this needs neither t
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,14 +159,14 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table("checkpoint", "round", "score", "metric", "on", "validation loss", "digest")
+    shown = Table("checkpoint", "round", "score", "metric", "on", "validation loss", "digest", box=None, pad_edge=False)
     for row in rows:
         score = "-" if row["score"] is None else f"{row['score']:.4f}"
         loss = "-" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
         shown.add_row(
             row["kind"], str(row["round"]), score, row["metric"], row["split"], loss, row["digest"][:12] + "…"
         )
-    Console().print(shown)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(shown, markup=False)
     for row in rows:
         print(row["path"])
 
@@ -193,7 +194,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _must_exist(state: Path) -> None:
-    if not state.is_dir():
+    if not state.is_dir() or (state / "authority").exists():  # a coordinator's has one
         raise UsageProblem(f"{state} is not a site's state directory", hint="`site-agent join --state DIR` makes one")
 
 

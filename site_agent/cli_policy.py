@@ -43,6 +43,9 @@ def draft(
         print_json({"study": study, "file": str(target)})
         return
     print(f"Draft for study `{study}` written to {target}; nothing is approved by it")
+    if out is not None:
+        print(f"next: `site-agent policy check {out}`; what is in force is {here.policy}")
+        return
     print(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
 
 
@@ -98,7 +101,7 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
         )
     if not json:
         print(f"all of it may leave; a person releases: {found.release.updates}")
-        print(f"next: `site-agent preview {study}`")
+        print(f"next: `site-agent approve {study} --data NAME`")
 
 
 @policy_app.command()

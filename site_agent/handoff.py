@@ -112,7 +112,11 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
         TryAgain: the worker died.
         WardroundError: what it said.
     """
+    from site_agent.state import user_name
+
     with Worker(state, warm=False) as worker:
+        if command == "status":  # of the listener, which is not there: what its worker would be
+            return {"isolation": worker.isolation, "user": user_name(os.geteuid()), "uid": os.geteuid(), "worker": None}
         return worker.ask({**fields, "command": command}, progress)
 
 

@@ -144,7 +144,11 @@ def _hint(header: list[str], wanted: Sequence[str], name: str) -> str:
             return f"did you mean `{cell}`? capitals count"
     is_header = 2 * sum(column in header for column in wanted) >= len(wanted)
     close = difflib.get_close_matches(name, header, n=1) if is_header else []
-    return f"did you mean `{close[0]}`?" if close else "the columns needed are: " + ", ".join(wanted)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    if len(wanted) == 1:
+        return f"the first line has {len(header)} columns; none is called that"
+    return "the columns needed are: " + ", ".join(wanted)
 
 
 def _others(missing: int) -> str:

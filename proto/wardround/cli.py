@@ -13,6 +13,7 @@ from wardround.errors import NeedsPerson, UsageProblem, WardroundError
 SITE_EXTRA = ("torch", "torchvision", "sklearn")
 INSTALL_SITE = "`pip install 'wardround[site]'`"
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
+READER_GONE = 141  # as of a program that SIGPIPE ended: what was printed is not the whole answer
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -20,8 +21,10 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def run(app: typer.Typer) -> None:
     """Run a Typer application as this process's command and exit with its code.
 
-    Exit codes are those of ``wardround.errors``; usage errors that Click finds are 64 too, and a crash is 70.
+    Exit codes are those of ``wardround.errors``; usage errors that Click finds are 64 too, and a crash is 70. A reader
+    that goes away before the end (``| head``) makes it 141, and never 0 or 1, which may be a verdict.
     """
+    code: Any
     try:
         code = app(standalone_mode=False)
     except WardroundError as error:
@@ -34,8 +37,11 @@ def run(app: typer.Typer) -> None:
         print("stopped", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = READER_GONE
+    except SystemExit as ended:  # what Typer and Rich make of a closed pipe
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        code = READER_GONE
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in SITE_EXTRA:
             say_error(NeedsPerson(f"this needs {error.name}, which is not installed", hint=INSTALL_SITE))
@@ -45,6 +51,7 @@ def run(app: typer.Typer) -> None:
         print(f"error: this is a fault in the program: {type(error).__name__}: {error}", file=sys.stderr)
         print("hint: run it again with WARDROUND_DEBUG=1 and send us what it prints, after reading it", file=sys.stderr)
         code = CRASH
+    _flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -65,11 +72,19 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
+def _flush() -> None:
+    """Hand over what is still to be read. If nobody reads, drop it: the interpreter would end with 120."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _say_usage(error: Exception) -> None:
     """What Click found wrong with the words of a command. A command without any shows its help."""
     context = getattr(error, "ctx", None)
     text = getattr(error, "format_message", lambda: str(error))()
-    if not text and context is not None:
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
         print(context.get_help(), file=sys.stderr)
         return
     print(f"error: {_lowered(text)}", file=sys.stderr)

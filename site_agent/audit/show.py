@@ -38,7 +38,7 @@ def words(line: dict[str, Any]) -> str:
         case "upload":
             told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])
             return (
-                f"{place}.{line['attempt']}: {len(line['tensors'])} tensors, {size(line['payload_bytes'])}; {told}; "
+                f"{place}.{line['attempt']}: {_count(line['tensors'])}, {size(line['payload_bytes'])}; {told}; "
                 f"n={line.get('num_examples', '?')}/{line.get('num_validation', '?')}"
             )
         case "receipt":
@@ -69,6 +69,11 @@ def words(line: dict[str, Any]) -> str:
             return f"the membership ended{by}"
         case _:
             return f"{line.get('torn_bytes', 0)} torn bytes cut"
+
+
+def _count(tensors: list[Any]) -> str:
+    """The numbers that close a study have a round of their own after the last, and no tensor."""
+    return f"{len(tensors)} tensor{'' if len(tensors) == 1 else 's'}" if tensors else "numbers alone"
 
 
 def tensor_words(row: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
         site = state.site()
         raise NeedsPerson(
             f"{state.root} is site `{site.site}` of federation `{site.federation}` already; its keys are untouched",
-            hint="use another --state to join as another site",
+            hint="use another --state to join again, or as another site",
         )
     durable.make_folder(state.root)
     with durable.StateLock(state.root, "site-agent join"):

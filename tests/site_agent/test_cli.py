@@ -131,6 +131,8 @@ def test_join_never_takes_the_invitation_as_an_argument(shell: Shell) -> None:
     said = shell.run("join", "--invitation", shell.coordinator.invite("st-olav"), code=64).stderr
     assert "error: the invitation is a secret and must not be an argument" in said
     assert "--invitation FILE" in said
+    wrapped = shell.run("join", "--invitation", "Here it is: " + shell.coordinator.invite("st-olav"), code=64).stderr
+    assert "wr1." not in wrapped
 
 
 def test_join_without_a_terminal_or_a_file_says_how(shell: Shell) -> None:
@@ -179,7 +181,7 @@ def test_what_people_read_has_the_same_facts(shell: Shell) -> None:
     assert "shared.weight" in said
     assert "private.weight" in said
     assert "2 tensors, 16.2 KiB a round, 3 rounds: 48.8 KiB in all" in said
-    assert said.splitlines()[-1] == f"next: `site-agent approve {STUDY} --data NAME`"
+    assert said.splitlines()[-1] == f"next: `site-agent policy draft {STUDY}`, to say what may leave"
     assert shell.run("studies").stdout.splitlines()[-1] == f"next: `site-agent preview {STUDY}`"
     status = shell.run("status", NO_COLOR="1").stdout
     assert "Trainer's isolation: network-namespace" in status

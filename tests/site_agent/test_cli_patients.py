@@ -1,6 +1,7 @@
 """``data``, ``models`` and ``predict`` as a person gives them."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_pa
     hospital.state = tmp_path / "nowhere"
     with pytest.raises(UsageProblem, match="nowhere is not a site's state directory"):
         add(hospital, "p")
+
+
+def test_coordinators_folder_is_no_place_for_a_table(hospital: Hospital, tmp_path: Path) -> None:
+    hospital.state = tmp_path / "coordinator"
+    (hospital.state / "authority").mkdir(parents=True)
+    with pytest.raises(UsageProblem, match="coordinator is not a site's state directory"):
+        add(hospital, "p")
+
+
+def test_status_without_a_listener_says_what_its_worker_would_be(hospital: Hospital) -> None:
+    found = handoff.ask(hospital.state, "status")
+    assert (found["uid"], found["worker"]) == (os.geteuid(), None)
+    assert found["isolation"] in ("network-namespace", "seccomp", "none")
 
 
 def test_models_of_the_trainers_user_are_asked_of_its_listener(

@@ -1,6 +1,7 @@
 """What the commands share: exit codes, error sentences, results on stdout."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -123,7 +124,7 @@ def test_a_reader_that_has_enough_is_told_nothing() -> None:
         process.stdout.close()
         process.stdin.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) in (0, 1)
+        assert process.wait(timeout=60) == 141
 
 
 def test_every_exit_code_stands_for_one_kind_of_error() -> None:
@@ -137,3 +138,46 @@ def test_every_exit_code_stands_for_one_kind_of_error() -> None:
         77: "NotPermitted",
         78: "NeedsPerson",
     }
+
+
+TELLS = """
+import sys, typer
+from wardround import cli
+app = typer.Typer()
+
+@app.command()
+def tell(lines: int, code: int) -> None:
+    for number in range(lines):
+        print("line", number)
+    raise typer.Exit(code)
+
+cli.run(app)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "wanted"),
+    [
+        pytest.param(1, 2, 2, id="all was said, and the command's own code stands"),
+        pytest.param(1, 0, 0, id="all was said and all is well"),
+        pytest.param(100_000, 0, 141, id="only a part of it was said"),
+    ],
+)
+def test_a_reader_that_goes_away_is_not_a_verdict(lines: int, code: int, wanted: int) -> None:
+    line = [sys.executable, "-c", TELLS, str(lines), str(code)]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        said = program.stderr.read()
+        assert (program.wait(30), said) == (wanted, b"")
+
+
+def test_a_command_without_words_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 64
+    said = capsys.readouterr()
+    assert "greet" in said.out + said.err
+    assert "error:" not in said.err
