@@ -95,12 +95,7 @@ class Passed:
 
 def through_relay(folder: Path, *, rounds: int, payload: int, leak: int = 0) -> Passed:
     """A study of ``rounds`` rounds with updates of ``payload`` bytes; ``leak`` bytes more leave than the ledger has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    study = folder / "study.toml"
-    study.write_text(STUDY.format(site=SITE, rounds=rounds, bytes=payload))
-    table = folder / "data"
-    table.mkdir()
-    (table / "train.csv").write_text("x,y\n" + "".join(f"{index % 7},{index % 2}\n" for index in range(20)))
+    study, table = write_study(folder, rounds=rounds, payload=payload)
     count, receipts = folder / "count.json", folder / "receipts.jsonl"
     with World(folder / "state") as world, contextlib.ExitStack() as ending:
         world.init()
@@ -125,6 +120,17 @@ def through_relay(folder: Path, *, rounds: int, payload: int, leak: int = 0) -> 
     ledger = folder / "state" / SITE / "ledger"
     code, found = _reconciled("--ledger", ledger, "--bytes", count, "--receipts", receipts)
     return Passed(code, found, ledger, receipts, seconds)
+
+
+def write_study(folder: Path, *, rounds: int, payload: int) -> tuple[Path, Path]:
+    """A study of one site whose training does nothing, and the folder of a table for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    study = folder / "study.toml"
+    study.write_text(STUDY.format(site=SITE, rounds=rounds, bytes=payload))
+    table = folder / "data"
+    table.mkdir()
+    (table / "train.csv").write_text("x,y\n" + "".join(f"{index % 7},{index % 2}\n" for index in range(20)))
+    return study, table
 
 
 def _lead_through(site: Path, address: str) -> None:
