@@ -7,8 +7,8 @@ process (all threads: gRPC's too) around the steps of an update, and counts fsyn
     record    checked, hashed, norms, and written into the ledger
     send      read again, hashed again, TLS and HTTP/2, until the receipt is in the ledger
 
-Prints one JSON line with medians over the updates, the first of which is not counted, and beside them what one SHA-256
-and one norm over the same bytes cost on this machine.
+Prints one JSON line with medians over the updates, the first of which is not counted, and beside them what one SHA-256,
+one norm, and sending over bare gRPC with mutual TLS cost for the same bytes on this machine.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,11 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
+from tools import floor
 from tools.bench import cpu_seconds
 from tools.evidence_egress import PAYLOADS, SITE, write_study
-from tools.world import Service, World
+from tools.world import Service, World, free_port
 
 CLOCK = """
 import json
@@ -128,6 +131,26 @@ def floors(size: int) -> dict[str, float]:
     }
 
 
+def bare_send_ms(size: int) -> float:
+    """CPU of a process that sends ``size`` bytes over bare gRPC with mutual TLS: no hashing, no disk, no ledger."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, port = Path(folder), free_port()
+        key, certificate = floor.self_signed()
+        (root / "key.pem").write_bytes(key)
+        (root / "certificate.pem").write_bytes(certificate)
+        line = [sys.executable, "-m", "tools.floor", folder, str(port), str(size), "1"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                server.stdout.readline()
+                credentials = grpc.ssl_channel_credentials(certificate, key, certificate)
+                with grpc.secure_channel(f"127.0.0.1:{port}", credentials, floor.OPTIONS) as channel:
+                    up, payload = channel.stream_unary("/floor/Up"), floor.values(size)
+                    return cpu_ms(lambda: up(floor.pieces(payload), wait_for_ready=True, timeout=120))
+            finally:
+                server.terminate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.evidence_cost", description=__doc__)
     parser.add_argument("--payload", choices=sorted(PAYLOADS), default="45 MB")
@@ -138,6 +161,7 @@ def main() -> None:
     met = found["egress_cpu_ms"] <= TARGET_CPU_MS, found["ledger_fsyncs"] <= TARGET_SYNCS
     print(json.dumps({
         "evidence": "cost", "payload": chosen.payload, **found, **floors(PAYLOADS[chosen.payload]),
+        "bare_send_ms": bare_send_ms(PAYLOADS[chosen.payload]),
         "target_cpu_ms": TARGET_CPU_MS, "target_fsyncs": TARGET_SYNCS, "cpu_met": met[0], "fsyncs_met": met[1],
         "load": round(os.getloadavg()[0], 1),
     }))  # fmt: skip

@@ -173,7 +173,8 @@ def main() -> None:
     found = passed.bytes
     print(json.dumps({
         "evidence": "egress", "payload": chosen.payload, "rounds": chosen.rounds, "leak": chosen.leak,
-        "reconcile_exit": passed.code, "counted": found["counted"], "expected": found["expected"],
+        "reconcile_exit": passed.code, "payload_bytes": found["payload"] + found["sent_again"],
+        "counted": found["counted"], "expected": found["expected"],
         "unexplained": found["unexplained"], "allowance": found["allowance"], "calls": found["calls"],
         "connections": found["connections"], "receipts_compared": passed.found["ledger"]["compared"],
         "seconds": round(passed.seconds, 1),

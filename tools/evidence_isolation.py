@@ -1,10 +1,10 @@
 """What the process that reads patients could send: `python -m tools.evidence_isolation`.
 
-A real federation of one site runs a study. While it runs, and when it has ended, the kernel is asked what each
-process of the trainer has sent and received in its network namespace (`/proc/PID/net/dev`), whether that namespace is
-another than the agent's, and whether a seccomp filter is in force. Then a process isolated in the same way tries to
-open a socket of each family that the kernel knows; and one that is not isolated, to see that there were some to be
-had. Prints one JSON line; exits 1 if a byte passed or a socket was had.
+A real federation of one site runs a study. When it has ended, the kernel is asked what each process of the trainer
+has sent and received in its network namespace (`/proc/PID/net/dev`), whether that namespace is another than the
+agent's, and whether a seccomp filter is in force. Then a process isolated in the same way tries to open a socket of
+each family that the kernel knows; and one that is not isolated, to see that there were some to be had. Prints one
+JSON line; exits 1 if a byte passed or a socket was had.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def _seen(pid: int, agent: int) -> dict[str, Any]:
     return {
         "own_namespace": _namespace(pid) != _namespace(agent),
         "seccomp": status["Seccomp"] == "2", "no_new_privileges": status["NoNewPrivs"] == "1",
-        **bytes_of(pid), "agent_sent": bytes_of(agent)["sent"],
+        **bytes_of(pid), "sent_in_agents_namespace": bytes_of(agent)["sent"],
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from site_agent.gateway.identity import Identity
 from site_agent.state import SiteState
+from tools import evidence_cost, evidence_isolation
 from tools.evidence_egress import Passed, through_relay
 from tools.world import CommandFailed, command
 from wardround import canonical
@@ -71,3 +72,19 @@ def test_a_ledger_cut_and_signed_again_with_its_own_key_fails_against_the_coordi
     code, said = verify(ledger, "--receipts", honest.receipts)
     assert code == 1
     assert f"this one has {len(kept)}: it was cut short" in said
+
+
+def test_an_update_costs_five_fsyncs_of_the_ledger_and_no_other(tmp_path: Path) -> None:
+    found = evidence_cost.measure(tmp_path, rounds=3, payload=600)
+    assert found["updates"] == 2
+    assert (found["ledger_fsyncs"], found["other_fsyncs"]) == (5, 0), found["fsyncs_of_the_last"]
+
+
+def test_the_trainer_has_sent_and_received_nothing_when_a_study_ends(tmp_path: Path) -> None:
+    workers = evidence_isolation.seen_from_outside(tmp_path, rounds=3)
+    assert workers
+    for worker in workers:
+        if worker["own_namespace"]:
+            assert (worker["sent"], worker["received"]) == (0, 0)
+        else:  # the counters are those of everybody here; that it can have no socket, the filter sees to
+            assert worker["seccomp"]
