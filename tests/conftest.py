@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("system") is None)  # the long ones first, so that none is last
     if data_exists():
         return
     marked = [item for item in items if item.get_closest_marker("data")]

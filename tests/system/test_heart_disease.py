@@ -12,7 +12,7 @@ from tools.world import World
 
 SITES = sites_of(HEART)
 STUDY = "heart-disease"
-pytestmark = [pytest.mark.system, pytest.mark.data]
+pytestmark = [pytest.mark.system, pytest.mark.data, pytest.mark.xdist_group("heart disease")]
 
 
 def federate(state: Path, data: Path) -> tuple[World, dict[str, Any]]:
@@ -33,6 +33,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory, heart_data: Path) -> tu
     return federate(tmp_path_factory.mktemp("federation"), heart_data)
 
 
+@pytest.fixture(scope="module")
+def lab(heart_data: Path) -> dict[str, Any]:
+    """The same study in one process."""
+    return lab_run(HEART, heart_data)
+
+
 def test_every_hospital_contributes_to_every_round(federation: tuple[World, dict[str, Any]]) -> None:
     _, status = federation
     assert status["state"] == "finished"
@@ -42,11 +48,10 @@ def test_every_hospital_contributes_to_every_round(federation: tuple[World, dict
 
 
 def test_a_second_federation_and_the_lab_reach_the_same_bits(
-    federation: tuple[World, dict[str, Any]], heart_data: Path, tmp_path: Path
+    federation: tuple[World, dict[str, Any]], lab: dict[str, Any], heart_data: Path, tmp_path: Path
 ) -> None:
     _, first = federation
     _, second = federate(tmp_path, heart_data)
-    lab = lab_run(HEART, heart_data)
     assert first["model_digest"] == second["model_digest"] == lab["digests"][0]
 
 
@@ -105,10 +110,10 @@ def test_predictions_for_a_table_match_the_checkpoints_own_score(
 
 
 def test_the_models_have_the_same_scores_as_in_the_lab(
-    federation: tuple[World, dict[str, Any]], heart_data: Path
+    federation: tuple[World, dict[str, Any]], lab: dict[str, Any]
 ) -> None:
     world, _ = federation
-    lab = lab_run(HEART, heart_data)["scores"]["best_local"]["per_site"]
+    scores = lab["scores"]["best_local"]["per_site"]
     for site in SITES:
         rows = {row["kind"]: row for row in world.site_json(site, "models", "list", STUDY)["checkpoints"]}
-        assert rows["best_local"]["score"] == pytest.approx(lab[site])
+        assert rows["best_local"]["score"] == pytest.approx(scores[site])
