@@ -25,8 +25,16 @@ bench: install
 	@$(BIN)/python -m tools.bench
 
 evidence: dev
-	$(BIN)/python -m tools.evidence_verify_speed
+	$(BIN)/python -m tools.evidence_egress
+	$(BIN)/python -m tools.evidence_egress --payload "8 MB"
+	$(BIN)/python -m tools.evidence_egress --payload "45 MB" --rounds 5
+	$(BIN)/python -m tools.evidence_egress --rounds 1 --leak 65536
+	$(BIN)/python -m tools.evidence_egress --payload "8 MB" --rounds 1 --leak 65536
+	$(BIN)/python -m tools.evidence_egress --payload "45 MB" --rounds 1 --leak 450000
+	$(BIN)/python -m tools.evidence_isolation
+	$(BIN)/python -m tools.evidence_cost
 	$(BIN)/python -m tools.evidence_tamper
+	$(BIN)/python -m tools.evidence_verify_speed
 
 lint: dev
 	$(BIN)/ruff check .

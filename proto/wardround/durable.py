@@ -105,8 +105,11 @@ class AppendFile:
             os.fchmod(self._descriptor, mode)  # whatever the umask
             sync_folder(path.parent)
 
-    def append(self, data: Buffer) -> None:
-        """Write ``data`` at the end and fsync. A disk that is full leaves the file as it was."""
+    def append(self, data: Buffer, *, lasting: bool = True) -> None:
+        """Write ``data`` at the end and fsync. A disk that is full leaves the file as it was.
+
+        With ``lasting=False`` the fsync waits for the next one: for what can be made again.
+        """
         size = os.fstat(self._descriptor).st_size
         try:
             with _naming(self.path):
@@ -114,6 +117,11 @@ class AppendFile:
         except CannotWrite:
             os.ftruncate(self._descriptor, size)
             raise
+        if lasting:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make durable what was appended before."""
         _sync(self._descriptor, self.path)
 
     def close(self) -> None:

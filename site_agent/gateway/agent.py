@@ -159,6 +159,10 @@ class Agent:
                 with self._line.use() as connection:
                     self._watch_once(connection)
                 tries, said = pauses(), ""
+            except Interrupted:
+                if self._stopping.thrown:
+                    return
+                continue  # the certificate was renewed while this connection began
             except (Unavailable, TryAgain) as error:
                 if self._connected_since_last():
                     tries, said = pauses(), ""
@@ -172,6 +176,8 @@ class Agent:
         """One connection, from its first call to its end; all of it in the ledger."""
         watching = self._watching = Interrupt()
         self._stopping.check()
+        if not self._line.is_current(connection):
+            return  # replaced before there was a watch to interrupt
         for offer in connection.studies(watching, patient=self._first_try.is_set()):
             self.desk.keep(offer)
         before = self._line.bytes_up()

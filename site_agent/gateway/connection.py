@@ -323,6 +323,11 @@ class Line:
             self._current = fresh
         self._close_unused()
 
+    def is_current(self, connection: Connection) -> bool:
+        """Whether new calls would go this way. Once ``replace`` has returned, the old one is not."""
+        with self._lock:
+            return connection is self._current
+
     def bytes_up(self) -> int:
         """Payload bytes given to the line since the beginning, over all its connections."""
         with self._lock:

@@ -76,23 +76,29 @@ def record(
         gate.block(journal, "the update", f"consent: {error.message}")
         raise
     gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
-    record_control(ledger, meter)  # 3
-    upload_id = uuid.uuid4().hex  # 4
-    ledger.append(
-        "upload", upload_id=upload_id, study=journal.study, revision=journal.revision,
-        study_digest=journal.study_digest, round=journal.round, attempt=journal.attempt, destination=gate.coordinator,
-        manifest_sha256=manifest.digest(), payload_bytes=manifest.bytes, tensors=rows,
-        metrics=[{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
-        num_examples=journal.num_examples, num_validation=journal.num_validation,
-    )  # fmt: skip
+    upload_id = uuid.uuid4().hex
+    upload = {
+        "upload_id": upload_id, "study": journal.study, "revision": journal.revision,
+        "study_digest": journal.study_digest, "round": journal.round, "attempt": journal.attempt,
+        "destination": gate.coordinator, "manifest_sha256": manifest.digest(), "payload_bytes": manifest.bytes,
+        "tensors": rows,
+        "metrics": [{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
+        "num_examples": journal.num_examples, "num_validation": journal.num_validation,
+    }  # fmt: skip
+    with meter.taken() as methods:
+        ledger.append_all([*_control(methods), ("upload", upload)])  # 3 and 4, in this order, with one fsync
     return _departure(ledger.unresolved[upload_id], file)
 
 
 def record_control(ledger: Ledger, meter: Meter) -> None:
     """Write what was sent beside updates since the last time into the ledger, if anything was."""
     with meter.taken() as methods:
-        if methods:
-            ledger.append("control", methods=methods, bytes=sum(row["bytes"] for row in methods))
+        ledger.append_all(_control(methods))
+
+
+def _control(methods: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """The record of what was counted; none if nothing was."""
+    return [("control", {"methods": methods, "bytes": sum(row["bytes"] for row in methods)})] if methods else []
 
 
 def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | None:
@@ -177,7 +183,7 @@ def _row(tensors: TensorFile, spec: TensorSpec) -> dict[str, Any]:
         if not finite.all():
             nonfinite += int(wide.size - finite.sum())
             wide = wide[finite]
-        squares += float(np.dot(wide, wide))
+        squares += float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
         largest = max(largest, float(np.abs(wide).max(initial=0.0)))
     return {
         "bundle": spec.bundle, "name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "encoding": "raw",

@@ -12,7 +12,7 @@ import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,33 +88,49 @@ class Ledger:
             CannotWrite: the disk is full; the ledger is as it was, and nothing may be sent.
             StorageFailed: the disk failed; the process must end.
         """
+        self.append_all([(kind, fields)])
+
+    def append_all(self, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Add several records, (type, fields) each, with one fsync; a full disk takes none."""
+        if not records:
+            return
         with self._lock:
-            common = {"v": 1, "seq": len(self._hashes), "ts": now_text(), "type": kind, "prev": self._heads[-1]}
-            record = {**common, **fields}
-            line = canonical.dumps(record)
-            self._lines.append(line + b"\n")
-            self._note(record, line_hash(line))
+            made: list[tuple[dict[str, Any], bytes]] = []
+            seq, head = len(self._hashes), self._heads[-1]
+            for kind, fields in records:
+                record = {"v": 1, "seq": seq + len(made), "ts": now_text(), "type": kind, "prev": head, **fields}
+                line = canonical.dumps(record)
+                head = next_head(head, line_hash(line))
+                made.append((record, line))
+            self._lines.append(b"".join(line + b"\n" for _, line in made))
+            for record, line in made:
+                self._note(record, line_hash(line))
 
     def resolve(self, upload_id: str, envelope: Envelope) -> None:
         """Append the coordinator's receipt for an upload, and sign. A receipt that is already here is not added."""
         with self._lock:
             if upload_id in self._open_uploads:
                 self.append("receipt", upload_id=upload_id, envelope=envelope.document())
-                self.sign()
+                self.sign(lasting=False)
 
-    def sign(self) -> None:
-        """Sign the head as it is now, unless it is signed already."""
+    def sign(self, *, lasting: bool = True) -> None:
+        """Sign the head as it is now, unless it is signed already.
+
+        A signature may be lost with the power and be made again; ``lasting`` ones, at the end of a connection, may not.
+        """
         with self._lock:
             head = self.head
             if head.lines > self._signed:
                 envelope = head.sign(self._key)
-                self._signatures.append(canonical.dumps(envelope.document()) + b"\n")
+                self._signatures.append(canonical.dumps(envelope.document()) + b"\n", lasting=False)
                 self._signed = head.lines
+            if lasting:
+                self._signatures.sync()
 
     def statement(self) -> tuple[LedgerHead, bytes, list[bytes]]:
         """What goes with an upload: the head, its signature, the hash of each line since the last receipt's head."""
         with self._lock:
-            self.sign()
+            self.sign(lasting=False)
             head = self.head
             return head, head.sign(self._key).signature, self._hashes[self._witnessed :]
 
