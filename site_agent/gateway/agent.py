@@ -123,11 +123,16 @@ class Agent:
     def decide(self, study: str, round_: int, word: str, update: str, person: dict[str, Any]) -> bool:
         """Take a person's word on an update that waits. Whether its assignment is at hand and goes on at once."""
         self.desk.decide(study, round_, word, update, person)
+        return self._go_on(study, round_)
+
+    def _go_on(self, study: str, round_: int) -> bool:
+        """Put an assignment that waited for a person's word back into the inbox, if it is at hand."""
         with self._changed:
             assignment = self._held.pop(study, None)
-        if assignment is None or assignment.round != round_:
-            return False
-        self._take(assignment)
+            if assignment is None or assignment.round != round_:
+                return False
+            self._inbox[study] = assignment
+            self._changed.notify_all()
         return True
 
     def leave(self, person: dict[str, Any]) -> list[str]:
@@ -277,6 +282,8 @@ class Agent:
                 with self._changed:
                     self._held[assignment.study] = assignment
                 self._declare(assignment, "held")
+                if self.desk.has_word(assignment.study):  # given while this thread was still saying that it waits
+                    self._go_on(assignment.study, assignment.round)
         except Interrupted:
             log.info("round %d of `%s` was called off", assignment.round, assignment.study)
             with self._changed:

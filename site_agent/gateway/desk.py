@@ -151,6 +151,11 @@ class Desk:
             )  # fmt: skip
             self._ledger.sign()
 
+    def has_word(self, study: str) -> bool:
+        """Whether a person has said something of the update that waits."""
+        journal = self._state.journal(study)
+        return bool(self._ledger.word(study, journal.revision, journal.round, journal.update_digest))
+
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
         self._state.offer(study)
         journal, consent = self._state.journal(study), self._state.consent(study)

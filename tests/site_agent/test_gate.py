@@ -1,7 +1,7 @@
 """The policy at the exit, and a person at the door: what is blocked, held, released, rejected; what the ledger says."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +212,14 @@ def test_a_metric_that_is_no_told_decimal_is_blocked_and_its_value_is_nowhere(wo
 
 def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.ready()
-    append = Ledger.append
+    append_all = Ledger.append_all
 
-    def full(self: Ledger, kind: str, **fields: Any) -> None:
-        if kind == "upload":
+    def full(self: Ledger, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        if "upload" in [kind for kind, _ in records]:
             raise CannotWrite("ledger/000001.jsonl: No space left on device")
-        append(self, kind, **fields)
+        append_all(self, records)
 
-    monkeypatch.setattr(Ledger, "append", full)
+    monkeypatch.setattr(Ledger, "append_all", full)
     world.coordinator.assign(STUDY, 1)
     declined(world, "DECLINED_RESOURCES")
     monkeypatch.undo()
