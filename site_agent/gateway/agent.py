@@ -126,14 +126,14 @@ class Agent:
         return self._go_on(study, round_)
 
     def _go_on(self, study: str, round_: int) -> bool:
-        """Put an assignment that waited for a person's word back into the inbox, if it is at hand."""
+        """Put an assignment that waited for a person's word back into the inbox. Whether it goes on, now or already."""
         with self._changed:
             assignment = self._held.pop(study, None)
-            if assignment is None or assignment.round != round_:
-                return False
-            self._inbox[study] = assignment
-            self._changed.notify_all()
-        return True
+            if assignment is not None and assignment.round == round_:
+                self._inbox[study] = assignment
+                self._changed.notify_all()
+            under_way = [self._inbox.get(study), self._current[0] if self._current is not None else None]
+            return any(one is not None and (one.study, one.round) == (study, round_) for one in under_way)
 
     def leave(self, person: dict[str, Any]) -> list[str]:
         """End the membership and this agent. The studies whose withdrawal the coordinator has not heard of."""
