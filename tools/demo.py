@@ -55,8 +55,8 @@ def main() -> None:
             verified = show_egress(Console(), world, name, sites, folder)
         print(f"\nReport:   {report}")
         print(f"Models:   {folder}/{sites[0]}/studies/{name}/ and so on; the card beside each says what it is")
-        print(f"Look:     .venv/bin/site-agent models list {name} --state {folder}/{sites[0]}")
-        print(f"          .venv/bin/site-agent audit show --state {folder}/{sites[0]}")
+        print(f"Look:     {BIN}/site-agent models list {name} --state {folder}/{sites[0]}")
+        print(f"          {BIN}/site-agent audit show --state {folder}/{sites[0]}")
         print(f"Finished in {time.monotonic() - began:.0f} s")
     if not verified:
         raise SystemExit(1)
