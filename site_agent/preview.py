@@ -27,12 +27,15 @@ def document(offer: Offer, stays: list[dict[str, Any]]) -> dict[str, Any]:
 
 def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[str]) -> dict[str, Any]:
     """One study's line in `studies` and `status`. ``changes`` says in words what changed since it was approved."""
-    mine = journal.study_digest == offer.digest
+    state = study_state(offer, consent, journal)
+    round_ = journal.round if journal.study_digest == offer.digest else 0
+    if state != "held":  # the closing numbers come after the last round; held, they are released by their own number
+        round_ = min(round_, offer.rounds)
     return {
         "id": offer.study,
         "title": offer.document["study"]["title"],
-        "state": study_state(offer, consent, journal),
-        "round": journal.round if mine else 0,
+        "state": state,
+        "round": round_,
         "rounds": offer.rounds,
         "revision": offer.revision,
         "study_digest": offer.digest,

@@ -105,6 +105,8 @@ def signed_value(envelope, wanted_type, key, old=False):
     """The value in a signed envelope; ValueError if anything is wrong. ``old``: a head under newer ones."""
     kind, payload = envelope["payload_type"], envelope["payload"].encode()
     signature = base64.b64decode(envelope["signature"], validate=True)
+    if base64.b64encode(signature).decode() != envelope["signature"]:  # its last character has bits to spare
+        raise ValueError("its signature is not as it was written")
     if kind != wanted_type or envelope["keyid"] != hashlib.sha256(key.public_bytes_raw()).hexdigest():
         raise ValueError("another type or another key")
     message = b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)

@@ -42,6 +42,8 @@ class Envelope:
             if not all(isinstance(text, str) for text in fields.values()):
                 raise TypeError
             signature = base64.b64decode(fields["signature"], validate=True)
+            if base64.b64encode(signature).decode() != fields["signature"]:  # its last character has bits to spare
+                raise ValueError
             return cls(fields["payload_type"], fields["payload"].encode(), fields["keyid"], signature)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadData("not a signed envelope") from None

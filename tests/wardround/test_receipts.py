@@ -46,6 +46,18 @@ RECEIPT = Receipt(
 )
 
 
+def test_a_signature_in_base64_with_spare_bits_set_is_no_envelope() -> None:
+    """Four bits of the last character decode to nothing; a flip of one must be seen all the same."""
+    document = dsse.sign("t", {"a": 1}, KEY).document()
+    assert dsse.Envelope.from_document(document).document() == document
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    stem, last = document["signature"][:-3], alphabet.index(document["signature"][-3])
+    for bit in range(4):
+        changed = f"{stem}{alphabet[last ^ (1 << bit)]}=="
+        with pytest.raises(BadData, match="not a signed envelope"):
+            dsse.Envelope.from_document({**document, "signature": changed})
+
+
 def test_the_encoding_that_is_signed_is_that_of_the_dsse_protocol() -> None:
     """The example of https://github.com/secure-systems-lab/dsse/blob/master/protocol.md."""
     assert dsse.encoding("http://example.com/HelloWorld", b"hello world") == (
