@@ -4,7 +4,7 @@
 #   make test    every test
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
-#   make evidence   the figures of docs/evidence.md (about an hour of one core)
+#   make evidence   the figures of docs/evidence.md (about half an hour)
 
 PYTHON ?= python3
 VENV ?= .venv
