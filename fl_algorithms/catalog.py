@@ -13,15 +13,22 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from fl_algorithms.settings.methods import FedSoupSettings, MethodSettings
-from fl_algorithms.settings.models import BallastSettings, FendaSettings, MlpSettings
+from fl_algorithms.settings.methods import FedSoupSettings, MeanSettings, MethodSettings
+from fl_algorithms.settings.models import (
+    BODY_AND_HEAD,
+    NORM_LAYERS,
+    TWO_EXTRACTORS,
+    BallastSettings,
+    FendaSettings,
+    MlpSettings,
+    NetworkSettings,
+)
 from fl_algorithms.settings.tabular import TabularSettings
 from wardround.errors import BadData
 from wardround.schema import Strict, check
 from wardround.study import Named, StudyFile
 
 VAL_LOSS = "val_loss"
-TWO_EXTRACTORS = "a shared and a private extractor"
 
 
 @dataclass(frozen=True)
@@ -39,71 +46,78 @@ class ModelRow:
     """A network. ``implementation`` is called with its settings and the numbers of inputs and of outputs."""
 
     name: str
-    settings: type[Strict]
+    settings: type[NetworkSettings]
     implementation: str
-    offers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method. ``client`` is called with its settings; ``server`` names a row of ``fl_algorithms.server.halves``."""
+    """A method.
+
+    Attributes:
+        leaves, stays: for people.
+        client: called with its settings; the site half.
+        server: called with its settings, the study's sites and the leaving tensors; the server half.
+        needs: of the network.
+        plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
+        same_start: private tensors must start equal everywhere.
+        exposure: whether the coordinator keeps a site's own model apart ("coordinator"), and also sends it to the
+            other sites ("sites"); a site's policy must allow that.
+    """
 
     name: str
+    title: str
     paper: str
-    shared: str  # what leaves the site, for people
+    leaves: str
     stays: str
     client: str
-    settings: type[MethodSettings] = MethodSettings
-    server: str = "mean"
+    settings: type[MethodSettings] = MeanSettings
+    server: str = "fl_algorithms.server.mean:mean"
     one_global_model: bool = False
-    needs: frozenset[str] = frozenset()  # of the network
+    needs: frozenset[str] = frozenset()
+    plain_sgd: bool = False
+    same_start: bool = False
+    validation: bool = False  # also used by the method itself, not only to choose checkpoints
+    exposure: str = ""
     lab_only: bool = False
+
+
+WHOLE = "the whole network"
+MCMAHAN = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
+REDDI = "Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295"
+
+
+def _method(name: str, title: str, paper: str, leaves: str, stays: str, **more: Any) -> MethodRow:
+    client = more.pop("client", name)
+    return MethodRow(name, title, paper, leaves, stays, f"fl_algorithms.client.{client}:{client}", **more)
 
 
 METHODS: Mapping[str, MethodRow] = {
     row.name: row
     for row in (
-        MethodRow(
-            name="fedavg",
-            paper="McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629",
-            shared="the whole network",
-            stays="records, optimizer state",
-            client="fl_algorithms.client.fedavg:fedavg",
-            one_global_model=True,
+        _method("fedavg", "FedAvg", MCMAHAN, WHOLE, "records, optimizer state", one_global_model=True),
+        _method(
+            "fenda", "FENDA-FL", "FENDA-FL, 2023, https://arxiv.org/abs/2309.16825", "the shared extractor",
+            "records, the private extractor, the head, optimizer state", needs=frozenset({TWO_EXTRACTORS}),
         ),
-        MethodRow(
-            name="fenda",
-            paper="FENDA-FL, 2023, https://arxiv.org/abs/2309.16825",
-            shared="the shared extractor",
-            stays="records, the private extractor, the head, optimizer state",
-            client="fl_algorithms.client.fenda:fenda",
-            needs=frozenset({TWO_EXTRACTORS}),
+        _method(
+            "fedsoup", "FedSoup", "Chen et al., MICCAI 2023, https://arxiv.org/abs/2307.10507",
+            "the whole network, patched with the soup",
+            "records, the soup and its count, validation scores, optimizer state", client="fedavg",
+            settings=FedSoupSettings, one_global_model=True, validation=True,
         ),
-        MethodRow(
-            name="fedsoup",
-            paper="Chen et al., MICCAI 2023, https://arxiv.org/abs/2307.10507",
-            shared="the whole network, patched with the soup",
-            stays="records, the soup and its count, validation scores, optimizer state",
-            client="fl_algorithms.client.fedsoup:fedsoup",
-            settings=FedSoupSettings,
-            one_global_model=True,
-        ),
-        MethodRow(
-            name="silo",
-            paper="no federation: each site trains alone",
-            shared="nothing",
-            stays="everything",
-            client="fl_algorithms.client.silo:silo",
-            lab_only=True,
+        _method(
+            "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
+            settings=MethodSettings,
         ),
     )
-}
+}  # fmt: skip
 
 MODELS: Mapping[str, ModelRow] = {
     row.name: row
     for row in (
         ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
-        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda", frozenset({TWO_EXTRACTORS})),
+        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
         ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
     )
 }
@@ -177,7 +191,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that lacks what the method needs, or a method that runs only in the lab.
+            a network or a training that lacks what the method needs, or a method that runs only in the lab.
     """
     task_settings, model_settings, method_settings = settings_of(study, source)
     task_row, model_row, method_row = task(study), model(study), method(study)
@@ -186,12 +200,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             f"{source}: algorithm `{method_row.name}` runs only in the lab",
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
         )
-    for need in sorted(method_row.needs - model_row.offers):
-        able = ", ".join(sorted(row.name for row in MODELS.values() if need in row.offers))
-        raise BadData(
-            f"{source}: algorithm `{method_row.name}` needs a network with {need}, model `{model_row.name}` has none",
-            hint=f"networks that have: {able}",
-        )
+    _refuse_unfit(study, method_row, model_settings, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -205,6 +214,38 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "algorithm": _named(method_row.name, method_settings),
         }
     )
+
+
+def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, source: str) -> None:
+    """What the method asks of the network and of the training."""
+    offers = network.offers if isinstance(network, NetworkSettings) else frozenset()
+    for need in sorted(row.needs - offers):
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "
+            "has none",
+            hint=NEED_HINTS[need],
+        )
+    training = study.training
+    plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+    if row.plain_sgd and not plain:
+        found = f"{training.optimizer}, momentum {training.momentum:g}, weight decay {training.weight_decay:g}"
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs plain SGD at the sites, [training] has {found}",
+            hint='in [training]: `optimizer = "sgd"`, `momentum = 0.0`, `weight_decay = 0.0`',
+        )
+    if row.same_start and training.init_private != "common":
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs the same initial weights at every site, [training] says "
+            f'`init_private = "{training.init_private}"`',
+            hint='in [training]: `init_private = "common"`',
+        )
+
+
+NEED_HINTS = {
+    TWO_EXTRACTORS: 'model `fenda` has: `name = "fenda"` in [model]',
+    BODY_AND_HEAD: "model `mlp` has, with hidden layers: `hidden = [5]` in [model]",
+    NORM_LAYERS: 'model `mlp` has, with hidden layers and `norm = "batch"` in [model]',
+}
 
 
 def load(implementation: str) -> Any:
@@ -223,7 +264,7 @@ def _row(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
 
 
 def _named(name: str, settings: Strict) -> Named:
-    return Named.model_validate({"name": name, **settings.model_dump(mode="json")})
+    return Named.model_validate({"name": name, **settings.model_dump(mode="json", exclude_none=True)})
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

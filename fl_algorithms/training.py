@@ -39,6 +39,8 @@ class Phase:
         trainable: patterns of "SLOT/PARAMETER"; the rest is frozen, its dropout and statistics too.
         steps, epochs: how long; both None: as the study says.
         optimizer: phases with the same key continue one optimizer.
+        learning_rate: None: as the study says.
+        loss: (context, batch) -> a scalar; None: the method's ``loss``.
     """
 
     name: str = ""
@@ -46,6 +48,8 @@ class Phase:
     steps: int | None = None
     epochs: int | None = None
     optimizer: str = "main"
+    learning_rate: float | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None
 
 
 def make_deterministic(threads: int) -> None:
@@ -129,14 +133,16 @@ class Optimizers:
         self._made.clear()
         self._kept = {}
 
-    def get(self, key: str, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of ``key``, with the moments it had.
+    def get(
+        self, key: str, parameters: dict[str, nn.Parameter], learning_rate: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer of ``key``, with the moments it had. ``learning_rate``: None: as the study says.
 
         Raises:
             BadData: kept moments are not of these parameters' shapes.
         """
         if key not in self._made:
-            optimizer = _make(self._training, list(parameters.values()))
+            optimizer = _make(self._training, list(parameters.values()), learning_rate)
             self._restore(optimizer, key, parameters)
             self._made[key] = (optimizer, parameters)
         return self._made[key][0]
@@ -172,8 +178,11 @@ def _kept_name(key: str, parameter: str) -> str:
     return f"{key}.{parameter.replace('/', '.')}"
 
 
-def _make(training: TrainingSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    rate, decay = training.learning_rate, training.weight_decay
+def _make(
+    training: TrainingSection, parameters: list[nn.Parameter], learning_rate: float | None
+) -> torch.optim.Optimizer:
+    rate = training.learning_rate if learning_rate is None else learning_rate
+    decay = training.weight_decay
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=training.momentum, weight_decay=decay, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
@@ -228,18 +237,19 @@ def run_steps(
     steps: int,
     optimizer: torch.optim.Optimizer,
     loss: Callable[[Batch], Tensor],
-    after_backward: Callable[[], Any] | None = None,
-    after_step: Callable[[], Any] | None = None,
+    after_backward: Callable[[Batch], Any] | None = None,
+    after_step: Callable[[Batch], Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step."""
     for step in range(1, steps + 1):
         optimizer.zero_grad(set_to_none=True)
-        loss(batches.next()).backward()  # type: ignore[no-untyped-call]
+        batch = batches.next()
+        loss(batch).backward()  # type: ignore[no-untyped-call]
         if after_backward is not None:
-            after_backward()
+            after_backward(batch)
         optimizer.step()
         if after_step is not None:
-            after_step()
+            after_step(batch)
         if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
             progress(step, steps)

@@ -7,10 +7,12 @@
                                                                    h9 candidates      which models there are to judge
 
 A method never loops over batches and never opens a file. It sees a ``Context``, and keeps what it needs between rounds
-in ``context.kept`` (tensors) and ``context.notes`` (plain JSON), which the site's vault stores.
+in ``context.kept`` (tensors) and ``context.notes`` (plain JSON), which the site's vault stores, and what it needs for
+one round in ``context.scratch``.
 """
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
-from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.settings.methods import MeanSettings, MethodSettings
 from fl_algorithms.tasks.base import SiteData, Split, Task
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
 from wardround.errors import BadData
@@ -31,12 +33,28 @@ Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
 EVALUATION_BATCH = 1024  # rows in one forward pass outside training
 
 
+Names = Callable[[nn.Module], Collection[str]]  # chooses among the names of a network's state
+
+
+def matching(*patterns: str) -> Names:
+    """The names that match one of ``patterns``, as a shell matches file names."""
+    return lambda network: [name for name in network.state_dict() if any(fnmatchcase(name, p) for p in patterns)]
+
+
+def all_but(names: Names) -> Names:
+    """The names that ``names`` does not choose."""
+    return lambda network: network.state_dict().keys() - set(names(network))
+
+
+EVERYTHING = matching("*")
+
+
 @dataclass(frozen=True)
 class Share:
     """The tensors of one slot that leave, as one bundle. Everything that no share names is private."""
 
     slot: str = MODEL
-    names: tuple[str, ...] = ("*",)
+    names: Names = EVERYTHING
 
     @property
     def bundle(self) -> str:
@@ -44,10 +62,11 @@ class Share:
 
     def tensors(self, networks: Networks) -> dict[str, Tensor]:
         """Name -> the live tensor, sorted by name. An integer tensor never leaves, whatever the names say."""
+        chosen = set(self.names(networks[self.slot]))
         return {
             name: tensor
             for name, tensor in sorted(networks[self.slot].state_dict().items())
-            if tensor.dtype == torch.float32 and any(fnmatchcase(name, pattern) for pattern in self.names)
+            if tensor.dtype == torch.float32 and name in chosen
         }
 
 
@@ -78,6 +97,18 @@ class Context:
     base: Downlink = field(default_factory=dict)  # as downloaded; never aliased by a network
     kept: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)  # forgotten when the round ends
+    steps: int = 0  # optimizer steps done in this round
+
+    @property
+    def position(self) -> int:
+        """The site's place among the study's sites, which are sorted."""
+        return self.study.study.sites.index(self.site)
+
+    def validation_loss(self, networks: Networks) -> float:
+        """The mean loss on the site's validation split, as the study reduces it."""
+        split = self.data.validation
+        return validation_loss(compute_logits(self.algorithm, networks, split.x), split, self.task, self.study)
 
     def headline(self, networks: Networks) -> float | None:
         """The task's headline metric on the site's validation split; None where it is undefined."""
@@ -87,6 +118,10 @@ class Context:
 
 
 Hook = Callable[[Context], None]
+BatchHook = Callable[[Context, Batch], None]
+
+
+Builder = Callable[[StudyFile, Task], nn.Module]
 
 
 def nothing(context: Context) -> None:
@@ -132,8 +167,17 @@ def one_phase(context: Context) -> tuple[Phase, ...]:
 
 def task_loss(context: Context, batch: Batch) -> Tensor:
     """h4: the mean of the task's loss over the batch."""
-    logits = context.algorithm.infer(context.networks, batch.x)
+    return loss_of(context, context.algorithm.infer(context.networks, batch.x), batch)
+
+
+def loss_of(context: Context, logits: Tensor, batch: Batch) -> Tensor:
+    """The mean of the task's loss of these logits: a scalar."""
     return context.task.losses(logits, batch.y).mean()
+
+
+def loss_of_slot(slot: str) -> Callable[[Context, Batch], Tensor]:
+    """h4: the task's loss of one network alone."""
+    return lambda context, batch: loss_of(context, context.networks[slot](batch.x), batch)
 
 
 def shared_deltas(context: Context) -> Uplink:
@@ -157,8 +201,17 @@ def one_model(networks: Networks, x: Tensor) -> Tensor:
     return logits
 
 
-def nothing_kept(networks: Networks) -> tuple[TensorSpec, ...]:
+def no_tensors(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
     return ()
+
+
+def frozen_copy(network: nn.Module, values: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy in evaluation mode that takes no gradient; ``values`` replace tensors of its state by name."""
+    twin = copy.deepcopy(network).eval().requires_grad_(False)
+    state = twin.state_dict()
+    for name, value in (values or {}).items():
+        state[name].copy_(value)
+    return twin
 
 
 @dataclass(frozen=True)
@@ -166,22 +219,26 @@ class Algorithm:
     """A method's site half.
 
     Attributes:
-        slots: the networks that it owns, by name; built under the slot's own stream.
-        shares: what leaves; the rest is private.
-        keeps: (networks) -> what the method keeps beside its networks, for the preview.
+        slots: the networks that it owns, by name. One made by ``study_network`` begins as the study's network does, any
+            other from a stream of its slot's name.
+        shares: what leaves of the networks; the rest is private.
+        extras: (networks, study) -> what leaves beside, in bundles of its own; it starts as zeros, and ``to_send`` adds
+            it. Float32.
+        keeps: (networks, study) -> what the method keeps beside its networks, for the preview.
         candidates: (context, trained) -> the models to judge after the download, and again after training.
         infer: (networks, x) -> logits.
     """
 
-    slots: Mapping[str, Callable[[StudyFile, Task], nn.Module]] = field(default_factory=lambda: {MODEL: study_network})
+    slots: Mapping[str, Builder] = field(default_factory=lambda: {MODEL: study_network})
     shares: tuple[Share, ...] = (Share(),)
-    keeps: Callable[[Networks], tuple[TensorSpec, ...]] = nothing_kept
+    extras: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
+    keeps: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
     receive: Hook = load_shared
     before_round: Hook = nothing
     phases: Callable[[Context], tuple[Phase, ...]] = one_phase
     loss: Callable[[Context, Batch], Tensor] = task_loss
-    after_backward: Hook | None = None
-    after_step: Hook | None = None
+    after_backward: BatchHook | None = None
+    after_step: BatchHook | None = None
     after_round: Hook = nothing
     to_send: Callable[[Context], Uplink] = shared_deltas
     candidates: Callable[[Context, bool], tuple[Candidate, ...]] = downloaded_only
@@ -189,9 +246,11 @@ class Algorithm:
 
 
 def algorithm_of(study: StudyFile) -> Algorithm:
-    """The site half of the study's method."""
+    """The site half of the study's method, with a soup if the study asks for one."""
     _, _, settings = catalog.settings_of(study)
     algorithm: Algorithm = catalog.load(catalog.method(study).client)(settings)
+    if isinstance(settings, MeanSettings) and settings.soup is not None:
+        algorithm = catalog.load("fl_algorithms.client.fedsoup:with_soup")(algorithm, settings.soup)
     return algorithm
 
 

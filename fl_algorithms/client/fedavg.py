@@ -5,9 +5,9 @@ Data, AISTATS 2017. https://arxiv.org/abs/1602.05629
 """
 
 from fl_algorithms.client.algorithm import Algorithm
-from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.settings.methods import MeanSettings
 
 
-def fedavg(settings: MethodSettings) -> Algorithm:
+def fedavg(settings: MeanSettings) -> Algorithm:
     """Every hook's default: the whole network is shared, one phase, the task's loss."""
     return Algorithm()

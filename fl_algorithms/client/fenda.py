@@ -4,10 +4,10 @@ Fatemi Tavakoli, Ayromlou, Emerson, et al., FENDA-FL: Personalized Federated Lea
 Datasets, 2023. https://arxiv.org/abs/2309.16825
 """
 
-from fl_algorithms.client.algorithm import Algorithm, Share
-from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.client.algorithm import Algorithm, Share, matching
+from fl_algorithms.settings.methods import MeanSettings
 
 
-def fenda(settings: MethodSettings) -> Algorithm:
+def fenda(settings: MeanSettings) -> Algorithm:
     """FedAvg of the shared extractor alone."""
-    return Algorithm(shares=(Share(names=("shared_extractor.*",)),))
+    return Algorithm(shares=(Share(names=matching("shared_extractor.*")),))

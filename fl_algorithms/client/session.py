@@ -9,18 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import (
-    Algorithm,
-    Context,
-    Downlink,
-    algorithm_of,
-    compute_logits,
-    validation_loss,
-)
+from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
+from fl_algorithms.client.fine_tuning import fine_tuned
+from fl_algorithms.client.partition import all_tensors, build, leaving, restore
+from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split, Task
 from fl_algorithms.training import (
@@ -37,32 +32,8 @@ from fl_algorithms.training import (
 )
 from wardround.errors import BadData
 from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
 
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stay:
-    """A tensor that never leaves, and why."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Every tensor of a study at a site: those that leave, in the order of the payload, and those that stay."""
-
-    leaves: tuple[TensorSpec, ...]
-    stays: tuple[Stay, ...]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,7 @@ class Checkpoint:
     """A model to be kept at the site.
 
     Attributes:
-        kind: "latest", "best_local" or "best_global".
+        kind: "latest", "best_local", "best_global" or "fine_tuned".
         round: the round whose model it is; of "best_local", for a method that judges models right after training, the
             round in which it was trained.
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
@@ -116,51 +87,23 @@ class SessionState:
     meta: dict[str, Any]
 
 
-def describe(study: StudyFile, site: str) -> Partition:
-    """What leaves ``site`` in a resolved study, and what stays. Needs torch, no data."""
-    task = task_of(study)
-    algorithm = algorithm_of(study)
-    networks = _build(study, task, algorithm, site)
-    leaves = _shared_specs(algorithm, networks)
-    shared = {spec.key for spec in leaves}
-    kept = tuple(
-        Stay(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
-        for spec in algorithm.keeps(networks)
-    )
-    private = tuple(
-        Stay(key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name))
-        for key, tensor in sorted(_all_tensors(networks).items())
-        if key not in shared
-    )
-    return Partition(leaves, private + kept)
+class Restored:
+    """A model of a study out of a checkpoint's tensors, to be asked about any rows."""
 
+    def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor]) -> None:
+        """Raises BadData: the tensors are not those of the study's network."""
+        self._algorithm = algorithm_of(study)
+        self._task = task
+        self.networks = build(study, task, self._algorithm, site="")
+        restore(all_tensors(self.networks), tensors, "the checkpoint")
 
-def initial_model(study: StudyFile) -> dict[str, Tensor]:
-    """The shared tensors before the first round, by name as in a safetensors file, in the order of the payload."""
-    task = task_of(study)
-    algorithm = algorithm_of(study)
-    networks = _build(study, task, algorithm, site="")
-    tensors = _all_tensors(networks)
-    return {spec.key: tensors[spec.key].detach().clone() for spec in _shared_specs(algorithm, networks)}
+    def logits(self, x: Tensor) -> Tensor:
+        """(n, outputs) for ``x`` (n, features)."""
+        return compute_logits(self._algorithm, self.networks, x)
 
-
-def predict(study: StudyFile, task: Task, checkpoint_tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Probabilities (n, classes) of a checkpoint's model for ``x`` (n, features).
-
-    Raises:
-        BadData: the tensors are not those of the study's network.
-    """
-    algorithm = algorithm_of(study)
-    networks = _build(study, task, algorithm, site="")
-    _restore(_all_tensors(networks), checkpoint_tensors, "the checkpoint")
-    return task.probabilities(compute_logits(algorithm, networks, x))
-
-
-def task_of(study: StudyFile) -> Task:
-    """The study's task, ready to read data."""
-    settings, _, _ = catalog.settings_of(study)
-    task: Task = catalog.load(catalog.task(study).implementation)(settings)
-    return task
+    def probabilities(self, x: Tensor) -> Tensor:
+        """(n, classes) for ``x`` (n, features)."""
+        return self._task.probabilities(self.logits(x))
 
 
 @dataclass(frozen=True)
@@ -188,7 +131,8 @@ class SiteSession:
         """
         make_deterministic(study.study.threads)
         algorithm = algorithm_of(study)
-        networks = _build(study, task, algorithm, site)
+        networks = build(study, task, algorithm, site)
+        _refuse_single_rows(study, networks, len(data.train))
         self._context = Context(
             study, site, catalog.settings_of(study)[2], task, data, algorithm, networks, Optimizers(study.training)
         )
@@ -209,6 +153,7 @@ class SiteSession:
             BadData: ``base`` is not the shared tensors.
         """
         context, algorithm = self._context, self._context.algorithm
+        context.scratch, context.steps = {}, 0
         metrics, checkpoints = self._receive(round_number, base)
         algorithm.before_round(context)
         context.optimizers.begin_round()
@@ -220,9 +165,24 @@ class SiteSession:
         return self._result(uplink, metrics, checkpoints)
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
-        """The closing assignment, ``rounds + 1``: receive the last model and judge it. Nothing leaves but metrics."""
+        """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
+        says so. Nothing leaves but metrics.
+        """
+        context = self._context
+        context.scratch, context.steps = {}, 0
         metrics, checkpoints = self._receive(round_number, base)
+        if (tuning := context.settings.fine_tuning) is not None:
+            copies = fine_tuned(context, context.networks, tuning)
+            judged = self._judge(copies, context.data.validation)
+            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
         return self._result({}, metrics, checkpoints)
+
+    def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
+        """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
+        context = self._context
+        networks = build(context.study, context.task, context.algorithm, site="")
+        restore(all_tensors(networks), tensors, "the checkpoint")
+        return {key: tensor.detach() for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
@@ -237,10 +197,10 @@ class SiteSession:
     def export_state(self) -> SessionState:
         """Copies of all that the next round needs beside the download."""
         context = self._context
-        shared = {spec.key for spec in _shared_specs(context.algorithm, context.networks)}
+        shared = {spec.key for spec in leaving(context.study, context.algorithm, context.networks)}
         tensors = {
             f"private/{key.replace('/', '.')}": tensor.detach().clone()
-            for key, tensor in _all_tensors(context.networks).items()
+            for key, tensor in all_tensors(context.networks).items()
             if key not in shared
         }
         tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
@@ -268,10 +228,10 @@ class SiteSession:
             if part not in parts:
                 raise BadData(f"the kept state has a tensor `{name}` of no known part")
             parts[part][key] = tensor
-        shared = {spec.key for spec in _shared_specs(context.algorithm, context.networks)}
-        live = _all_tensors(context.networks)
+        shared = {spec.key for spec in leaving(context.study, context.algorithm, context.networks)}
+        live = all_tensors(context.networks)
         private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in shared}
-        _restore(private, parts["private"], "the kept state")
+        restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
         context.kept = {key: tensor.clone() for key, tensor in parts["kept"].items()}
         context.notes = dict(meta["notes"])
@@ -310,20 +270,23 @@ class SiteSession:
         train = context.data.train
         batches = Batches(train.x, train.y, study, context.site, context.round_number, phase.name, place)
         parameters = trainable_parameters(context.networks, phase.trainable)
-        optimizer = context.optimizers.get(phase.optimizer, parameters)
+        optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
+        steps = _steps(phase, study, batches.per_epoch)
+        loss = phase.loss or context.algorithm.loss
         purpose = f"noise.{phase.name}" if phase.name else "noise"
         noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
         after_backward, after_step = context.algorithm.after_backward, context.algorithm.after_step
         with seeded(noise), only_trainable(context.networks, parameters):
             run_steps(
                 batches,
-                _steps(phase, study, batches.per_epoch),
+                steps,
                 optimizer,
-                lambda batch: context.algorithm.loss(context, batch),
-                None if after_backward is None else lambda: after_backward(context),
-                None if after_step is None else lambda: after_step(context),
+                lambda batch: loss(context, batch),
+                None if after_backward is None else lambda batch: after_backward(context, batch),
+                None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
             )
+        context.steps += steps
 
     def _judge(self, networks: Networks, split: Split) -> _Judgement:
         context = self._context
@@ -335,7 +298,7 @@ class SiteSession:
         """The networks as they are now. ``judged`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
         scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
-        tensors = {key: tensor.detach().clone() for key, tensor in _all_tensors(networks).items()}
+        tensors = {key: tensor.detach().clone() for key, tensor in all_tensors(networks).items()}
         split = "validation" if data.test is None else "test"
         return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
 
@@ -356,68 +319,19 @@ def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
     return (study.training.local_epochs or 0) * per_epoch
 
 
-def _build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
-    """The networks as they start: shared parts equal everywhere, private parts the site's own.
+def _refuse_single_rows(study: StudyFile, networks: Networks, rows: int) -> None:
+    """A batch of one row has no variance for a batch norm.
 
-    Each slot has its own stream. ``site = ""`` gives what all sites have in common.
+    Raises:
+        BadData: training would meet one.
     """
-    networks = {}
-    for slot, builder in algorithm.slots.items():
-        purpose = "init" if slot == MODEL else f"init.{slot}"
-        with seeded(stream_seed(study.study.seed, "", 0, purpose)):
-            networks[slot] = builder(study, task).eval()
-    shared = {spec.key for spec in _shared_specs(algorithm, networks)}
-    if not site or study.training.init_private == "common" or shared == _all_tensors(networks).keys():
-        return networks
-    for slot, builder in algorithm.slots.items():
-        purpose = "init" if slot == MODEL else f"init.{slot}"
-        with seeded(stream_seed(study.study.seed, site, 0, purpose)):
-            own = builder(study, task)
-        mine = _all_tensors({slot: networks[slot]})
-        values = _all_tensors({slot: own})
-        with torch.no_grad():
-            for key in mine.keys() - shared:
-                mine[key].copy_(values[key])
-    return networks
-
-
-def _all_tensors(networks: Networks) -> dict[str, Tensor]:
-    """Every parameter and buffer, live; those of the slot "model" by their own name, others as "SLOT/NAME"."""
-    return {
-        name if slot == MODEL else f"{slot}/{name}": tensor
-        for slot, network in networks.items()
-        for name, tensor in network.state_dict().items()
-    }
-
-
-def _shared_specs(algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
-    """What leaves, in the order in which safetensors writes float32 tensors: by key."""
-    specs = [
-        TensorSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape), share.bundle)
-        for share in algorithm.shares
-        for name, tensor in share.tensors(networks).items()
-    ]
-    return tuple(sorted(specs, key=lambda spec: spec.key))
-
-
-def _why_private(tensor: Tensor, algorithm: str) -> str:
-    if not tensor.dtype.is_floating_point:
-        return "an integer buffer never travels"
-    return f"private in {algorithm}"
-
-
-def _restore(live: Mapping[str, Tensor], values: Mapping[str, Tensor], source: str) -> None:
-    """Copy ``values`` into ``live``, which must have the same names, shapes and dtypes."""
-    if live.keys() != values.keys():
-        odd = sorted(live.keys() ^ values.keys())[0]
-        where = "is missing" if odd in live else "belongs to no tensor of this network"
-        raise BadData(f"{source} does not fit the study's network: `{odd}` {where}")
-    with torch.no_grad():
-        for name, tensor in live.items():
-            found = values[name]
-            if found.shape != tensor.shape or found.dtype != tensor.dtype:
-                raise BadData(
-                    f"{source} does not fit the study's network: `{name}` is {DTYPES.get(found.dtype, '?')} "
-                    f"{list(found.shape)}, the network's is {DTYPES[tensor.dtype]} {list(tensor.shape)}"
-                )
-            tensor.copy_(found)
+    if not any(isinstance(module, BATCH_NORMS) for network in networks.values() for module in network.modules()):
+        return
+    size = min(study.training.batch_size, rows)
+    if size == 1 or (rows % size == 1 and not study.training.drop_last):
+        raise BadData(
+            f"{rows} training rows in batches of {study.training.batch_size} give a batch of one row, which a batch "
+            "norm cannot learn from",
+            hint="in the study's [training]: `drop_last = true`, or another `batch_size`",
+            code="DECLINED_DATA_INVALID",
+        )

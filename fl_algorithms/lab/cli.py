@@ -43,7 +43,7 @@ def init(
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
     resolved = catalog.resolve(study_file.load(study, setting, variant), source=study.name)
-    from fl_algorithms.client.session import describe, initial_model
+    from fl_algorithms.client.partition import describe, initial_model
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.durable import write_file
     from wardround.tensors import file_header
@@ -116,7 +116,7 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
 
 
 def _run_seeds(study: StudyFile, folder: Path, seeds: int) -> "list[Outcome]":
-    from fl_algorithms.client.session import task_of
+    from fl_algorithms.client.partition import task_of
     from fl_algorithms.lab.federation import load_sites, run_federation
 
     task = task_of(study)

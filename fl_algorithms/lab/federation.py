@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession, describe, initial_model
+from fl_algorithms.client.partition import describe, initial_model
+from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.halves import HALVES, ServerHalf
+from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import SiteData, Task
 from wardround.errors import BadData
@@ -31,10 +32,11 @@ class Outcome:
     """What a study left: at each site its checkpoints by kind, and the shared model."""
 
     initial_digest: str
-    digest: str | None  # of the final shared model; None where nothing is shared
+    digest: str | None  # of what the coordinator keeps at the end; None where nothing is shared
     best_round: int | None  # of the global checkpoint
     checkpoints: dict[str, dict[str, Checkpoint]]
-    shared: dict[str, Tensor]  # by name as in a safetensors file
+    shared: dict[str, Tensor]  # what the coordinator keeps, by name as in a safetensors file
+    sessions: dict[str, SiteSession]  # as they are after the closing round
 
 
 def run_federation(
@@ -46,17 +48,17 @@ def run_federation(
         data: site -> its data, for each of the study's sites.
     """
     rounds, row = study.study.rounds, catalog.method(study)
-    half = HALVES[row.server]
     sessions = {site: SiteSession(study, site, task, data[site]) for site in study.study.sites}
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study)
-    specs = half.init(describe(study, study.study.sites[0]).leaves)
-    model, best, best_model = start, BestGlobal(), start
+    half = server_half(study, describe(study, study.study.sites[0]).leaves)
+    model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
+    best, best_model = BestGlobal(), model
 
     for round_number in range(1, rounds + 2):
         results = {}
         for site, session in sessions.items():
-            base = downlink(model, half.to_broadcast(specs, site, round_number))
+            base = downlink(half, model, site, round_number)
             step = session.train if round_number <= rounds else session.validate
             results[site] = step(round_number, base)
             kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
@@ -65,16 +67,15 @@ def run_federation(
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
-            model = aggregate(study, half, model, specs, results)
-            half.after_aggregate(round_number)
+            model = aggregate(study, half, model, round_number, results)
             if progress is not None:
                 progress(round_number, rounds)
 
     for site, session in sessions.items():
-        finished = session.finish(best.round, downlink(best_model, half.to_broadcast(specs, site, rounds + 1)))
+        finished = session.finish(best.round, downlink(half, best_model, site, rounds + 1))
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
-    digest = manifest(model, specs).digest() if specs else None
-    return Outcome(manifest(start, specs).digest(), digest, best.round, kept, model)
+    digest = manifest(model, half.kept_specs).digest() if model else None
+    return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions)
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData]:
@@ -117,33 +118,42 @@ def aggregate(
     study: StudyFile,
     half: ServerHalf,
     model: Mapping[str, Tensor],
-    specs: tuple[TensorSpec, ...],
+    round_number: int,
     results: Mapping[str, RoundResult],
 ) -> dict[str, Tensor]:
-    """The next model, by the code that the coordinator runs, with counts as they are told."""
+    """What the coordinator keeps next, by the code that it runs, with counts as they are told."""
     updates = [
-        (
+        Update(
+            site,
             study.told.count(result.num_examples),
-            InMemory({s.key: result.uplink[s.bundle][s.name].numpy() for s in specs}),
+            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in half.leaves}),
         )
-        for _, result in sorted(results.items())
+        for site, result in sorted(results.items())
     ]
-    payload = bytearray()
-    half.aggregate(InMemory({spec.key: model[spec.key].numpy() for spec in specs}), updates, specs, payload.extend)
-    new, offset = {}, 0
+    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, _source(model), updates, sink)))
+
+
+def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
+    """What ``site`` downloads of the kept tensors, by bundle and name."""
+    bundles: dict[str, dict[str, Tensor]] = {}
+    for spec, source in zip(half.comes, half.sources(_source(model), site, round_number), strict=True):
+        bundles.setdefault(spec.bundle, {})[spec.name] = model[source]
+    return bundles
+
+
+def _source(tensors: Mapping[str, Tensor]) -> BlockSource:
+    return InMemory({key: tensor.numpy() for key, tensor in tensors.items()})
+
+
+def _tensors(specs: Specs, write: Callable[[Callable[[bytes], object]], None]) -> dict[str, Tensor]:
+    """The tensors whose payload ``write`` gives to the sink it is called with."""
+    payload, new, offset = bytearray(), {}, 0
+    write(payload.extend)
     for spec in specs:
         array = np.frombuffer(payload, dtype="<f4", count=spec.bytes // 4, offset=offset)
         new[spec.key] = torch.from_numpy(array.copy()).reshape(spec.shape)
         offset += spec.bytes
     return new
-
-
-def downlink(model: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Downlink:
-    """Tensors by bundle and name."""
-    bundles: dict[str, dict[str, Tensor]] = {}
-    for spec in specs:
-        bundles.setdefault(spec.bundle, {})[spec.name] = model[spec.key]
-    return bundles
 
 
 def manifest(model: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Manifest:

@@ -1,43 +1,159 @@
-"""The four hooks of a method's server half, and the halves by name. Most methods are the mean."""
+"""The hooks of a method's server half, and the half of each study. Most methods are the mean.
 
-from collections.abc import Callable, Mapping, Sequence
+Three lists of tensors, which for the mean are one:
+
+    leaves   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
+    keeps    what the coordinator keeps between rounds, in one file
+    comes    what a site downloads: for each, the kept tensor that it is, which may differ from site to site
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Protocol
 
-from fl_algorithms.server.mean import BlockSource, block_mean
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_algorithms import catalog
+from fl_algorithms.settings.methods import MeanSettings
+from wardround.errors import BadData
+from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
+BLOCK = 65536  # elements; the arithmetic is elementwise, so the result does not depend on it
 Specs = tuple[TensorSpec, ...]
+Sink = Callable[[bytes], object]
+F64 = NDArray[np.float64]
 
 
-def as_given(template: Specs) -> Specs:
-    return template
+class BlockSource(Protocol):
+    """Tensors that are read in pieces: a ``wardround.tensors.TensorFile``, or ``InMemory``."""
+
+    def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
+        """``count`` elements of the flat tensor ``key`` from element ``start`` on."""
+        ...
 
 
-def all_the_same(kept: Specs, site: str, round_number: int) -> Specs:
-    return kept
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that the coordinator keeps. It starts as ``source`` of the initial model, or as ``value`` everywhere."""
+
+    spec: TensorSpec
+    source: str = ""
+    value: float = 0.0
 
 
-def nothing_more(round_number: int) -> None:
-    return None
+@dataclass(frozen=True)
+class Update:
+    """An accepted update: all of ``leaves``. The number of examples is as the site tells it."""
+
+    site: str
+    num_examples: int
+    deltas: BlockSource
+
+
+@dataclass(frozen=True)
+class Round:
+    """What an aggregation is given.
+
+    Attributes:
+        kept: the kept tensors as the round opened.
+        updates: at least one, **in site order**: the sums are the same bits whoever came first.
+        sink: takes the payload of the next kept tensors, in the order of ``keeps``.
+    """
+
+    number: int
+    kept: BlockSource
+    updates: Sequence[Update]
+    sink: Sink
+
+
+def everything(kept: BlockSource, site: str, round_number: int) -> None:
+    """``sources`` of a half whose sites all download the tensors of the same name."""
 
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """What the coordinator does for a method; the defaults are FedAvg's.
+    """What the coordinator does for a method.
 
     Attributes:
-        init: (the shared tensors of the initial model) -> the tensors that the coordinator keeps.
-        to_broadcast: (kept tensors, site, round) -> those of them that this site downloads; sites may differ.
-        aggregate: ``block_mean`` or another rule of its signature.
-        after_aggregate: (round); for a server optimizer's moments, distillation, coefficients.
+        sources: (kept tensors, site, round) -> for each of ``comes`` the key of the kept tensor that this site
+            downloads; None: those of the same key. May read small tensors; asked again it says the same.
+        aggregate: writes the next kept tensors. Raises BadData: a value is beyond float32.
     """
 
-    init: Callable[[Specs], Specs] = as_given
-    to_broadcast: Callable[[Specs, str, int], Specs] = all_the_same
-    aggregate: Callable[
-        [BlockSource, Sequence[tuple[int, BlockSource]], Sequence[TensorSpec], Callable[[bytes], object]], None
-    ] = block_mean
-    after_aggregate: Callable[[int], None] = nothing_more
+    leaves: Specs
+    keeps: tuple[Kept, ...]
+    comes: Specs
+    aggregate: Callable[[Round], None]
+    chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
+
+    @cached_property
+    def kept_specs(self) -> Specs:
+        return tuple(kept.spec for kept in self.keeps)
+
+    @cached_property
+    def passes(self) -> bool:
+        """Whether a site downloads the kept tensors as they are, and these begin as the initial model."""
+        return self.kept_specs == self.comes == self.leaves and all(kept.source == kept.spec.key for kept in self.keeps)
+
+    def sources(self, kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
+        """For each of ``comes`` the key of the kept tensor that this site downloads for this round."""
+        return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.comes)
+
+    def start(self, initial: BlockSource, sink: Sink) -> None:
+        """Write the kept tensors as they are before the first round."""
+
+        for kept in self.keeps:
+
+            def begin(start: int, count: int, kept: Kept = kept) -> F64:
+                if kept.source:
+                    return initial.block(kept.source, start, count).astype(np.float64)
+                return np.full(count, kept.value)
+
+            write_tensor(kept.spec, begin, sink)
 
 
-HALVES: Mapping[str, ServerHalf] = {"mean": ServerHalf()}
+def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
+    """The server half of a resolved study whose updates hold ``leaves``."""
+    _, _, settings = catalog.settings_of(study)
+    implementation = catalog.method(study).server
+    if isinstance(settings, MeanSettings) and settings.server is not None:
+        implementation = "fl_algorithms.server.fedopt:fedopt"
+    half: ServerHalf = catalog.load(implementation)(settings, study.study.sites, leaves)
+    return half
+
+
+def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sink) -> None:
+    """Write a float32 tensor, each value rounded once from float64, in blocks: memory does not grow with the model.
+
+    Args:
+        compute: (first element, count) -> the values of that block.
+
+    Raises:
+        BadData: a value is beyond float32; the message names the tensor.
+    """
+    size = prod(spec.shape)
+    for start in range(0, size, BLOCK):
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = compute(start, min(BLOCK, size - start)).astype("<f4")
+        if not np.isfinite(new).all():
+            raise BadData(f"`{spec.key}` would be beyond float32, though each update is finite")
+        sink(new.tobytes())
+
+
+def mean_delta(updates: Sequence[Update], key: str, start: int, count: int, *, uniform: bool = False) -> F64:
+    """sum_i n_i delta_i / sum_i n_i of one block, summed in float64 in site order; with ``uniform`` every n_i is 1.
+
+    Raises:
+        ValueError: no update, or one that counts for less than 1.
+    """
+    weights = [1 if uniform else update.num_examples for update in updates]
+    if not updates or min(weights) < 1:
+        raise ValueError(f"a mean needs updates that each count for at least 1, got {weights}")
+    total = np.zeros(count, dtype=np.float64)
+    for weight, update in zip(weights, updates, strict=True):
+        total += float(weight) * update.deltas.block(key, start, count).astype(np.float64)
+    return total / float(sum(weights))

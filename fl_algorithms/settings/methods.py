@@ -1,26 +1,165 @@
 """The settings of the methods, beside the local steps that all share under [training]."""
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from wardround.schema import Strict
+
+Rate = Annotated[float, Field(gt=0, le=100)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Patterns = Annotated[tuple[str, ...], Field(min_length=1)]  # of tensor names, as in a shell
+
+
+class Amount(Strict):
+    """How long: steps, or passes over the training rows."""
+
+    steps: int | None = Field(default=None, ge=0, le=1_000_000)
+    epochs: int | None = Field(default=None, ge=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either `steps` or `epochs`")
+        return self
+
+
+class FineTuning(Amount):
+    """After the last round each site tunes a copy of what it has, with the task's plain loss and a fresh optimizer."""
+
+    learning_rate: Rate | None = None  # None: that of [training]
+    train: Patterns = ("*",)  # tensors that move, as "head.*"
+
+
+class Soup(Strict):
+    """FedSoup's patching of the shared parameters."""
+
+    start_after: int | None = Field(default=None, ge=0)  # E: round r is a soup round when r > E; None: floor(0.75 R)
+    compat: bool = False  # as the released code: a tie adds no model, souping starts one round earlier
+    moments: Literal["keep", "reset"] = "keep"  # of the optimizer, after a patch
+    statistics: Literal["keep", "estimate"] = "keep"  # of norm layers, after a patch: as trained, or anew on the site
+
+    def filled(self, rounds: int) -> Self:
+        if self.start_after is not None:
+            return self
+        return self.model_copy(update={"start_after": 3 * rounds // 4})
+
+
+class ServerOptimizer(Strict):
+    """What the coordinator makes of the mean Delta of the sites' deltas; theta moves by ``learning_rate`` times it.
+
+    momentum: m <- beta1 m + Delta. The others: ``fl_algorithms.server.fedopt``.
+    """
+
+    optimizer: Literal["momentum", "adam", "yogi", "adagrad"]
+    learning_rate: Rate = 0.1
+    beta1: Beta = 0.9
+    beta2: Beta = 0.99  # adam and yogi
+    tau: float = Field(default=1e-9, gt=0)  # all but momentum
+
+
+class Momentum(ServerOptimizer):
+    optimizer: Literal["momentum"] = "momentum"
+    learning_rate: Rate = 1.0
+
+
+class Adam(ServerOptimizer):
+    optimizer: Literal["adam"] = "adam"
+
+
+class Yogi(ServerOptimizer):
+    optimizer: Literal["yogi"] = "yogi"
+
+
+class Adagrad(ServerOptimizer):
+    optimizer: Literal["adagrad"] = "adagrad"
+    beta1: Beta = 0.0
 
 
 class MethodSettings(Strict):
     """A method without settings of its own."""
+
+    fine_tuning: FineTuning | None = None
 
     def filled(self, rounds: int) -> Self:
         """These settings with every default that depends on the study's number of rounds put in."""
         return self
 
 
-class FedSoupSettings(MethodSettings):
-    """When souping starts."""
+class MeanSettings(MethodSettings):
+    """A method whose server half is the mean: a server optimizer may follow the mean, and a soup the local steps."""
 
-    start_after: int | None = Field(default=None, ge=0)  # E: round r is a soup round when r > E; None: floor(0.75 R)
+    server: ServerOptimizer | None = None
+    soup: Soup | None = None
 
     def filled(self, rounds: int) -> Self:
-        if self.start_after is not None:
-            return self
-        return self.model_copy(update={"start_after": 3 * rounds // 4})
+        return self if self.soup is None else self.model_copy(update={"soup": self.soup.filled(rounds)})
+
+
+class FedAvgMSettings(MeanSettings):
+    server: Momentum = Momentum()
+
+
+class FedAdamSettings(MeanSettings):
+    server: Adam = Adam()
+
+
+class FedYogiSettings(MeanSettings):
+    server: Yogi = Yogi()
+
+
+class FedAdagradSettings(MeanSettings):
+    server: Adagrad = Adagrad()
+
+
+class FedSoupSettings(MeanSettings):
+    soup: Soup = Soup()
+
+
+class FedProxSettings(MeanSettings):
+    mu: float = Field(default=0.01, ge=0)
+
+
+class ScaffoldSettings(MethodSettings):
+    server_learning_rate: Rate = 1.0
+
+
+class HeadSettings(MeanSettings):
+    """A method that divides the network: ``head`` names the tensors of its top."""
+
+    head: Patterns = ("head.*",)
+
+
+class FedRepSettings(HeadSettings):
+    train_head: Amount = Amount(epochs=10)
+    train_body: Amount | None = None  # None: as long as [training] says
+
+
+class ApflSettings(MeanSettings):
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    alpha_learning_rate: float = Field(default=0.1, ge=0)
+    mixing: Literal["outputs", "weights"] = "outputs"
+
+
+class DittoSettings(MeanSettings):
+    lam: float = Field(default=1.0, ge=0)  # lambda, the pull to the global model
+
+
+class MoonSettings(MeanSettings):
+    mu: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=0.5, gt=0)
+
+
+class FedFomoSettings(MethodSettings):
+    peers: int = Field(default=5, ge=1)  # M: other sites' models that a site downloads
+    explore: float = Field(default=0.3, ge=0, le=1)  # epsilon: chance that a peer is drawn at random, where M < N - 1
+    explore_decay: float = Field(default=0.05, ge=0, le=1)  # subtracted each round
+    norm_guard: float = Field(default=1e-5, gt=0)
+
+
+class FedSmSettings(MethodSettings):
+    lam: float = Field(default=0.7, ge=0, le=1)  # lambda of SoftPull
+    gamma: float = Field(default=0.9, ge=0)  # a choice of the selector counts above this probability
+    selector_hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (16,)
+    selector_learning_rate: Rate = 1e-3
+    selector_epochs: int = Field(default=1, ge=0, le=1000)

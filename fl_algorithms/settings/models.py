@@ -6,26 +6,50 @@ from pydantic import Field, model_validator
 
 from wardround.schema import Strict
 
+TWO_EXTRACTORS = "a shared and a private extractor"
+BODY_AND_HEAD = "a body and a head"
+NORM_LAYERS = "norm layers"
+
 Width = Annotated[int, Field(ge=1, le=65536)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 
-class MlpSettings(Strict):
+class NetworkSettings(Strict):
+    """A network's sizes."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What of the above it has, so that methods may ask for it."""
+        return frozenset()
+
+
+class MlpSettings(NetworkSettings):
     """Linear layers with ReLU between them; ``hidden = []`` is logistic regression."""
 
     hidden: tuple[Width, ...] = ()
     dropout: Dropout = 0.0  # on each hidden layer
+    norm: Literal["none", "batch", "layer"] = "none"  # of each hidden layer, before its ReLU
+
+    @property
+    def offers(self) -> frozenset[str]:
+        if not self.hidden:
+            return frozenset()
+        return frozenset({BODY_AND_HEAD} if self.norm == "none" else {BODY_AND_HEAD, NORM_LAYERS})
 
 
-class FendaSettings(Strict):
+class FendaSettings(NetworkSettings):
     """A shared and a private extractor of hidden layers; a linear head on both."""
 
     shared_hidden: tuple[Width, ...] = Field(default=(5,), min_length=1)
     private_hidden: tuple[Width, ...] = Field(default=(5,), min_length=1)
     dropout: Dropout = 0.3  # on the concatenated features
 
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({TWO_EXTRACTORS})
 
-class BallastSettings(Strict):
+
+class BallastSettings(NetworkSettings):
     """Logistic regression that carries tensors which no sample ever touches, to measure what a payload costs."""
 
     layout: Literal["flat", "resnet18"] = "flat"

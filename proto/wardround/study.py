@@ -210,10 +210,13 @@ def load(path: Path, settings: list[str] | None = None, variant: str = "") -> St
         tables[replaced] = content
     for table, key, value in pairs:
         if (table, key) != ("algorithm", "name"):
-            held = tables.setdefault(table, {})
-            if not isinstance(held, dict):
-                raise BadData(f"{source}: [{table}] is not a table")
-            held[key] = value
+            held: Any = tables
+            *parents, last = table, *key.split(".")
+            for parent in parents:
+                held = held.setdefault(parent, {})
+                if not isinstance(held, dict):
+                    raise BadData(f"{source}: [{table}] is not a table")
+            held[last] = value
     return check(StudyFile, tables, source)
 
 

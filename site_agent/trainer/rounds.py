@@ -20,16 +20,8 @@ from typing import Any
 import torch
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import (
-    Checkpoint,
-    Partition,
-    RoundResult,
-    SessionState,
-    SiteSession,
-    describe,
-    predict,
-    task_of,
-)
+from fl_algorithms.client.partition import Partition, describe, task_of
+from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.training import Progress, make_deterministic
 from site_agent.handoff import staged
@@ -180,7 +172,7 @@ class Rounds:
         make_deterministic(study.study.threads)
         task = task_of(study)
         x, lines = task.read_new(table, found.preprocessing())
-        probabilities = predict(study, task, from_bytes(found.model.read_bytes()), x)
+        probabilities = Restored(study, task, from_bytes(found.model.read_bytes())).probabilities(x)
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["line", "predicted", *(f"probability_{name}" for name in task.classes)])

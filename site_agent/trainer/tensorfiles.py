@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fl_algorithms.client.session import DTYPES
+from fl_algorithms.client.partition import DTYPES
 from wardround import durable
 from wardround.errors import BadData
 from wardround.tensors import ITEM_BYTES, MODEL, Entry, Manifest, TensorFile, TensorSpec, file_header

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import describe
+from fl_algorithms.client.partition import describe
 from tests.fl_algorithms.toys import study_tables, toy_study
 from wardround.errors import BadData
 from wardround.study import StudyFile, load

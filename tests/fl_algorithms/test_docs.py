@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import initial_model, task_of
+from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from tests.fl_algorithms.toys import toy_data, toy_study
 

@@ -11,7 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import Checkpoint, describe, initial_model, task_of
+from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.session import Checkpoint
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
 from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, told_losses

@@ -3,6 +3,7 @@
 import itertools
 from fractions import Fraction
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fl_algorithms.server import halves
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.halves import HALVES
-from fl_algorithms.server.mean import BlockSource, InMemory, block_mean
+from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update
+from fl_algorithms.server.mean import InMemory
+from fl_algorithms.server.mean import mean as mean_half
+from fl_algorithms.settings.methods import MeanSettings
 from tests import reference
 from wardround.errors import BadData
 from wardround.tensors import TensorFile, TensorSpec, file_header
@@ -22,6 +26,10 @@ floats = st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5)
 counts = st.integers(1, 10_000)
 
 
+def half_of(specs: Specs) -> ServerHalf:
+    return mean_half(MeanSettings(), ("a", "b", "c"), specs)
+
+
 def mean(
     base: list[float], updates: list[tuple[int, list[float]]], block: int = 2, specs: tuple[TensorSpec, ...] = SPEC
 ) -> NDArray[np.float32]:
@@ -29,7 +37,9 @@ def mean(
         return InMemory({"w": np.array(values, dtype=np.float32)})
 
     out = bytearray()
-    block_mean(source(base), [(n, source(delta)) for n, delta in updates], specs, out.extend, block)
+    told = [Update(f"site-{place}", n, source(delta)) for place, (n, delta) in enumerate(updates)]
+    with mock.patch.object(halves, "BLOCK", block):
+        half_of(specs).aggregate(Round(1, source(base), told, out.extend))
     return np.frombuffer(bytes(out), dtype="<f4")
 
 
@@ -94,8 +104,10 @@ def test_the_coordinators_files_give_the_labs_bits(tmp_path: Path) -> None:
         files.append(TensorFile(path))
     memory = [InMemory({key: np.asarray(array) for key, array in tensors.items()}) for tensors in arrays]
     from_files, from_memory = bytearray(), bytearray()
-    block_mean(files[0], [(2, files[1]), (5, files[2])], specs, from_files.extend, block=4)
-    HALVES["mean"].aggregate(memory[0], [(2, memory[1]), (5, memory[2])], specs, from_memory.extend)
+    half = half_of(specs)
+    with mock.patch.object(halves, "BLOCK", 4):
+        half.aggregate(Round(1, files[0], [Update("a", 2, files[1]), Update("b", 5, files[2])], from_files.extend))
+    half.aggregate(Round(1, memory[0], [Update("a", 2, memory[1]), Update("b", 5, memory[2])], from_memory.extend))
     assert from_files == from_memory
     for file in files:
         file.close()
@@ -104,7 +116,7 @@ def test_the_coordinators_files_give_the_labs_bits(tmp_path: Path) -> None:
 def test_a_mean_beyond_float32_is_refused_by_name() -> None:
     with pytest.raises(BadData) as refusal:
         mean([3e38] * 5, [(1, [3e38] * 5)])
-    assert refusal.value.message == "the mean of `w` is beyond float32, though each update is finite"
+    assert refusal.value.message == "`w` would be beyond float32, though each update is finite"
 
 
 @pytest.mark.parametrize("updates", [[], [(0, [0.0] * 5)]], ids=["no update", "weight zero"])
@@ -113,10 +125,13 @@ def test_a_mean_of_nothing_is_a_mistake_of_the_caller(updates: list[tuple[int, l
         mean([0.0] * 5, updates)
 
 
-def test_the_server_half_keeps_and_sends_every_tensor_to_every_site() -> None:
-    half = HALVES["mean"]
-    assert half.to_broadcast(half.init(SPEC), "va", 3) == SPEC
-    half.after_aggregate(3)
+def test_the_mean_keeps_what_is_sent_and_sends_it_to_every_site_as_it_is() -> None:
+    half, began = half_of(SPEC), bytearray()
+    initial = InMemory({"w": np.arange(5, dtype=np.float32)})
+    half.start(initial, began.extend)
+    assert half.passes
+    assert half.sources(initial, "a", 3) == ("w",)
+    assert bytes(began) == np.arange(5, dtype="<f4").tobytes()
 
 
 def test_the_best_round_has_the_lowest_mean_loss_weighted_by_validation_rows() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, Share, compute_logits, validation_loss
-from fl_algorithms.client.session import SessionState, describe, initial_model, predict, task_of
+from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.session import Restored, SessionState
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, toy_data, toy_study
@@ -211,7 +212,7 @@ def test_a_score_is_on_the_test_rows_where_there_are_any() -> None:
         assert (latest.kind, best.kind) == ("latest", "best_local")
         assert (latest.split, latest.metric) == (split, "accuracy")
         rows = data.validation if data.test is None else data.test
-        right = predict(study, task_of(study), latest.tensors, rows.x).argmax(1) == rows.y
+        right = Restored(study, task_of(study), latest.tensors).probabilities(rows.x).argmax(1) == rows.y
         assert latest.score == pytest.approx(right.double().mean().item())
 
 
@@ -294,7 +295,7 @@ def test_the_patched_model_matches_the_slow_reference() -> None:
             size = spec.bytes // 4
             tensors[spec.name] = torch.tensor([float(v) for v in values[start : start + size]]).reshape(spec.shape)
             start += size
-        said = predict(study, task_of(study), tensors, data.validation.x).argmax(1)
+        said = Restored(study, task_of(study), tensors).probabilities(data.validation.x).argmax(1)
         return float((said == data.validation.y).double().mean())
 
     for round_number in range(1, 9):
@@ -425,7 +426,7 @@ def test_a_state_of_another_network_is_refused_by_name(changes: dict[str, torch.
 def test_a_checkpoint_of_another_network_is_refused_by_name() -> None:
     study = toy_study()
     with pytest.raises(BadData) as refusal:
-        predict(study, task_of(study), {"head.weight": torch.zeros(1, 4)}, torch.zeros(1, 3))
+        Restored(study, task_of(study), {"head.weight": torch.zeros(1, 4)}).probabilities(torch.zeros(1, 3))
     said = "the checkpoint does not fit the study's network: `body.layers.0.bias` is missing"
     assert refusal.value.message == said
 
@@ -436,7 +437,7 @@ def test_probabilities_of_each_row_sum_to_one() -> None:
     session.train(1, start_of(study))
     latest = session.train(2, start_of(study)).checkpoints[0]
     assert {name.partition("/")[0] for name in latest.tensors} >= {"bypass", "personal"}
-    said = predict(study, task_of(study), latest.tensors, torch.randn(7, 3))
+    said = Restored(study, task_of(study), latest.tensors).probabilities(torch.randn(7, 3))
     torch.testing.assert_close(said.sum(1), torch.ones(7, dtype=said.dtype))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms.client.session import task_of
+from fl_algorithms.client.partition import task_of
 from fl_algorithms.training import (
     Batches,
     Optimizers,

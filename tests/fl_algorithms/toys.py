@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, study_network
-from fl_algorithms.client.session import RoundResult, SiteSession, initial_model, task_of
+from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
+from fl_algorithms.client.partition import initial_model, task_of
+from fl_algorithms.client.session import RoundResult, SiteSession
 from fl_algorithms.settings.methods import MethodSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split
@@ -103,13 +104,14 @@ def two_networks(settings: MethodSettings) -> Algorithm:
         return total
 
     slots = {"model": study_network, "bypass": study_network, "personal": study_network}
-    return Algorithm(slots=slots, shares=(Share(), Share("bypass", ("head.*",))), phases=phases, infer=infer)
+    return Algorithm(slots=slots, shares=(Share(), Share("bypass", matching("head.*"))), phases=phases, infer=infer)
 
 
 TWO_NETWORKS = catalog.MethodRow(
     name="two-networks",
+    title="Two networks",
     paper="none",
-    shared="two networks",
+    leaves="two networks",
     stays="one",
     client="tests.fl_algorithms.toys:two_networks",
 )

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fl_algorithms.client.session import initial_model, task_of
+from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.server.mean import block_mean
 from site_agent.trainer import rounds as rounds_module

@@ -8,7 +8,7 @@ from typing import Any
 import safetensors.torch
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import initial_model
+from fl_algorithms.client.partition import initial_model
 from site_agent.trainer import data
 from site_agent.trainer.requests import Requests
 from wardround.study import StudyFile

@@ -1,0 +1,158 @@
+"""Which tensors of a study leave a site, which come to it and which stay; and the networks as they start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms import catalog
+from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
+from fl_algorithms.server.halves import server_half
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import Task
+from fl_algorithms.training import Networks, seeded
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import MODEL, TensorSpec
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A tensor that never leaves, and why."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Every tensor of a study at a site.
+
+    Attributes:
+        leaves: in the order of the payload.
+        stays: networks' and the method's own.
+        comes: what is downloaded before each round, in the order of the payload.
+        exposure: as in ``fl_algorithms.catalog.MethodRow``.
+    """
+
+    leaves: tuple[TensorSpec, ...]
+    stays: tuple[Stay, ...]
+    comes: tuple[TensorSpec, ...]
+    exposure: str
+
+
+def describe(study: StudyFile, site: str) -> Partition:
+    """What leaves ``site`` in a resolved study, what comes to it and what stays. Needs torch, no data."""
+    task = task_of(study)
+    algorithm = algorithm_of(study)
+    networks = build(study, task, algorithm, site)
+    leaves = leaving(study, algorithm, networks)
+    shared = {spec.key for spec in leaves}
+    kept = tuple(
+        Stay(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
+        for spec in algorithm.keeps(networks, study)
+    )
+    private = tuple(
+        Stay(key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name))
+        for key, tensor in sorted(all_tensors(networks).items())
+        if key not in shared
+    )
+    comes = server_half(study, leaves).comes if leaves else ()
+    return Partition(leaves, private + kept, comes, catalog.method(study).exposure)
+
+
+def initial_model(study: StudyFile) -> dict[str, Tensor]:
+    """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload."""
+    task = task_of(study)
+    algorithm = algorithm_of(study)
+    networks = build(study, task, algorithm, site="")
+    tensors = all_tensors(networks)
+    return {
+        spec.key: tensors[spec.key].detach().clone() if spec.key in tensors else torch.zeros(spec.shape)
+        for spec in leaving(study, algorithm, networks)
+    }
+
+
+def task_of(study: StudyFile) -> Task:
+    """The study's task, ready to read data."""
+    settings, _, _ = catalog.settings_of(study)
+    task: Task = catalog.load(catalog.task(study).implementation)(settings)
+    return task
+
+
+def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
+    """The networks as they start: shared parts equal everywhere, private parts the site's own.
+
+    ``site = ""`` gives what all sites have in common.
+    """
+    networks = _draw(study, task, algorithm, "")
+    shared = {spec.key for spec in leaving(study, algorithm, networks)}
+    if not site or study.training.init_private == "common" or all_tensors(networks).keys() <= shared:
+        return networks
+    own = all_tensors(_draw(study, task, algorithm, site))
+    with torch.no_grad():
+        for key, tensor in all_tensors(networks).items():
+            if key not in shared:
+                tensor.copy_(own[key])
+    return networks
+
+
+def _draw(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
+    networks = {}
+    for slot, builder in algorithm.slots.items():
+        purpose = "init" if builder is study_network else f"init.{slot}"
+        with seeded(stream_seed(study.study.seed, site, 0, purpose)):
+            networks[slot] = builder(study, task).eval()
+    return networks
+
+
+def all_tensors(networks: Networks) -> dict[str, Tensor]:
+    """Every parameter and buffer, live; those of the slot "model" by their own name, others as "SLOT/NAME"."""
+    return {
+        name if slot == MODEL else f"{slot}/{name}": tensor
+        for slot, network in networks.items()
+        for name, tensor in network.state_dict().items()
+    }
+
+
+def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
+    """What leaves, in the order in which safetensors writes float32 tensors: by key."""
+    specs = [
+        TensorSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape), share.bundle)
+        for share in algorithm.shares
+        for name, tensor in share.tensors(networks).items()
+    ]
+    return tuple(sorted((*specs, *algorithm.extras(networks, study)), key=lambda spec: spec.key))
+
+
+def _why_private(tensor: Tensor, algorithm: str) -> str:
+    if not tensor.dtype.is_floating_point:
+        return "an integer buffer never travels"
+    return f"private in {algorithm}"
+
+
+def restore(live: Mapping[str, Tensor], values: Mapping[str, Tensor], source: str) -> None:
+    """Copy ``values`` into ``live``, which must have the same names, shapes and dtypes."""
+    if live.keys() != values.keys():
+        odd = sorted(live.keys() ^ values.keys())[0]
+        where = "is missing" if odd in live else "belongs to no tensor of this network"
+        raise BadData(f"{source} does not fit the study's network: `{odd}` {where}")
+    with torch.no_grad():
+        for name, tensor in live.items():
+            found = values[name]
+            if found.shape != tensor.shape or found.dtype != tensor.dtype:
+                raise BadData(
+                    f"{source} does not fit the study's network: `{name}` is {DTYPES.get(found.dtype, '?')} "
+                    f"{list(found.shape)}, the network's is {DTYPES[tensor.dtype]} {list(tensor.shape)}"
+                )
+            tensor.copy_(found)
