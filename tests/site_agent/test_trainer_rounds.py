@@ -12,7 +12,7 @@ import torch
 
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.server.mean import block_mean
+from fl_algorithms.server.halves import Round, Update, server_half
 from site_agent.trainer import rounds as rounds_module
 from site_agent.trainer import vault
 from site_agent.trainer.data import sources
@@ -103,13 +103,14 @@ def test_two_hospitals_and_the_mean_of_their_updates_reach_the_labs_model(tmp_pa
                 digest, specs = file.manifest().digest(), file.specs
             answer = hospital.train(number, site=site, base="model.safetensors", base_digest=digest)
             hospital.commit(number)
-            updates.append((answer["num_examples"], TensorFile(hospital.state / "staging" / answer["update"])))
+            sent = TensorFile(hospital.state / "staging" / answer["update"])
+            updates.append(Update(site, answer["num_examples"], sent))
         after = tmp_path / f"model-{number}"
         with TensorFile(base) as model, after.open("wb") as out:
             out.write(file_header(specs))
-            block_mean(model, updates, specs, out.write)
-        for _, update in updates:
-            update.close()
+            server_half(study, specs).aggregate(Round(number, model, updates, out.write))
+        for update in updates:
+            update.deltas.close()  # type: ignore[attr-defined]
         base = after
     with TensorFile(base) as file:
         assert file.manifest().digest() == lab.digest
