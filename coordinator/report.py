@@ -82,7 +82,6 @@ def full(
         "quorum": study.rules.needed,
         "initial_digest": study.initial,
         "bytes_per_update": study.manifest.bytes,
-        "bytes_per_download": sum(spec.bytes for spec in study.half.comes),
         "tensors": [{"name": spec.key, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in study.shared],
         "rounds_closed": [row for row in attempts if row["outcome"] == Outcome.CLOSED and not row["closing"]],
         "attempts": attempts,
@@ -158,11 +157,7 @@ def page(told: dict[str, Any]) -> str:
             "Method",
             f"{told['algorithm']} on model {told['model']}; quorum {told['quorum']} of {len(told['sites'])} sites",
         ),
-        (
-            "Each update",
-            f"{told['bytes_per_update']:,} bytes in {len(told['tensors'])} tensors; "
-            f"each download {told['bytes_per_download']:,} bytes",
-        ),
+        ("Each update", f"{told['bytes_per_update']:,} bytes in {len(told['tensors'])} tensors"),
         ("Best global model", f"round {best['round']}, validation loss {best['val_loss']:.4g}" if best else "none"),
         ("Study digest", told["study_digest"]),
         ("Initial model", told["initial_digest"]),

@@ -4,6 +4,7 @@ import json
 import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from coordinator import store
@@ -41,7 +42,7 @@ class Study:
     """One revision of a study and how it goes.
 
     Attributes:
-        manifest: of the initial model: what every update holds. half: its method's, for these tensors.
+        manifest: of the initial model: what every update holds.
         newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
     """
 
@@ -52,7 +53,6 @@ class Study:
     manifest: Manifest
     life: Life
     newest: str
-    half: ServerHalf
     one_global_model: bool
     created_s: int
     best: BestGlobal = field(default_factory=BestGlobal)
@@ -75,6 +75,15 @@ class Study:
     @property
     def known(self) -> Known:
         return Known(self.revision, self.digest, self.file, self.shared, self.life)
+
+    @cached_property
+    def half(self) -> ServerHalf:
+        """The server half of its method.
+
+        Raises:
+            BadData: the method as it is installed now does not know the study's settings.
+        """
+        return server_half(self.file, self.shared)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:
@@ -112,16 +121,11 @@ class Study:
 
 
 def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
-    """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise.
-
-    Raises:
-        BadData: its method cannot go with the tensors of ``manifest``.
-    """
+    """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
         name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest, life=Life(),
-        newest=digest, half=server_half(file, manifest.specs), one_global_model=catalog.method(file).one_global_model,
-        created_s=created_s,
+        newest=digest, one_global_model=catalog.method(file).one_global_model, created_s=created_s,
     )  # fmt: skip
 
 

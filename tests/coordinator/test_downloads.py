@@ -1,5 +1,6 @@
 """Sites that each download a view of their own out of one kept file, over real gRPC; and the state that is kept."""
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import engine
+from coordinator import engine, store
 from coordinator.assignments import Assignments
 from coordinator.downloads import Downloads
 from tests.coordinator.conftest import SITES, Place
@@ -19,7 +20,7 @@ from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
 from wardround import rpc
-from wardround.tensors import Manifest, TensorFile
+from wardround.tensors import Manifest
 from wardround.v1 import federation_pb2 as pb
 
 COMES = ("layer.bias", "layer.weight", "neighbour/layer.bias", "state/examples")
@@ -211,10 +212,18 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     assert "trial: site alpha is asked nothing: " in caplog.text
 
 
-def test_the_report_says_what_goes_up_and_what_comes_down(place: Place) -> None:
+def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Place) -> None:
+    """An older release may have stored settings that its method has no more; what is over can still be looked up."""
     place.create()
-    told = place.ask("report", study="trial")
-    assert told["bytes_per_update"] == 4 * (2 + 6)
-    assert told["bytes_per_download"] == 4 * (2 + 6 + 2 + 1)
-    with TensorFile(place.coordinator.parts.blobs.model(told["model_digest"])) as kept:
-        assert kept.bytes == 4 * (3 * (2 + 6) + 1)
+    place.create(name="other")
+    with place.coordinator.parts.store.write() as records:
+        row = records.get(store.studies, name="trial")
+        assert row is not None
+        document = json.loads(row["document"])
+        document["algorithm"] = {"name": "fedsoup", "soup_after": 3}
+        records.change(store.studies, {"name": "trial"}, document=json.dumps(document))
+    place.restart()
+    assert place.status("trial")["state"] == "created"
+    assert place.ask("report", study="trial")["algorithm"] == "fedsoup"
+    alpha = place.join("alpha")
+    assert {alpha.next_event("offer").study for _ in range(2)} == {"trial", "other"}
