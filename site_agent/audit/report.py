@@ -142,10 +142,10 @@ def _approval(study: _Study) -> str:
         for record in study.others
         if record["type"] == "consent"
     ]
-    exposure = str(study.consent.get("exposure", "")) if study.consent is not None else ""
-    exposed = f" In it, {EXPOSED.get(exposure, exposure)}." if exposure else ""
     if not said:
         return "<p>No approval is in the ledger.</p>\n"
+    exposures = [str(record.get("exposure", "")) for record in study.others if record["type"] == "consent"]
+    exposed = f" In it, {EXPOSED.get(exposures[-1], exposures[-1])}." if exposures[-1] else ""
     return f"<p>This study was {_e('; then '.join(said))}.{_e(exposed)}</p>\n"
 
 

@@ -37,10 +37,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         place.close()
 
 
-def kept_after(rounds: list[tuple[str, ...]]) -> Tensors:
+def kept_after(rounds: list[tuple[str, ...]], of: tuple[str, ...] = SITES) -> Tensors:
     """The plain formula: each site's own model after the rounds in which these sites were accepted."""
     start = {"layer.bias": np.zeros(2, "<f4"), "layer.weight": np.ones((2, 3), "<f4")}
-    kept = {f"{site}/{key}": values.copy() for site in SITES for key, values in start.items()}
+    kept = {f"{site}/{key}": values.copy() for site in of for key, values in start.items()}
     examples = 0
     for number, sites in enumerate(rounds, start=1):
         for site in sites:
