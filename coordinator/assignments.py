@@ -22,30 +22,32 @@ class Assignments:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
         life = study.life
         common = (study.name, study.revision, study.digest)
-        try:
-            if life.phase == Phase.RUNNING and life.round and not life.aggregating:
-                if site not in life.round.unanswered:
-                    return None
-                kind = "validate" if life.round.closing else "train"
-                models = self._models(study, site)
-                return Assignment(*common, kind, life.round.number, life.round.attempt, *models)
-            if life.phase in ENDED_REASONS and site in life.ready:
-                shown = life.last
-                return Assignment(
-                    *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1,
-                    *self._models(study, site), ENDED_REASONS[life.phase], self._contributed(study),
-                )  # fmt: skip
-        except BadData as error:
-            log.error("%s: site %s is asked nothing: %s", study.name, site, error.message)
+        if life.phase == Phase.RUNNING and life.round and not life.aggregating:
+            models = self._models(study, site) if site in life.round.unanswered else None
+            if models is None:
+                return None
+            kind = "validate" if life.round.closing else "train"
+            return Assignment(*common, kind, life.round.number, life.round.attempt, *models)
+        if life.phase in ENDED_REASONS and site in life.ready:
+            base, best = self._models(study, site) or (ModelRef(life.models, study.newest), None)
+            shown = life.last
+            return Assignment(
+                *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
+                ENDED_REASONS[life.phase], self._contributed(study),
+            )  # fmt: skip
         return None
 
-    def _models(self, study: Study, site: str) -> tuple[ModelRef, ModelRef | None]:
-        """The newest model and the best one, as this site downloads them."""
-        base = ModelRef(study.life.models, self._downloads.digest(study, site, study.life.models, study.newest))
-        if study.best.round is None:
-            return base, None
-        best = self._downloads.digest(study, site, study.best.round, study.best_digest)
-        return base, ModelRef(study.best.round, best)
+    def _models(self, study: Study, site: str) -> tuple[ModelRef, ModelRef | None] | None:
+        """The newest model and the best one, as this site downloads them; None where that cannot be said."""
+        number, best = study.life.models, study.best.round
+        try:
+            base = ModelRef(number, self._downloads.digest(study, site, number, study.newest))
+            if best is None:
+                return base, None
+            return base, ModelRef(best, self._downloads.digest(study, site, best, study.best_digest))
+        except BadData as error:
+            log.error("%s: the model for site %s: %s", study.name, site, error.message)
+            return None
 
     def _contributed(self, study: Study) -> dict[str, list[int]]:
         if study.life.phase != Phase.FINISHED:

@@ -135,7 +135,7 @@ def approve(
         }  # fmt: skip
     print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
     print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
-    if answer["exposure"]:
+    if answer.get("exposure"):
         print(exposed(answer["exposure"]))
     if answer["told"]:
         print("The coordinator knows; next: `site-agent status`")

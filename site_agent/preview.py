@@ -7,8 +7,7 @@ from site_agent.state import EXPOSED, Consent, Journal, Offer, study_state
 
 def exposed(exposure: str) -> str:
     """Who else has this site's own model, as a sentence; "" where nobody has."""
-    clause = EXPOSED[exposure] if exposure else ""
-    return clause[:1].upper() + clause[1:] + "." if clause else ""
+    return f"{EXPOSED[exposure][0].upper()}{EXPOSED[exposure][1:]}." if exposure else ""
 
 
 def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:

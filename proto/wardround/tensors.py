@@ -292,7 +292,7 @@ class TensorFile:
         return self._offsets[key]
 
     def read(self, offset: int, count: int) -> Data:
-        """Bytes of the file itself, header included in the count."""
+        """``count`` bytes from byte ``offset`` of the file on, its header counted too."""
         data = os.pread(self._descriptor, count, offset)
         if len(data) != count:
             raise BadData(f"{self.path}: shorter than when it was opened")

@@ -155,8 +155,8 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
     """What changed between the approved study and the offered one, one sentence each; empty if nothing did.
 
     Args:
-        described: what the trainer says of the offered study, where it was asked: without it, what comes and who has
-            this site's own model is not compared.
+        described: what the trainer says of the offered study, where it was asked; without it, who has this site's own
+            model is not compared.
     """
     if consent.study_digest == offer.digest:
         return []

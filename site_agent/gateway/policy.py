@@ -330,7 +330,7 @@ def draft(asked: Asked, site: str) -> str:
 def _drafted_models(asked: Asked) -> list[str]:
     exposed = EXPOSURES[asked.exposure]
     reason = (
-        "no model that is this site's alone leaves it in this study",
+        "in this study the coordinator keeps no model that is this site's alone",
         "the coordinator keeps this site's own model apart from the others'",
         "the coordinator keeps this site's own model apart, and sends it to the other sites",
     )

@@ -209,7 +209,20 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     assert assignments.of(study, "alpha") is not None
     parts.blobs.model(study.newest).write_bytes(b"rubbish")
     assert assignments.of(study, "alpha") is None
-    assert "trial: site alpha is asked nothing: " in caplog.text
+    assert "trial: the model for site alpha: " in caplog.text
+
+
+def test_when_what_is_kept_is_damaged_the_study_fails_and_the_sites_hear_it(place: Place) -> None:
+    sites = place.begin()
+    assignments = [site.next_assignment() for site in sites]
+    kept = place.coordinator.parts.blobs.model(place.status()["model_digest"])
+    for site, assignment in zip(sites[:2], assignments, strict=False):
+        site.answer(assignment)
+    update = delta(sites[2].name, 1, SPECS)
+    kept.write_bytes(b"rubbish")
+    sites[2].send(sites[2].opening(assignments[2], update), update.payload)
+    place.until(lambda status: status["state"] == "failed")
+    assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.FAILED}
 
 
 def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Place) -> None:

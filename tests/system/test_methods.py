@@ -30,13 +30,30 @@ WAIT_S = 60
 FEDERATION = "methods"
 
 MLP = {"name": "mlp", "hidden": [4]}
+NORMED = {"name": "mlp", "hidden": [4], "norm": "batch"}
 FENDA = {"name": "fenda", "shared_hidden": [3], "private_hidden": [2]}
 
 # What each method needs beside the defaults, as tables of a study file; a method that stands here runs in this test.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "apfl": {},
+    "ditto": {},
+    "fedadagrad": {},
+    "fedadam": {},
     "fedavg": {},
-    "fenda": {"model": FENDA},
+    "fedavgm": {},
+    "fedbabu": {"training": {"init_private": "common"}, "algorithm": {"fine_tuning": {"steps": 2}}},
+    "fedbn": {"model": NORMED},
+    "fedfomo": {},
+    "fedper": {},
+    "fedprox": {},
+    "fedrep": {"algorithm": {"train_head": {"steps": 2}}},
+    "fedsm": {},
     "fedsoup": {"algorithm": {"soup": {"start_after": 0}}},  # so that both rounds are soup rounds
+    "fedyogi": {},
+    "fenda": {"model": FENDA},
+    "lgfedavg": {},
+    "moon": {},
+    "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
 
