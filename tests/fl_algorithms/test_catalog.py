@@ -129,7 +129,7 @@ def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> N
         pytest.param(
             study_tables(algorithm_settings={"mu": 0.1}),
             "study.toml: unknown key `mu` in [algorithm]",
-            "known keys there: ",
+            "known keys there: fine_tuning, server, soup",
             id="unknown key of the algorithm",
         ),
         pytest.param(
@@ -146,8 +146,9 @@ def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> N
         ),
         pytest.param(
             study_tables("fenda", {"name": "mlp"}),
-            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` has none",
-            "networks that have: fenda",
+            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` as it is set "
+            "has none",
+            'model `fenda` has: `name = "fenda"` in [model]',
             id="network without extractors",
         ),
         pytest.param(
