@@ -146,8 +146,8 @@ def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> N
         ),
         pytest.param(
             study_tables("fenda", {"name": "mlp"}),
-            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` as it is set "
-            "has none",
+            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` as it is "
+            "set has none",
             'model `fenda` has: `name = "fenda"` in [model]',
             id="network without extractors",
         ),
