@@ -831,3 +831,14 @@ def test_the_closing_round_tunes_a_copy_of_what_was_judged(method: str) -> None:
     assert all(torch.equal(tuned.tensors[name], tensor) for name, tensor in latest.tensors.items())
     more = federation.sessions["ash"].tuned(latest.tensors, FineTuning(steps=3))
     assert not all(torch.equal(more[name], tensor) for name, tensor in latest.tensors.items())
+
+
+def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
+    study = study_of("fedsm")
+    context = session_of(study)._context
+    whole = fedsm.selector_gradient(context)
+    with mock.patch.object(fedsm, "EVALUATION_BATCH", 5):
+        pieces = fedsm.selector_gradient(context)
+    assert all(gradient.any() for gradient in whole.values())
+    for name, gradient in whole.items():
+        torch.testing.assert_close(pieces[name], gradient)
