@@ -31,6 +31,7 @@ SetOption = Annotated[
 ]
 VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
+DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
 
 
@@ -61,7 +62,7 @@ def init(
 @app.command("run")
 def run_study(
     study: StudyArgument,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")],
+    data: DataOption,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs, with the study's seed and those after it.")] = 1,
     setting: SetOption = None,
     variant: VariantOption = "",
@@ -87,6 +88,23 @@ def run_study(
         print_json(result)
     else:
         _print_table(resolved, result)
+
+
+@app.command()
+def compare(
+    suite: Annotated[Path, typer.Argument(metavar="SUITE.toml", help="What is compared.")],
+    data: DataOption,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept; called again, it goes on.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each row.", show_default="the suite's")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.", show_default="the cores")] = 0,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="This row; repeatable.")] = None,
+) -> None:
+    """Run every row of a suite with every seed, and keep each run. Ctrl-C keeps what is done."""
+    from fl_algorithms.lab.cli_compare import run_compare
+
+    run_compare(suite, data, out, seeds or None, jobs or None, only or [])
 
 
 @data_app.command("breast-cancer")

@@ -12,7 +12,7 @@ from typing import Any
 
 from fl_algorithms.client.session import Checkpoint
 
-KINDS = ("latest", "best_local", "best_global")
+KINDS = ("latest", "best_local", "best_global", "fine_tuned")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,23 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(values[0], None, None)
     sd = stdev(values)
     return Interval(fmean(values), student_t(len(values) - 1) * sd / sqrt(len(values)), sd)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much a exceeds b over the runs that both have, and in how many of them it does."""
+
+    mean: float
+    ci95: float | None
+    wins: int
+    n: int
+
+
+def paired(values_a: Sequence[float], values_b: Sequence[float]) -> PairedDifference:
+    """The differences a - b, run by run. Not for no runs; a tie is no win."""
+    differences = [a - b for a, b in zip(values_a, values_b, strict=True)]
+    found = interval(differences)
+    return PairedDifference(found.mean, found.ci95, sum(difference > 0 for difference in differences), len(differences))
 
 
 def student_t(degrees: int) -> float:
