@@ -190,10 +190,7 @@ class _Work:
 
 def choice(suite: Suite, row: Row, out: Path) -> tuning.Choice:
     """What the row's tuning runs chose. Raises BadData: one is missing, or none has a finite loss."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for job in suite.tuning_jobs(row):
-        found.setdefault(job.point, []).append(read(out / job.file))
-    return tuning.choose(row, found)
+    return tuning.choose(row.name, [read(out / job.file) for job in suite.tuning_jobs(row)])
 
 
 def _survey(executor: Executor, row: Row, folder: Path) -> Survey:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_algorithms.client.session import Checkpoint
+if TYPE_CHECKING:
+    from fl_algorithms.client.session import Checkpoint
 
 KINDS = ("latest", "best_local", "best_global", "fine_tuned")
 
@@ -56,7 +57,7 @@ def student_t(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
-def summary(runs: Sequence[dict[str, dict[str, Checkpoint]]]) -> dict[str, Any]:
+def summary(runs: "Sequence[dict[str, dict[str, Checkpoint]]]") -> dict[str, Any]:
     """For each kind of checkpoint its scores: mean, ci95, sd, per_seed, per_site, and where it is undefined.
 
     A kind that no run has is None.
@@ -67,11 +68,11 @@ def summary(runs: Sequence[dict[str, dict[str, Checkpoint]]]) -> dict[str, Any]:
     return {kind: _of_kind([_at_sites(run, kind) for run in runs]) for kind in KINDS}
 
 
-def _at_sites(run: dict[str, dict[str, Checkpoint]], kind: str) -> dict[str, Checkpoint]:
+def _at_sites(run: "dict[str, dict[str, Checkpoint]]", kind: str) -> "dict[str, Checkpoint]":
     return {site: kinds[kind] for site, kinds in run.items() if kind in kinds}
 
 
-def _of_kind(runs: Sequence[dict[str, Checkpoint]]) -> dict[str, Any] | None:
+def _of_kind(runs: "Sequence[dict[str, Checkpoint]]") -> dict[str, Any] | None:
     scores = [{site: c.score for site, c in run.items() if c.score is not None} for run in runs]
     means = [fmean(run.values()) for run in scores if run]
     if not means:

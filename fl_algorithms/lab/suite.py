@@ -20,6 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fl_algorithms import catalog
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
 from wardround import canonical
 from wardround import study as study_file
 from wardround.errors import BadData, UsageProblem, WardroundError
@@ -234,6 +235,8 @@ def load(path: Path) -> Suite:
     first = rows[0].points[0].study
     for row in rows:
         _refuse_unlike(row, first, path.name)
+        if parsed.protocol.tent and row.kind != "central":
+            _refuse_no_norms(row, path.name)
     metric = parsed.suite.metric
     known = catalog.task(first).metrics
     if metric and metric not in known:
@@ -288,6 +291,17 @@ def _refuse_unlike(row: Row, first: StudyFile, source: str) -> None:
             raise BadData(
                 f"{source}: row `{row.name}` starts at seed {mine.seed}, the first row at {first.study.seed}",
                 hint="rows of one suite are compared seed by seed",
+            )
+
+
+def _refuse_no_norms(row: Row, source: str) -> None:
+    """Tent adapts norm layers; better said now than by every run."""
+    for point in row.points:
+        network = catalog.settings_of(point.study)[1]
+        if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
+            raise BadData(
+                f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
+                hint=catalog.NEED_HINTS[NORM_LAYERS],
             )
 
 

@@ -5,53 +5,67 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab.suite import Row, Settings, shown
+from fl_algorithms.lab.suite import Settings, shown
 from wardround.errors import BadData
 
-Run = Mapping[str, Any]  # what a tuning run's result file holds
+Run = Mapping[str, Any]  # what a run's result file holds
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point of a grid, and its loss: None where a run's was not finite."""
+
+    settings: Settings
+    val_loss: float | None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen point, and the loss of every point: None where a run's was not finite."""
+    """The chosen point, and what every point gave.
+
+    Attributes:
+        kind: the checkpoint whose loss it is.
+        seeds: how many runs each loss is the mean of.
+    """
 
     point: int
-    kind: str  # the checkpoint whose loss it is
-    losses: tuple[float | None, ...]
-
-    def document(self, row: Row) -> dict[str, Any]:
-        points = [
-            {"settings": point.settings, "val_loss": loss} for point, loss in zip(row.points, self.losses, strict=True)
-        ]
-        return {"chosen": self.point, "checkpoint": self.kind, "points": points}
+    kind: str
+    seeds: int
+    tried: tuple[Tried, ...]
 
 
-def choose(row: Row, runs: Mapping[int, Sequence[Run]]) -> Choice:
-    """The point whose loss, meant over its runs, is lowest; of equals the first.
+def choose(row: str, runs: Sequence[Run]) -> Choice:
+    """The point whose loss, meant over its tuning runs, is lowest; of equals the first.
 
     Args:
-        runs: point -> its tuning runs, one for each seed.
+        runs: of the row: every point with every tuning seed.
 
     Raises:
         BadData: no point has a finite loss.
     """
-    kind = chosen_kind(runs[0][0], row.points[0].settings)
-    losses = tuple(_mean([site_mean(run, kind) for run in runs[point]]) for point in range(len(row.points)))
-    finite = [(loss, point) for point, loss in enumerate(losses) if loss is not None]
+    points: dict[int, list[Run]] = {}
+    for run in runs:
+        points.setdefault(run["point"], []).append(run)
+    kind = chosen_kind(runs[0])
+    tried = tuple(
+        Tried(points[point][0]["settings"], _mean([site_mean(run, kind) for run in points[point]]))
+        for point in sorted(points)
+    )
+    finite = [(one.val_loss, point) for point, one in enumerate(tried) if one.val_loss is not None]
     if not finite:
         raise BadData(
-            f"row `{row.name}`: no point of its grid has a finite validation loss "
-            f"({'; '.join(shown(point.settings) for point in row.points)})",
+            f"row `{row}`: no point of its grid has a finite validation loss: "
+            f"{'; '.join(shown(one.settings) for one in tried)}",
             hint="try smaller learning rates in [row.tune]",
         )
-    return Choice(min(finite)[1], kind, losses)
+    return Choice(min(finite)[1], kind, len(points[0]), tried)
 
 
-def chosen_kind(run: Run, settings: Settings | Mapping[str, Any]) -> str:
+def chosen_kind(run: Run) -> str:
     """The checkpoint that a hospital would use: what the grid tunes, the best global one, or each site's best."""
     kinds = [set(found) for found in run["checkpoints"].values()]
     wanted = ["best_global", "best_local", "latest"]
-    if any(key.startswith("algorithm.fine_tuning.") for key in settings):
+    if any(key.startswith("algorithm.fine_tuning.") for key in run["settings"]):
         wanted.insert(0, "fine_tuned")
     return next(kind for kind in wanted if all(kind in found for found in kinds))
 
@@ -65,7 +79,7 @@ def site_mean(run: Run, kind: str) -> float | None:
             return None
         weight = run["rows"][site]["validation"] if site in run["rows"] else 1
         total, rows = total + weight * loss, rows + weight
-    return total / rows
+    return float(total / rows)
 
 
 def _mean(losses: Sequence[float | None]) -> float | None:
