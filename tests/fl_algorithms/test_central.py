@@ -97,7 +97,7 @@ def test_the_pools_split_is_its_own_for_each_seed(folder: Path) -> None:
 def test_every_site_is_judged_with_the_one_model_on_the_asked_scale(folder: Path) -> None:
     study = toy_study(rounds=2)
     task = task_of(study)
-    matched, by_site = (run_central(study, task, folder, scale) for scale in ("matched", "site"))  # type: ignore[arg-type]
+    matched, by_site = (run_central(study, task, folder, scale) for scale in ("matched", "site"))
     scales = {
         "matched": (matched, pooled(study, folder)[1]),
         "site": (by_site, {site: data.test for site, data in load_sites(study, task, folder).items()}),
@@ -147,7 +147,7 @@ def test_on_the_heart_disease_hospitals_the_matched_scale_is_the_better_one(
     study = catalog.resolve(study, lab=True)
     task = task_of(study)
     found = {
-        scale: summary([run_central(study, task, tmp_path, scale).checkpoints])["best_local"]["mean"]  # type: ignore[arg-type]
+        scale: summary([run_central(study, task, tmp_path, scale).checkpoints])["best_local"]["mean"]
         for scale in ("matched", "site")
     }
     assert abs(found["matched"] - 0.818) < 0.03, found

@@ -59,7 +59,7 @@ def private_norms(settings: MethodSettings) -> Algorithm:
 @pytest.fixture
 def _private_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     row = catalog.MethodRow("private-norms", "", "", "", "", "tests.fl_algorithms.test_protocol:private_norms")
-    monkeypatch.setitem(catalog.METHODS, "private-norms", row)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.METHODS, "private-norms", row)
 
 
 def test_nothing_asked_is_nothing_measured() -> None:

@@ -73,6 +73,16 @@ def test_an_episodic_answer_does_not_depend_on_what_came_before(networks: dict[s
         assert (torch.equal(a_first, a_second), torch.equal(b_first, b_second)) == (episodic, episodic)
 
 
+def test_an_episode_steps_from_the_start_with_no_moments_of_another(networks: dict[str, nn.Module]) -> None:
+    a, b = rows(16, seed=1), rows(16, seed=2)
+    alone, after = (Tent(networks, one_model, learning_rate=0.1, episodic=True) for _ in range(2))
+    after(b)
+    for tent in (alone, after):
+        tent(a)
+    mine, theirs = tensors(alone.networks), tensors(after.networks)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def test_entropy_falls_with_a_step(networks: dict[str, nn.Module]) -> None:
     x = rows(16)
     tent = Tent(networks, one_model)
