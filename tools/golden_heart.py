@@ -2,16 +2,16 @@
 
     python tools/golden_heart.py RAW        # the folder of the four processed.*.data files; about a minute
 
-FENDA-FL, 2023, Table 2 and Figure 2, https://arxiv.org/abs/2309.16825, has intervals of zero width: its runs drew from
-torch's default generator, which a library had seeded with 42 when it was imported. So one run is enough to compare, and
-what counts is how often that generator is drawn from and in which order. This is a plain loop apart from the engine,
-whose named streams give other numbers on purpose: each site and the coordinator is a process of its own, seeded with
-42; a site splits its rows and makes its network, in one order or the other; every pass of a ``DataLoader`` draws too.
+FENDA-FL, 2023, Table 2, https://arxiv.org/abs/2309.16825, gives intervals of zero width, as if its runs were one: all
+drawn from torch's default generator, which a library that they import seeds with 42. So one run is enough to compare,
+and what counts is how often that generator is drawn from and in which order. This is a plain loop apart from the
+engine, whose named streams give other numbers on purpose: each site and the coordinator is a process of its own, seeded
+with 42; a site splits its rows and makes its network, in one order or the other; every pass of a ``DataLoader`` draws.
 
 For every cell and order it prints the wanted number, ours, and whether they agree to three decimals; then how many of
-the 17 published cells, and of the 16 of the matrix behind five of them, are reached in at least one order. With 12 federated cells and two orders a cell may agree by chance, so
-the weight lies on those of training without a federation, and on the whole matrix behind them in one order. Exit code
-0: all are reached.
+the 17 published cells, and of the 16 of the matrix behind five of them, are reached in at least one order. A single
+cell may agree by chance; the five of training without a federation, with their matrix, hardly will, and in one order.
+Exit code 0: all are reached.
 """
 
 import copy
