@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from fl_algorithms.settings.methods import FedSoupSettings, MeanSettings, MethodSettings
+from fl_algorithms.settings.methods import (
+    ApflSettings,
+    DittoSettings,
+    FedBabuSettings,
+    FedProxSettings,
+    FedRepSettings,
+    FedSoupSettings,
+    HeadSettings,
+    MeanSettings,
+    MethodSettings,
+    MoonSettings,
+)
 from fl_algorithms.settings.models import (
     BODY_AND_HEAD,
     NORM_LAYERS,
@@ -83,6 +94,7 @@ class MethodRow:
 
 
 WHOLE = "the whole network"
+DIVIDED = frozenset({BODY_AND_HEAD})
 MCMAHAN = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
 REDDI = "Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295"
 
@@ -105,6 +117,45 @@ METHODS: Mapping[str, MethodRow] = {
             "the whole network, patched with the soup",
             "records, the soup and its count, validation scores, optimizer state", client="fedavg",
             settings=FedSoupSettings, one_global_model=True, validation=True,
+        ),
+        _method(
+            "fedprox", "FedProx", "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127", WHOLE,
+            "records, optimizer state", settings=FedProxSettings, one_global_model=True,
+        ),
+        _method(
+            "fedbn", "FedBN", "Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623",
+            "the network without its norm layers (of one that has none, the whole network, as in FedAvg)",
+            "records, norm layers with their statistics, optimizer state",
+        ),
+        _method(
+            "lgfedavg", "LG-FedAvg", "Liang et al., 2020, https://arxiv.org/abs/2001.01523", "the head",
+            "records, the body, optimizer state", client="lg_fedavg", settings=HeadSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedper", "FedPer", "Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818", "the body",
+            "records, the head, optimizer state", settings=HeadSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedrep", "FedRep", "Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078", "the body",
+            "records, the head, optimizer state", settings=FedRepSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedbabu", "FedBABU", "Oh et al., ICLR 2022, https://arxiv.org/abs/2106.06042", "the body",
+            "records, the head, the fine-tuned network, optimizer state", settings=FedBabuSettings,
+            one_global_model=True, needs=DIVIDED, same_start=True,
+        ),
+        _method(
+            "apfl", "APFL", "Deng et al., 2020, https://arxiv.org/abs/2003.13461", "the global one of two networks",
+            "records, the personal network, the weight of the mixture, optimizer state", settings=ApflSettings,
+        ),
+        _method(
+            "ditto", "Ditto", "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221",
+            "the global one of two networks", "records, the personal network, optimizer state", settings=DittoSettings,
+        ),
+        _method(
+            "moon", "MOON", "Li et al., CVPR 2021, https://arxiv.org/abs/2103.16257", WHOLE,
+            "records, the network as trained in the round before, optimizer state", settings=MoonSettings,
+            one_global_model=True, needs=DIVIDED,
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,

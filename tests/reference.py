@@ -63,3 +63,84 @@ def mean_of_batch_means(losses: Vector, batch_size: int) -> float:
     """Every batch counts alike, a short last one too."""
     batches = [losses[start : start + batch_size] for start in range(0, len(losses), batch_size)]
     return sum(sum(batch) / len(batch) for batch in batches) / len(batches)
+
+
+# Personal and regularised methods
+
+
+def proximal_term(w: Vector, anchor: Vector, mu: float) -> float:
+    """mu/2 ||w - anchor||^2. Li et al. 2020, equation 2."""
+    return mu / 2 * sum((a - b) ** 2 for a, b in zip(w, anchor, strict=True))
+
+
+def proximal_gradient(w: Vector, anchor: Vector, mu: float) -> Vector:
+    return [mu * (a - b) for a, b in zip(w, anchor, strict=True)]
+
+
+def logistic_gradient(w: Vector, bias: float, rows: list[Vector], labels: list[int]) -> Vector:
+    """Of the mean cross-entropy of logistic regression: by each weight, then by the bias."""
+    errors = [1 / (1 + exp(-linear(x, [w], [bias])[0])) - y for x, y in zip(rows, labels, strict=True)]
+    by_weight = [sum(e * x[place] for e, x in zip(errors, rows, strict=True)) / len(rows) for place in range(len(w))]
+    return [*by_weight, sum(errors) / len(rows)]
+
+
+def ditto_step(v: Vector, theta: Vector, gradient: Vector, rate: float, lam: float) -> Vector:
+    """v - eta (grad L(v) + lambda (v - theta)). Li et al. 2021, Algorithm 1."""
+    return [a - rate * (g + lam * (a - b)) for a, b, g in zip(v, theta, gradient, strict=True)]
+
+
+def apfl_alpha(
+    alpha: float, rate: float, v: Vector, w: Vector, gradient_v: Vector, gradient_w: Vector
+) -> tuple[float, float]:
+    """Alpha's gradient and the alpha after it, as the authors' code has them for mixed outputs."""
+    g = 0.02 * alpha
+    for a, b, of_a, of_b in zip(v, w, gradient_v, gradient_w, strict=True):
+        g += (a - b) * (alpha * of_a + (1 - alpha) * of_b)
+    return g, min(1.0, max(0.0, alpha - rate * g))
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    def norm(x: Vector) -> float:
+        return sum(value**2 for value in x) ** 0.5
+
+    return sum(a * b for a, b in zip(one, other, strict=True)) / (norm(one) * norm(other))
+
+
+def model_contrast(z: Vector, z_global: Vector, z_previous: Vector, temperature: float) -> float:
+    """Of one row. Li et al. 2021, equation 3."""
+    toward = exp(cosine(z, z_global) / temperature)
+    return -log(toward / (toward + exp(cosine(z, z_previous) / temperature)))
+
+
+# Evaluation protocol
+
+
+def hessian(function: Callable[[Vector], float], at: Vector, step: float = 1e-4) -> list[Vector]:
+    """All second derivatives by central differences of the values alone."""
+    n = len(at)
+
+    def moved(*moves: tuple[int, float]) -> float:
+        point = list(at)
+        for position, by in moves:
+            point[position] += by
+        return function(point)
+
+    return [
+        [
+            (
+                moved((i, step), (j, step))
+                - moved((i, step), (j, -step))
+                - moved((i, -step), (j, step))
+                + moved((i, -step), (j, -step))
+            )
+            / (4 * step * step)
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
+
+
+def entropy_of_softmax(logits: Vector) -> float:
+    """-sum p log p, in nats."""
+    total = sum(exp(logit) for logit in logits)
+    return -sum(exp(logit) / total * log(exp(logit) / total) for logit in logits)

@@ -49,6 +49,11 @@ def all_but(names: Names) -> Names:
 EVERYTHING = matching("*")
 
 
+def parameters_of(context: "Context", names: Names, slot: str = MODEL) -> tuple[str, ...]:
+    """What ``names`` chooses of a slot's network, as ``Phase.trainable`` takes it."""
+    return tuple(f"{slot}/{name}" for name in sorted(names(context.networks[slot])))
+
+
 @dataclass(frozen=True)
 class Share:
     """The tensors of one slot that leave, as one bundle. Everything that no share names is private."""

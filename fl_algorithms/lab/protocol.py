@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
-from fl_algorithms.client.partition import all_tensors, build, leaving
+from fl_algorithms.client.partition import build
 from fl_algorithms.client.session import Restored
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol_settings import Protocol
@@ -213,11 +213,13 @@ class Asked:
         return value if math.isfinite(value) else None
 
     def misses_norms(self) -> bool:
-        """Whether an unseen site has no statistics for the network: others share the model, batch norms stay."""
+        """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""
         networks = build(self.study, self.task, self.algorithm, site="")
-        leaves = {spec.key for spec in leaving(self.study, self.algorithm, networks)}
-        kept = [key for key in all_tensors(networks) if key not in leaves and key.endswith("running_mean")]
-        return bool(leaves and kept)
+        for slot, network in networks.items():
+            chosen = {name for share in self.algorithm.shares if share.slot == slot for name in share.tensors(networks)}
+            if chosen and any(name.endswith("running_mean") for name in network.state_dict().keys() - chosen):
+                return True
+        return False
 
 
 def leave_one_out(study: StudyFile, task: Task, data: Data) -> dict[str, Any]:

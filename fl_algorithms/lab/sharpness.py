@@ -5,6 +5,7 @@ https://arxiv.org/abs/1912.07145. Power iteration on Hv, which two backward pass
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -25,20 +26,25 @@ def sharpness(
     Args:
         loss: (networks, x, y) -> a scalar. The networks are in evaluation mode, so dropout is off.
         seed: of the power iterations' starts.
+
+    Returns:
+        nan where a batch's loss or its derivatives are not finite.
     """
     copies = {slot: copy.deepcopy(network).eval() for slot, network in networks.items()}
     parameters = [p for network in copies.values() for p in network.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(seed)
-    return median(
+    found = [
         extreme_eigenvalue(loss(copies, *part), parameters, generator)
         for part in zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-    )
+    ]
+    return median(found) if all(map(math.isfinite, found)) else math.nan
 
 
 def extreme_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator) -> float:
     """The eigenvalue of largest magnitude, with its sign, of the Hessian of ``loss`` (a scalar with its graph).
 
-    A parameter that ``loss`` does not depend on counts as one without curvature. 0 where the Hessian is 0.
+    A parameter that ``loss`` does not depend on counts as one without curvature. 0 where the Hessian is 0; not finite
+    where it is not.
     """
     gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True), parameters)
     if gradient.grad_fn is None:
@@ -47,8 +53,8 @@ def extreme_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], generator: to
     found: float | None = None
     for _ in range(ITERATIONS):
         length = float(vector.norm())
-        if length == 0:
-            return 0.0
+        if length == 0 or not math.isfinite(length):
+            return length
         vector = vector / length
         product = torch.autograd.grad(gradient, parameters, vector, retain_graph=True, allow_unused=True)
         next_vector = _flat(product, parameters).detach()

@@ -27,7 +27,8 @@ class Tent:
     def __init__(
         self, networks: Networks, infer: Infer, *, learning_rate: float = 1e-3, episodic: bool = False
     ) -> None:
-        """``episodic``: each batch meets the model as it was given.
+        """``episodic``: each batch meets the model as it was given, so with one step, which comes after the answers,
+        these are what batch statistics alone give.
 
         Raises:
             BadData: no network has a batch norm with scale and shift.
