@@ -62,12 +62,13 @@ class _Report:
 
     def _head(self) -> None:
         found = self.found
+        seeds, sites = f"{found.seeds[0]} to {found.seeds[-1]}", ", ".join(found.record["sites"])
         self.blocks.append(
             Paragraph(
-                f"{len(found.rows)} rows, {len(found.seeds)} seeds ({found.seeds[0]} to {found.seeds[-1]}), "
-                f"sites {', '.join(found.record['sites'])}. Scores are {found.metric} on {tables.split_of(found)} rows. "
-                "Within a run the sites count alike; a cell is the mean over the runs ± the radius of its 95 % interval "
-                "(Student's t), which covers seeds: initial weights, validation split and batches, not other patients."
+                f"{len(found.rows)} rows, {len(found.seeds)} seeds ({seeds}), sites {sites}. Scores are {found.metric} "
+                f"on {tables.split_of(found)} rows. Within a run the sites count alike; a cell is the mean over the "
+                "runs ± the radius of its 95 % interval (Student's t), which covers seeds: initial weights, validation "
+                "split and batches, not other patients."
             )
         )
         warnings = [*_incomplete(found), *tables.identical(found), *tables.undefined(found)]
