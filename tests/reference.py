@@ -172,3 +172,37 @@ def soft_pull(models: list[Vector], lam: Fraction) -> list[list[Fraction]]:
             ]
         )
     return pulled
+
+
+# Evaluation protocol
+
+
+def hessian(function: Callable[[Vector], float], at: Vector, step: float = 1e-4) -> list[Vector]:
+    """All second derivatives by central differences of the values alone."""
+    n = len(at)
+
+    def moved(*moves: tuple[int, float]) -> float:
+        point = list(at)
+        for position, by in moves:
+            point[position] += by
+        return function(point)
+
+    return [
+        [
+            (
+                moved((i, step), (j, step))
+                - moved((i, step), (j, -step))
+                - moved((i, -step), (j, step))
+                + moved((i, -step), (j, -step))
+            )
+            / (4 * step * step)
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
+
+
+def entropy_of_softmax(logits: Vector) -> float:
+    """-sum p log p, in nats."""
+    total = sum(exp(logit) for logit in logits)
+    return -sum(exp(logit) / total * log(exp(logit) / total) for logit in logits)

@@ -78,8 +78,11 @@ def run_federation(
     return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions)
 
 
-def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData]:
+def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from ``folder/SITE/train.csv`` and, where it exists, ``test.csv``.
+
+    Args:
+        test: False leaves the test tables unopened.
 
     Raises:
         BadData: a site has no table there, or one that the task refuses.
@@ -87,7 +90,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData
     label = str(study.task.settings.get("label", ""))
     data = {}
     for site in study.study.sites:
-        table, test = folder / site / "train.csv", folder / site / "test.csv"
+        table, test_table = folder / site / "train.csv", folder / site / "test.csv"
         if not table.is_file():
             raise BadData(
                 f"{folder} has no table for site `{site}`: {table} does not exist",
@@ -95,7 +98,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData
             )
         data[site] = task.load(
             table,
-            test if test.is_file() else None,
+            test_table if test and test_table.is_file() else None,
             label,
             site=site,
             seed=study.study.seed,
