@@ -41,7 +41,7 @@ class Mixture(nn.Module):
 
 
 def apfl(settings: ApflSettings) -> Algorithm:
-    """w is FedAvg's network. Training moves v's and alpha's copies here alone."""
+    """w trains as FedAvg's network, except that its dropout and its batch norms' statistics meet each batch twice."""
     by_weights = settings.mixing == "weights"
     infer = mixed_weights if by_weights else mixed_outputs
 
