@@ -16,14 +16,21 @@ from typing import Any, TypeVar
 from fl_algorithms.settings.methods import (
     ApflSettings,
     DittoSettings,
+    FedAdagradSettings,
+    FedAdamSettings,
+    FedAvgMSettings,
     FedBabuSettings,
+    FedFomoSettings,
     FedProxSettings,
     FedRepSettings,
+    FedSmSettings,
     FedSoupSettings,
+    FedYogiSettings,
     HeadSettings,
     MeanSettings,
     MethodSettings,
     MoonSettings,
+    ScaffoldSettings,
 )
 from fl_algorithms.settings.models import (
     BODY_AND_HEAD,
@@ -108,6 +115,40 @@ METHODS: Mapping[str, MethodRow] = {
     row.name: row
     for row in (
         _method("fedavg", "FedAvg", MCMAHAN, WHOLE, "records, optimizer state", one_global_model=True),
+        _method(
+            "fedavgm", "FedAvgM", "Hsu et al., 2019, https://arxiv.org/abs/1909.06335", WHOLE,
+            "records, optimizer state", client="fedavg", settings=FedAvgMSettings, one_global_model=True,
+        ),
+        _method(
+            "fedadam", "FedAdam", REDDI, WHOLE, "records, optimizer state", client="fedavg", settings=FedAdamSettings,
+            one_global_model=True,
+        ),
+        _method(
+            "fedyogi", "FedYogi", REDDI, WHOLE, "records, optimizer state", client="fedavg", settings=FedYogiSettings,
+            one_global_model=True,
+        ),
+        _method(
+            "fedadagrad", "FedAdagrad", REDDI, WHOLE, "records, optimizer state", client="fedavg",
+            settings=FedAdagradSettings, one_global_model=True,
+        ),
+        _method(
+            "scaffold", "SCAFFOLD", "Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378",
+            "the whole network, the change of the site's control variate", "records, the control variate",
+            settings=ScaffoldSettings, server="fl_algorithms.server.scaffold:scaffold", one_global_model=True,
+            plain_sgd=True,
+        ),
+        _method(
+            "fedfomo", "FedFomo", "Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565",
+            "the whole network, kept apart and sent to other sites; what others' networks are worth here",
+            "records, validation losses, optimizer state", settings=FedFomoSettings,
+            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites",
+        ),
+        _method(
+            "fedsm", "FedSM", "Xu et al., CVPR 2022, https://arxiv.org/abs/2203.10144",
+            "a global network, a personal one that is kept apart and sent to all sites, the selector and its moments",
+            "records, optimizer state", settings=FedSmSettings, server="fl_algorithms.server.fedsm:fedsm",
+            exposure="sites",
+        ),
         _method(
             "fenda", "FENDA-FL", "FENDA-FL, 2023, https://arxiv.org/abs/2309.16825", "the shared extractor",
             "records, the private extractor, the head, optimizer state", needs=frozenset({TWO_EXTRACTORS}),

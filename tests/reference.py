@@ -112,6 +112,68 @@ def model_contrast(z: Vector, z_global: Vector, z_previous: Vector, temperature:
     return -log(toward / (toward + exp(cosine(z, z_previous) / temperature)))
 
 
+# Server halves beside the mean
+
+
+def server_steps(
+    optimizer: str,
+    x: float,
+    deltas: Callable[[float], float],
+    rounds: int,
+    eta: float,
+    b1: float,
+    b2: float,
+    tau: float,
+) -> float:
+    """One weight after ``rounds`` steps of a server optimizer on ``deltas(x)``. Reddi et al. 2021, Algorithm 2."""
+    m = v = 0.0
+    for _ in range(rounds):
+        delta = deltas(x)
+        if optimizer == "momentum":
+            m = b1 * m + delta
+            x += eta * m
+            continue
+        m = b1 * m + (1 - b1) * delta
+        if optimizer == "adam":
+            v = b2 * v + (1 - b2) * delta**2
+        elif optimizer == "yogi":
+            sign = (v > delta**2) - (v < delta**2)
+            v = v - (1 - b2) * delta**2 * sign
+        else:
+            v = v + delta**2
+        x += eta * m / (v**0.5 + tau)
+    return x
+
+
+def fomo_mix(own: Vector, peers: list[Vector], own_loss: float, losses: Vector, guard: float) -> tuple[Vector, Vector]:
+    """The raw weights, and the model they give: sum_n w_n theta_n, w normalised. Zhang et al. 2021, equations 3, 4."""
+    raw = [
+        (own_loss - loss) / (sum((a - b) ** 2 for a, b in zip(peer, own, strict=True)) ** 0.5 + guard)
+        for peer, loss in zip(peers, losses, strict=True)
+    ]
+    positive = [max(weight, 0.0) for weight in raw]
+    if not sum(positive):
+        return raw, own
+    return raw, [
+        sum(weight * value for weight, value in zip(positive, column, strict=True)) / sum(positive)
+        for column in zip(*peers, strict=True)
+    ]
+
+
+def soft_pull(models: list[Vector], lam: Fraction) -> list[list[Fraction]]:
+    """lam of the own model and 1 - lam of the mean of the others. Xu et al. 2022, SoftPull."""
+    pulled = []
+    for own, model in enumerate(models):
+        others = [other for place, other in enumerate(models) if place != own]
+        pulled.append(
+            [
+                lam * Fraction(value) + (1 - lam) * sum(Fraction(other[place]) for other in others) / len(others)
+                for place, value in enumerate(model)
+            ]
+        )
+    return pulled
+
+
 # Evaluation protocol
 
 

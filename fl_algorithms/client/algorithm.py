@@ -148,21 +148,26 @@ def load_shared(context: Context) -> None:
         BadData: the download's names or shapes are not the shared ones.
     """
     for share in context.algorithm.shares:
-        mine = share.tensors(context.networks)
-        came = context.base.get(share.bundle, {})
-        if mine.keys() != came.keys():
-            odd = sorted(mine.keys() ^ came.keys())[0]
-            raise BadData(
-                f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
-                f"`{odd}` stands in one of them only"
-            )
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                if tensor.shape != came[name].shape:
-                    raise BadData(
-                        f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
-                    )
-                tensor.copy_(came[name])
+        load_bundle(context, share)
+
+
+def load_bundle(context: Context, share: Share) -> None:
+    """The tensors of one share as downloaded, by name. Raises BadData as ``load_shared``."""
+    mine = share.tensors(context.networks)
+    came = context.base.get(share.bundle, {})
+    if mine.keys() != came.keys():
+        odd = sorted(mine.keys() ^ came.keys())[0]
+        raise BadData(
+            f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
+            f"`{odd}` stands in one of them only"
+        )
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            if tensor.shape != came[name].shape:
+                raise BadData(
+                    f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
+                )
+            tensor.copy_(came[name])
 
 
 def one_phase(context: Context) -> tuple[Phase, ...]:

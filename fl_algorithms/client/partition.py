@@ -62,7 +62,8 @@ def describe(study: StudyFile, site: str) -> Partition:
     algorithm = algorithm_of(study)
     networks = build(study, task, algorithm, site)
     leaves = leaving(study, algorithm, networks)
-    shared = {spec.key for spec in leaves}
+    comes = coming(study, leaves)
+    brought = {spec.key for spec in (*leaves, *comes)}
     kept = tuple(
         Stay(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
         for spec in algorithm.keeps(networks, study)
@@ -70,9 +71,8 @@ def describe(study: StudyFile, site: str) -> Partition:
     private = tuple(
         Stay(key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name))
         for key, tensor in sorted(all_tensors(networks).items())
-        if key not in shared
+        if key not in brought
     )
-    comes = server_half(study, leaves).comes if leaves else ()
     return Partition(leaves, private + kept, comes, catalog.method(study).exposure)
 
 
@@ -167,6 +167,11 @@ def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple
         for name, tensor in share.tensors(networks).items()
     ]
     return tuple(sorted((*specs, *algorithm.extras(networks, study)), key=lambda spec: spec.key))
+
+
+def coming(study: StudyFile, leaves: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """What is downloaded before each round, in the order of the payload."""
+    return server_half(study, leaves).comes if leaves else ()
 
 
 def _why_private(tensor: Tensor, algorithm: str) -> str:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, Share, all_but, matching
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.lab import federation
@@ -18,7 +16,7 @@ from fl_algorithms.lab.protocol import LocalGlobal, Matrix, every_row, held_out,
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import extreme_eigenvalue
 from fl_algorithms.lab.tent import with_batch_statistics
-from fl_algorithms.settings.methods import FineTuning, MethodSettings
+from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study
@@ -49,17 +47,6 @@ def accuracy(study: StudyFile, tensors: Any, split: Split) -> float:
     """The share of rows whose likeliest class is theirs."""
     probabilities = Restored(study, task_of(study), tensors).probabilities(split.x)
     return fmean(int(row.argmax()) == int(y) for row, y in zip(probabilities, split.y, strict=True))
-
-
-def private_norms(settings: MethodSettings) -> Algorithm:
-    """FedAvg whose batch norms stay."""
-    return Algorithm(shares=(Share(names=all_but(matching("*norms.*"))),))
-
-
-@pytest.fixture
-def _private_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = catalog.MethodRow("private-norms", "", "", "", "", "tests.fl_algorithms.test_protocol:private_norms")
-    monkeypatch.setitem(catalog.METHODS, "private-norms", row)
 
 
 def test_nothing_asked_is_nothing_measured() -> None:
@@ -271,13 +258,12 @@ def test_the_only_site_cannot_be_left_out() -> None:
         measured(toy_study(sites=["ash"]), leave_one_out=True)
 
 
-@pytest.mark.usefixtures("_private_norms")
 def test_where_norms_are_private_an_unseen_site_takes_its_rows_statistics_and_that_is_said() -> None:
-    study = toy_study("private-norms", NORMED, sites=THREE, batch_size=11)
+    study = toy_study("fedbn", NORMED, sites=THREE, batch_size=11)
     data = patients(study)
     found = measured(study, data, leave_one_out=True)["leave_one_out"]
     assert found["batch_statistics"] is True
-    fewer = toy_study("private-norms", NORMED, sites=["ash", "birch"], batch_size=11)
+    fewer = toy_study("fedbn", NORMED, sites=["ash", "birch"], batch_size=11)
     task, rows = task_of(fewer), every_row(data["cedar"])
     by_hand = []
     for kinds in federate(fewer, {site: data[site] for site in fewer.study.sites}).checkpoints.values():
@@ -287,10 +273,12 @@ def test_where_norms_are_private_an_unseen_site_takes_its_rows_statistics_and_th
     assert found["sites"]["cedar"]["kinds"]["latest"]["accuracy"] == pytest.approx(mean(by_hand))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "silo"])
-def test_norms_that_are_shared_or_of_a_model_that_nobody_shares_are_used_as_they_are(algorithm: str) -> None:
-    found = measured(toy_study(algorithm, NORMED, batch_size=11), leave_one_out=True)
-    assert found["leave_one_out"]["batch_statistics"] is False
+@pytest.mark.parametrize(
+    ("algorithm", "missing"), [("fedavg", False), ("silo", False), ("ditto", False), ("lgfedavg", True)]
+)
+def test_norms_are_missing_only_where_they_stay_of_a_network_that_is_shared(algorithm: str, missing: bool) -> None:
+    found = measured(toy_study(algorithm, NORMED, batch_size=11, rounds=1), leave_one_out=True)
+    assert found["leave_one_out"]["batch_statistics"] is missing
 
 
 # Tent and sharpness
