@@ -92,7 +92,7 @@ def compare(
     """
     rows = [suite.row(name) for name in dict.fromkeys(only)] or list(suite.rows)
     durable.make_folder(out)
-    with durable.StateLock(out, "fl-lab compare"):
+    with _owned(out):
         _refuse_other_suite(suite, out)  # before the seconds that starting a worker takes
         work = _Work(suite, rows, folder, out, seeds)
         try:
@@ -197,6 +197,13 @@ def _survey(executor: Executor, row: Row, folder: Path) -> Survey:
     with _deaf_children():
         asked = executor.submit(runs.survey, row.points[0].study, folder)
     return asked.result()
+
+
+def _owned(out: Path) -> durable.StateLock:
+    try:
+        return durable.StateLock(out, "fl-lab compare")
+    except TryAgain as error:
+        raise TryAgain(error.message, hint="let it end, or use another --out") from None
 
 
 def _refuse_other_suite(suite: Suite, out: Path) -> None:

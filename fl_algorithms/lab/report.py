@@ -42,6 +42,12 @@ def write(folder: Path, out: Path) -> list[Path]:
     return [out / name for name in files]
 
 
+def warnings(found: Results) -> list[str]:
+    """What a reader must know before the numbers, a sentence each."""
+    alone = ["There is one seed, so no interval."] if len(found.seeds) == 1 else []
+    return [*_incomplete(found), *tables.identical(found), *tables.undefined(found), *alone]
+
+
 class _Report:
     """The blocks of a report, in the order in which they are read."""
 
@@ -71,10 +77,7 @@ class _Report:
                 "split and batches, not other patients."
             )
         )
-        warnings = [*_incomplete(found), *tables.identical(found), *tables.undefined(found)]
-        if len(found.seeds) == 1:
-            warnings.append("There is one seed, so no interval.")
-        self.blocks += [Paragraph(text, warning=True) for text in warnings]
+        self.blocks += [Paragraph(text, warning=True) for text in warnings(found)]
 
     def _scores(self) -> None:
         table = self._table("Scores", tables.main(self.found))

@@ -115,8 +115,8 @@ def threads(jobs: int) -> AbstractContextManager[Executor]:
 
 def compared(path: Path, data: Path, out: Path, **options: Any) -> compare.Tally:
     resolved = suite.load(path)
-    options = {"seeds": resolved.seeds, "jobs": 1, "command": "again", "pool": threads} | options
-    return compare.compare(resolved, data, out, **options)
+    given: dict[str, Any] = {"seeds": resolved.seeds, "jobs": 1, "command": "again", "pool": threads} | options
+    return compare.compare(resolved, data, out, **given)
 
 
 def run_files(out: Path) -> dict[str, Any]:
@@ -323,8 +323,9 @@ def test_two_comparisons_never_write_in_one_folder(tmp_path: Path, data: Path) -
     path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
 
     def meanwhile(jobs: int) -> AbstractContextManager[Executor]:
-        with pytest.raises(TryAgain, match="is in use by fl-lab compare"):
+        with pytest.raises(TryAgain, match="is in use by fl-lab compare") as refused:
             compared(path, data, out)
+        assert refused.value.hint == "let it end, or use another --out"
         return threads(jobs)
 
     assert compared(path, data, out, pool=meanwhile).done == 2

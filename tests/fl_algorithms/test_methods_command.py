@@ -76,7 +76,7 @@ def test_needs_and_single_models_are_said_in_words(monkeypatch: pytest.MonkeyPat
     from dataclasses import replace
 
     shown = replace(catalog.METHODS["fedavg"], exposure="sites", plain_sgd=True, same_start=True)
-    monkeypatch.setitem(catalog.METHODS, "fedavg", shown)  # type: ignore[arg-type]
+    monkeypatch.setitem(catalog.METHODS, "fedavg", shown)
     assert card("fedavg")["needs"] == ["plain SGD at the sites", '`init_private = "common"`']
     assert "sends it to other sites" in lab("fedavg")
 
