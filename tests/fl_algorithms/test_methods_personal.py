@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
+from fl_algorithms.client.algorithm import frozen_copy
 from fl_algorithms.client.apfl import Mixture, alpha_gradient, mixed_outputs, mixed_weights
 from fl_algorithms.client.fedbn import norm_layers
 from fl_algorithms.client.fedprox import proximal_term
@@ -248,6 +249,7 @@ def test_fedrep_trains_the_head_first_and_the_body_under_it() -> None:
     state = head_only.export_state()
     body_only = session_of(study(train_head={"steps": 0}, train_body={"steps": 3}), state=state)
     assert same_bits(uplink, body_only.train(1, start_of(whole)).uplink["model"])
+    assert all(delta.any() for delta in uplink.values())
 
 
 def test_fedrep_trains_ten_passes_of_the_head_and_then_as_long_as_the_study_says() -> None:
@@ -533,6 +535,16 @@ def test_features_that_are_all_zero_have_a_finite_gradient() -> None:
     assert term.item() == pytest.approx(log(2))
     assert z.grad is not None
     assert not z.grad.any()
+
+
+def test_moons_reference_networks_drop_nothing_and_learn_nothing() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)).train()
+    twin = frozen_copy(network, {"0.bias": torch.ones(3)})
+    assert not any(module.training for module in twin.modules())
+    assert not any(parameter.requires_grad for parameter in twin.parameters())
+    assert torch.equal(twin.state_dict()["0.bias"], torch.ones(3))
+    assert not torch.equal(network.state_dict()["0.bias"], torch.ones(3))
+    assert torch.equal(twin.state_dict()["0.weight"], network.state_dict()["0.weight"])
 
 
 def test_in_the_first_round_moon_trains_as_fedavg() -> None:
