@@ -182,7 +182,7 @@ def task_loss(context: Context, batch: Batch) -> Tensor:
 
 def loss_of(context: Context, logits: Tensor, batch: Batch) -> Tensor:
     """The mean of the task's loss of these logits: a scalar."""
-    return context.task.losses(logits, batch.y).mean()
+    return context.task.loss(logits, batch.y)
 
 
 def loss_of_slot(slot: str) -> Callable[[Context, Batch], Tensor]:
