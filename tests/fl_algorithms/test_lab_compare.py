@@ -336,7 +336,8 @@ def test_a_failing_row_is_reported_the_others_go_on_and_the_next_call_tries_agai
     (data / "birch" / "test.csv").rename(tmp_path / "hidden.csv")
     tally = compared(path, data, out, seeds=1)
     reason = f"{data} has no test table for site `birch`: {data / 'birch' / 'test.csv'} does not exist"
-    assert tally.failed == [f"central: seed 5: {reason}"]
+    (said,) = tally.failed
+    assert said.startswith(f"central: seed 5: {reason} (hint: central training is judged on each site's test rows, ")
     assert tally.done == 1
     assert json.loads((out / "runs/central/5.failed.json").read_text())["message"] == reason
     assert compared(path, data, out, seeds=1).wanted == 1
