@@ -292,7 +292,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             f"{source}: algorithm `{method_row.name}` runs only in the lab",
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
         )
-    _refuse_unfit(study, method_row, model_settings, source)
+    _refuse_unfit(study, method_row, model_settings, method_settings, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -308,9 +308,11 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     )
 
 
-def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, source: str) -> None:
+def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: MethodSettings, source: str) -> None:
     """What the method asks of the network and of the training."""
     offers = network.offers if isinstance(network, NetworkSettings) else frozenset()
+    if isinstance(method, HeadSettings) and method.head != HeadSettings().head:
+        offers |= {BODY_AND_HEAD}  # the study itself says what the head is
     for need in sorted(row.needs - offers):
         raise BadData(
             f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "

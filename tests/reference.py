@@ -89,6 +89,21 @@ def ditto_step(v: Vector, theta: Vector, gradient: Vector, rate: float, lam: flo
     return [a - rate * (g + lam * (a - b)) for a, b, g in zip(v, theta, gradient, strict=True)]
 
 
+def mixed_logistic_gradients(
+    alpha: float, v: Vector, w: Vector, rows: list[Vector], labels: list[int]
+) -> tuple[Vector, Vector]:
+    """Of the mean cross-entropy of alpha p_v + (1 - alpha) p_w, logistic regressions, by v and by w; biases last."""
+    by_v, by_w = [0.0] * len(v), [0.0] * len(w)
+    for x, y in zip(rows, labels, strict=True):
+        p_v, p_w = (1 / (1 + exp(-linear(x, [one[:-1]], [one[-1]])[0])) for one in (v, w))
+        p = alpha * p_v + (1 - alpha) * p_w
+        slope = (-1 / p if y else 1 / (1 - p)) / len(rows)
+        for place, value in enumerate([*x, 1.0]):
+            by_v[place] += slope * alpha * p_v * (1 - p_v) * value
+            by_w[place] += slope * (1 - alpha) * p_w * (1 - p_w) * value
+    return by_v, by_w
+
+
 def apfl_alpha(
     alpha: float, rate: float, v: Vector, w: Vector, gradient_v: Vector, gradient_w: Vector
 ) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, 2020, Algorithm 1. https://arxiv.org/abs/2003.13461
 
-    personal prediction     alpha f_v(x) + (1 - alpha) f_w(x)         v private, w global, logits
+    personal prediction     alpha p_v(x) + (1 - alpha) p_w(x)         v private, w global, p the classes' probabilities
 
 For each batch: a step of w on its own loss, then a step of v on the personal loss of the same rows. Once a round, at
 its first batch and before v's step, with the gradients of the personal loss,
@@ -10,13 +10,14 @@ its first batch and before v's step, with the gradients of the personal loss,
     g = <v - w, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha       alpha <- clip(alpha - rate g, 0, 1)
 
 This is what the authors' code (https://github.com/MLOPTPSU/FedTorch) does. The paper mixes weights, so that
-f_(alpha v + (1 - alpha) w) predicts, has <v - w, gradient at the mixed weights> there, and not the term 0.02 alpha:
+p_(alpha v + (1 - alpha) w) predicts, has <v - w, gradient at the mixed weights> there, and not the term 0.02 alpha:
 ``mixing = "weights"``, but for that term, which stays.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -40,7 +41,7 @@ class Mixture(nn.Module):
 
 
 def apfl(settings: ApflSettings) -> Algorithm:
-    """w is FedAvg's network. Training moves v's and alpha's copies here alone."""
+    """w trains as FedAvg's network, except that its dropout and its batch norms' statistics meet each batch twice."""
     by_weights = settings.mixing == "weights"
     infer = mixed_weights if by_weights else mixed_outputs
 
@@ -83,9 +84,21 @@ def alpha_gradient(alpha: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], *, b
 
 
 def mixed_outputs(networks: Networks, x: Tensor) -> Tensor:
+    """The logits whose probabilities are the mixture of the twins'; at alpha 0 and 1 one twin's own."""
     alpha = networks[MIXTURE].get_parameter("alpha")
-    mixed: Tensor = alpha * networks[PERSONAL](x) + (1 - alpha) * networks[MODEL](x)
-    return mixed
+    of_v, of_w = networks[PERSONAL](x), networks[MODEL](x)
+    if alpha.item() in (0.0, 1.0):
+        alone: Tensor = alpha * of_v + (1 - alpha) * of_w
+        return alone
+    if of_v.shape[1] > 1:
+        return _mix(F.log_softmax(of_v, dim=1), F.log_softmax(of_w, dim=1), alpha)
+    positive = _mix(F.logsigmoid(of_v), F.logsigmoid(of_w), alpha)
+    return positive - _mix(F.logsigmoid(-of_v), F.logsigmoid(-of_w), alpha)
+
+
+def _mix(log_v: Tensor, log_w: Tensor, alpha: Tensor) -> Tensor:
+    """log(alpha exp(log_v) + (1 - alpha) exp(log_w))"""
+    return torch.logaddexp(log_v + alpha.log(), log_w + (1 - alpha).log())
 
 
 def mixed_weights(networks: Networks, x: Tensor) -> Tensor:

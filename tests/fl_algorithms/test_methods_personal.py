@@ -390,11 +390,23 @@ def test_between_equal_twins_alpha_only_shrinks(by_weights: bool) -> None:
     assert found.item() == pytest.approx(0.02 * 0.3, rel=1e-12)
 
 
+def test_apfl_mixes_the_probabilities_of_several_classes() -> None:
+    with seeded(3):
+        networks: dict[str, nn.Module] = {slot: nn.Linear(3, 4).double() for slot in ("model", "personal")}
+    networks["mixture"] = Mixture(0.25).double()
+    x = rows()
+    wanted = 0.25 * networks["personal"](x).softmax(1) + 0.75 * networks["model"](x).softmax(1)
+    torch.testing.assert_close(mixed_outputs(networks, x).softmax(1), wanted, rtol=1e-12, atol=0)
+
+
 def test_apfl_mixes_outputs_or_weights() -> None:
     networks, x = twins(0.25), rows()
     v, w = networks["personal"], networks["model"]
     alpha = networks["mixture"].get_parameter("alpha").item()
-    torch.testing.assert_close(mixed_outputs(networks, x), alpha * v(x) + (1 - alpha) * w(x), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        torch.sigmoid(mixed_outputs(networks, x)), alpha * torch.sigmoid(v(x)) + (1 - alpha) * torch.sigmoid(w(x)),
+        rtol=1e-12, atol=0,
+    )  # fmt: skip
     mean = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     mean.load_state_dict({k: alpha * v.state_dict()[k] + (1 - alpha) * w.state_dict()[k] for k in v.state_dict()})
     torch.testing.assert_close(mixed_weights(networks, x), mean(x), rtol=1e-12, atol=0)
@@ -413,9 +425,7 @@ def test_a_step_of_apfl_matches_the_slow_reference() -> None:
     assert w != v
     gradient = reference.logistic_gradient(w[:-1], w[-1], rows, labels)
     w = [a - rate * g for a, g in zip(w, gradient, strict=True)]
-    mixed = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]  # of linear networks both mixings are one
-    gradient = reference.logistic_gradient(mixed[:-1], mixed[-1], rows, labels)
-    of_v, of_w = ([part * g for g in gradient] for part in (alpha, 1 - alpha))
+    of_v, of_w = reference.mixed_logistic_gradients(alpha, v, w, rows, labels)
     _, new_alpha = reference.apfl_alpha(alpha, alpha_rate, v, w, of_v, of_w)
     v = [a - rate * g for a, g in zip(v, of_v, strict=True)]
 
