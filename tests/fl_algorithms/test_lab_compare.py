@@ -399,10 +399,7 @@ def test_an_interrupted_comparison_leaves_whole_files_and_the_next_call_does_the
 
 
 def test_workers_end_with_the_process_that_started_them_however_it_ends(tmp_path: Path, data: Path) -> None:
-    path, out = (
-        suite_file(tmp_path, HEAD + FEDAVG, LONG),
-        tmp_path / "out",
-    )
+    path, out = suite_file(tmp_path, HEAD + FEDAVG, LONG), tmp_path / "out"
     words = ["compare", str(path), "--data", str(data), "--seeds", "50", "--out", str(out), "--jobs", "1"]
     program = "from fl_algorithms.lab.cli import main; main()"
     with subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True) as process:
