@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ Progress = Callable[[int, int], None]  # (steps done, steps in all)
 PROGRESS_EVERY = 10
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of a split: ``x`` float32 (b, features), ``y`` int64 (b,)."""
 
     x: Tensor
@@ -104,12 +103,14 @@ class Batches:
             self._position = 0
         start, self._position = self._position, min(self._position + self._size, self._limit)
         self._place["position"] = self._position
-        return Batch(self._shuffled_x[start : self._position], self._shuffled_y[start : self._position])
+        number = start // self._size
+        return Batch(self._xs[number], self._ys[number])
 
     def _shuffle(self, order: int) -> None:
         generator = self._own if self._own is not None else self._generator(order)
         permutation = torch.randperm(len(self._y), generator=generator)
-        self._shuffled_x, self._shuffled_y = self._x[permutation], self._y[permutation]
+        self._xs = torch.split(self._x[permutation], self._size)
+        self._ys = torch.split(self._y[permutation], self._size)
 
     def _generator(self, round_number: int) -> torch.Generator:
         seed = stream_seed(self._seed, self._site, round_number, self._purpose)

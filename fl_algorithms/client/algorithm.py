@@ -206,9 +206,17 @@ def downloaded_only(context: Context, trained: bool) -> tuple[Candidate, ...]:
     return () if trained else (Candidate("downloaded", context.networks),)
 
 
-def one_model(networks: Networks, x: Tensor) -> Tensor:
-    logits: Tensor = networks[MODEL](x)
-    return logits
+def one_slot(slot: str) -> Callable[[Networks, Tensor], Tensor]:
+    """h9: the logits of one network alone."""
+
+    def infer(networks: Networks, x: Tensor) -> Tensor:
+        logits: Tensor = networks[slot](x)
+        return logits
+
+    return infer
+
+
+one_model = one_slot(MODEL)
 
 
 def no_tensors(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:

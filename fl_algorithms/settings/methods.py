@@ -169,6 +169,7 @@ class FedFomoSettings(MethodSettings):
 class FedSmSettings(MethodSettings):
     lam: float = Field(default=0.7, ge=0, le=1)  # lambda of SoftPull
     gamma: float = Field(default=0.9, ge=0)  # a choice of the selector counts above this probability
+    answer: Literal["super", "personal"] = "super"  # what predicts: the super model, or the site's personal network
     selector_hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (16,)
     selector_learning_rate: Rate = 1e-3
     selector_epochs: int = Field(default=1, ge=0, le=1000)

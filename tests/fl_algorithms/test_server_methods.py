@@ -723,6 +723,19 @@ def test_the_super_model_answers_each_row_with_whom_the_selector_is_sure_of() ->
 
 
 @pytest.mark.parametrize(("gamma", "wanted"), [(0.0, [0.0, 1.0]), (1.0, [9.0, 9.0]), (2.0, [9.0, 9.0])])
+def test_fedsm_can_answer_with_the_sites_own_personal_network() -> None:
+    said = {}
+    for answer in ("super", "personal"):
+        study = study_of("fedsm", settings={"answer": answer, "gamma": 2.0})
+        outcome = run_federation(study, task_of(study), {site: toy_data(site) for site in study.study.sites})
+        latest, x = outcome.checkpoints["ash"]["latest"], toy_data("ash").train.x
+        model = Restored(study, task_of(study), latest.tensors)
+        said[answer] = outcome.digest
+        alone = model.networks["personal" if answer == "personal" else "model"]
+        torch.testing.assert_close(model.logits(x), alone(x).detach(), rtol=0, atol=0)
+    assert said["super"] == said["personal"]
+
+
 def test_gamma_zero_is_always_personal_and_gamma_one_always_global(gamma: float, wanted: list[float]) -> None:
     assert answers([[1.0, 0.0], [0.5 - 1e-3, 0.5 + 1e-3]], gamma) == wanted
 
