@@ -722,7 +722,6 @@ def test_the_super_model_answers_each_row_with_whom_the_selector_is_sure_of() ->
     assert said == [0.0, 1.0, 9.0, 2.0]
 
 
-@pytest.mark.parametrize(("gamma", "wanted"), [(0.0, [0.0, 1.0]), (1.0, [9.0, 9.0]), (2.0, [9.0, 9.0])])
 def test_fedsm_can_answer_with_the_sites_own_personal_network() -> None:
     said = {}
     for answer in ("super", "personal"):
@@ -736,6 +735,7 @@ def test_fedsm_can_answer_with_the_sites_own_personal_network() -> None:
     assert said["super"] == said["personal"]
 
 
+@pytest.mark.parametrize(("gamma", "wanted"), [(0.0, [0.0, 1.0]), (1.0, [9.0, 9.0]), (2.0, [9.0, 9.0])])
 def test_gamma_zero_is_always_personal_and_gamma_one_always_global(gamma: float, wanted: list[float]) -> None:
     assert answers([[1.0, 0.0], [0.5 - 1e-3, 0.5 + 1e-3]], gamma) == wanted
 
