@@ -21,7 +21,6 @@ from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import SiteData, Task
-from wardround.errors import BadData
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
 

@@ -111,7 +111,7 @@ class NestedBody(nn.Module):
 
 
 class FcnBody(nn.Module):
-    """Down, and the depths' features, each through a 1x1 convolution, added from the deepest on as they are made larger.
+    """Down, and the depths' features, each through a 1x1 convolution, added from the deepest on as they grow.
 
     Long, Shelhamer, Darrell, Fully Convolutional Networks, CVPR 2015, section 4.2, with every depth added.
     https://arxiv.org/abs/1411.4038

@@ -1,9 +1,9 @@
 """Classifiers of images. Each is a ``body`` that ends in the mean over the image, and a linear ``head``.
 
-The residual networks are built here, so that their width can be chosen; the names inside their bodies are torchvision's.
-The others are torchvision's own, with a first layer for small images where one is wanted. What sets them apart from the
-published networks is the head: a linear layer on the pooled features, also where the paper has more (VGG) or a
-convolution (SqueezeNet).
+The residual networks are built here, so that their width can be chosen; the names inside their bodies are those of
+torchvision. The others are torchvision's own, with a first layer for small images where one is wanted. What sets them
+apart from the published networks is the head: a linear layer on the pooled features, also where the paper has more
+(VGG) or a convolution (SqueezeNet).
 """
 
 from collections import OrderedDict

@@ -65,9 +65,7 @@ def augmented(x: Tensor, y: Tensor, places: Tensor, seed: int, how: Augmentation
 
 
 def _grid(u: Tensor, how: Augmentation, shape: torch.Size) -> Tensor:
-    """Where each pixel comes from, (k, height, width, 2): turned by up to ``rotate_degrees`` about the middle, zoomed and
-    shifted.
-    """
+    """Where each pixel comes from, (k, height, width, 2): turned about the middle, zoomed and shifted."""
     height, width = shape[-2:]
     angle = math.radians(how.rotate_degrees) * _signed(u[:, 3])
     scale = 1 / (1 + how.zoom * _signed(u[:, 4]))

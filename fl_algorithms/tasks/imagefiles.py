@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from wardround.errors import BadData, NeedsPerson
 
@@ -124,7 +124,7 @@ def _require_pixels(path: Path, shape: tuple[int, ...], max_pixels: int) -> None
 def _pillow(path: Path, data: bytes, form: str, max_pixels: int, mask: bool) -> Array:
     try:
         image = Image.open(io.BytesIO(data), formats=(form,))
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise BadData(f"{path}: not a {form} file, whatever its name says", hint=AGAIN) from None
     with image:
         _require_pixels(path, (image.height, image.width), max_pixels)
@@ -159,9 +159,9 @@ def _samples(path: Path, image: Image.Image) -> Array:
 
 
 def _dicom(path: Path, data: bytes, max_pixels: int) -> Array:
-    """Pixel data alone: the header's sizes are compared, its light or dark meaning is applied, nothing of it is kept."""
+    """Pixel data alone: the header's sizes are compared, whether 0 is white is applied, and nothing of it is kept."""
     try:
-        from pydicom import dcmread
+        from pydicom import dcmread  # type: ignore[import-not-found]  # an extra
     except ImportError:
         raise NeedsPerson(f"{path}: pydicom is not installed", hint="`pip install 'wardround[dicom]'`") from None
 

@@ -1,4 +1,4 @@
-"""A site's images with what is known of each: names, classes, masks, patients. Checked as a whole, or refused. No torch.
+"""A site's images with what is known of each: class or mask, and patient. Checked as a whole, or refused. No torch.
 
 A set comes from one .npz file or from a folder with a table of labels. Every file is decoded once when the set is read,
 so training never starts on a part of it; what fits into the study's cache stays decoded.

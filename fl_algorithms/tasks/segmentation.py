@@ -19,7 +19,7 @@ PART = 64  # images judged at a time
 
 
 class SegmentationTask:
-    """See ``fl_algorithms.tasks.base.Task``. Logits are (n, 1, *size) for two classes, of the last; else one for each."""
+    """See ``fl_algorithms.tasks.base.Task``. Logits are (n, 1, *size) for two classes, of the last; else one each."""
 
     def __init__(self, settings: SegmentationSettings) -> None:
         self.settings = settings
