@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,8 @@ def _write(
     durable.make_folder(folder)
     for file, chosen in (("train.npz", rows & ~held_out), ("test.npz", rows & held_out)):
         packed = io.BytesIO()
-        np.savez(packed, **{key: array[chosen] for key, array in arrays.items()})
+        chosen_arrays: dict[str, Any] = {key: array[chosen] for key, array in arrays.items()}
+        np.savez(packed, **chosen_arrays)
         durable.write_file(folder / file, packed.getbuffer())
     return name, int((rows & ~held_out).sum()), int((rows & held_out).sum())
 

@@ -132,7 +132,7 @@ class FcnBody(nn.Module):
             depths.append(x)
         depths[-1] = _dropped(depths[-1], self.dropout, self.training)
         scores = [score(features) for score, features in zip(self.score, depths, strict=True)]
-        total = scores[-1]
+        total: Tensor = scores[-1]
         for finer in reversed(scores[:-1]):
             total = finer + F.interpolate(total, scale_factor=2.0, mode=self.how, align_corners=False)
         return total
@@ -157,7 +157,8 @@ def fcn(settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Modu
 
 
 def _halved(x: Tensor) -> Tensor:
-    return F.max_pool2d(x, 2) if x.dim() == 4 else F.max_pool3d(x, 2)
+    halved: Tensor = F.max_pool2d(x, 2) if x.dim() == 4 else F.max_pool3d(x, 2)
+    return halved
 
 
 def _dropped(x: Tensor, share: float, training: bool) -> Tensor:
@@ -166,5 +167,6 @@ def _dropped(x: Tensor, share: float, training: bool) -> Tensor:
 
 def _norm(channels: int, dimensions: int, norm: str) -> nn.Module:
     if norm == "batch":
-        return BATCH_NORMS[dimensions](channels)
+        layer: nn.Module = BATCH_NORMS[dimensions](channels)
+        return layer
     return nn.GroupNorm(gcd(GROUPS, channels), channels) if norm == "group" else nn.Identity()

@@ -7,7 +7,7 @@ apart from the published networks is the head: a linear layer on the pooled feat
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import gcd
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fl_algorithms.settings.vision import DenseNetSettings, SqueezeNetSettings, VggSettings, VisionSettings
 
 Shape = tuple[int, ...]
+STRIDES = {"small": 1, "medium": 2}  # of the first convolution, 3x3, in place of the published one
 GROUPS = 8  # of a group norm, or the largest number below that divides the channels
 
 
@@ -58,14 +59,14 @@ class Squeeze(nn.Module):
         self.fc2 = nn.Linear(self.fc1.out_features, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self.fc2(F.relu(self.fc1(x.mean((2, 3))))).sigmoid()
+        scale: Tensor = self.fc2(F.relu(self.fc1(x.mean((2, 3))))).sigmoid()
         return x * scale[:, :, None, None]
 
 
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut: He et al., CVPR 2016, Figure 5, left. https://arxiv.org/abs/1512.03385"""
 
-    expansion = 1
+    expansion: int = 1
 
     def __init__(self, inputs: int, channels: int, stride: int, *, squeeze: bool = False) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class Bottleneck(nn.Module):
     Figure 3c. https://arxiv.org/abs/1611.05431
     """
 
-    expansion = 4
+    expansion: int = 4
 
     def __init__(self, inputs: int, channels: int, stride: int, *, groups: int, per_group: float) -> None:
         super().__init__()
@@ -114,25 +115,25 @@ def _residual(
     shape: Shape,
     outputs: int,
     blocks: Sequence[int],
-    block: type[nn.Module],
-    **options: object,
+    block: Callable[..., Block | Bottleneck],
 ) -> nn.Module:
     """Four stages of ``blocks``, of 64, 128, 256, 512 channels times the width."""
-    inputs = _scaled(64, settings.width)
+    inputs, stem = _scaled(64, settings.width), settings.stem_for(shape)
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    if settings.small_stem(shape):
-        parts["conv1"] = conv3(shape[0], inputs)
-    else:
+    if stem == "large":
         parts["conv1"] = nn.Conv2d(shape[0], inputs, 7, 2, 3, bias=False)
+    else:
+        parts["conv1"] = conv3(shape[0], inputs, STRIDES[stem])
     parts["bn1"], parts["relu"] = nn.BatchNorm2d(inputs), nn.ReLU()
-    if not settings.small_stem(shape):
+    if stem == "large":
         parts["maxpool"] = nn.MaxPool2d(3, 2, 1)
     for place, count in enumerate(blocks):
-        channels, stage = _scaled(64 * 2**place, settings.width), []
+        channels, stage = _scaled(64 * 2**place, settings.width), nn.Sequential()
         for number in range(count):
-            stage.append(block(inputs, channels, 2 if place and not number else 1, **options))
-            inputs = channels * int(block.expansion)  # type: ignore[arg-type]
-        parts[f"layer{place + 1}"] = nn.Sequential(*stage)
+            made = block(inputs, channels, 2 if place and not number else 1)
+            stage.append(made)
+            inputs = channels * made.expansion
+        parts[f"layer{place + 1}"] = stage
     parts["pool"] = Pool()
     body = nn.Sequential(parts)
     for module in body.modules():
@@ -151,19 +152,19 @@ def resnet18(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Module:
 
 def seresnet(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Module:
     """SE-ResNet-18."""
-    return _residual(settings, shape, outputs, (2, 2, 2, 2), Block, squeeze=True)
+    return _residual(settings, shape, outputs, (2, 2, 2, 2), partial(Block, squeeze=True))
 
 
 def resnext(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Module:
     """ResNeXt-50: 32 groups of 4 channels in its first stage, fewer groups for less width."""
     groups = max(1, round(32 * min(1.0, settings.width)))
     per_group = 4 * 32 / groups if settings.width > 1 else 4 / settings.width
-    return _residual(settings, shape, outputs, (3, 4, 6, 3), Bottleneck, groups=groups, per_group=per_group)
+    return _residual(settings, shape, outputs, (3, 4, 6, 3), partial(Bottleneck, groups=groups, per_group=per_group))
 
 
 def efficientnet_b0(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Module:
     """Tan, Le, ICML 2019, Table 1. https://arxiv.org/abs/1905.11946"""
-    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig  # type: ignore[import-untyped]
 
     stage = partial(MBConvConfig, width_mult=settings.width, depth_mult=1.0)
     stages = [
@@ -181,7 +182,7 @@ def efficientnet_b0(settings: VisionSettings, shape: Shape, outputs: int) -> nn.
 
 def mobilenet_v2(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Module:
     """Sandler et al., CVPR 2018, Table 2. https://arxiv.org/abs/1801.04381"""
-    from torchvision.models import MobileNetV2
+    from torchvision.models import MobileNetV2  # type: ignore[import-untyped]
 
     whole = MobileNetV2(width_mult=settings.width)
     return _features(settings, shape, outputs, whole.features, whole.features[0][0], whole.last_channel)
@@ -196,7 +197,7 @@ def shufflenet_v2(settings: VisionSettings, shape: Shape, outputs: int) -> nn.Mo
     parts = OrderedDict[str, nn.Module](
         (name, getattr(whole, name)) for name in ("conv1", "maxpool", "stage2", "stage3", "stage4", "conv5")
     )
-    if settings.small_stem(shape):
+    if settings.stem_for(shape) != "large":
         del parts["maxpool"]
     return _features(settings, shape, outputs, nn.Sequential(parts), whole.conv1[0], channels[-1])
 
@@ -212,7 +213,7 @@ def densenet(settings: DenseNetSettings, shape: Shape, outputs: int) -> nn.Modul
         num_classes=1,
     )
     first, width = whole.features.conv0, whole.classifier.in_features
-    if settings.small_stem(shape):
+    if settings.stem_for(shape) != "large":
         del whole.features.pool0
     whole.features.add_module("relu", nn.ReLU())
     return _features(settings, shape, outputs, whole.features, first, width)
@@ -220,11 +221,14 @@ def densenet(settings: DenseNetSettings, shape: Shape, outputs: int) -> nn.Modul
 
 def squeezenet(settings: SqueezeNetSettings, shape: Shape, outputs: int) -> nn.Module:
     """SqueezeNet 1.1. Iandola et al., 2016. https://arxiv.org/abs/1602.07360"""
-    from torchvision.models.squeezenet import Fire
+    from torchvision.models.squeezenet import Fire  # type: ignore[import-untyped]
 
     def fire(inputs: int, squeeze: int, expand: int) -> nn.Module:
         thin, thick = _scaled(squeeze, settings.width), _scaled(expand, settings.width)
-        return Fire(first_width if inputs == 64 else 2 * _scaled(inputs // 2, settings.width), thin, thick, thick)
+        layer: nn.Module = Fire(
+            first_width if inputs == 64 else 2 * _scaled(inputs // 2, settings.width), thin, thick, thick
+        )
+        return layer
 
     def pool() -> nn.Module:
         return nn.MaxPool2d(3, 2, ceil_mode=True)
@@ -232,7 +236,7 @@ def squeezenet(settings: SqueezeNetSettings, shape: Shape, outputs: int) -> nn.M
     first_width = _scaled(64, settings.width)
     first = nn.Conv2d(3, first_width, 3, 2)
     parts: list[nn.Module] = [first, nn.ReLU()]
-    if not settings.small_stem(shape):
+    if settings.stem_for(shape) == "large":
         parts.append(pool())
     parts += [fire(64, 16, 64), fire(128, 16, 64), pool(), fire(128, 32, 128), fire(256, 32, 128), pool()]
     parts += [fire(256, 48, 192), fire(384, 48, 192), fire(384, 64, 256), fire(512, 64, 256)]
@@ -241,11 +245,11 @@ def squeezenet(settings: SqueezeNetSettings, shape: Shape, outputs: int) -> nn.M
 
 def vgg(settings: VggSettings, shape: Shape, outputs: int) -> nn.Module:
     """VGG-11 with batch norm. Simonyan, Zisserman, ICLR 2015, Table 1, A. https://arxiv.org/abs/1409.1556"""
-    from torchvision.models.vgg import make_layers
+    from torchvision.models.vgg import make_layers  # type: ignore[import-untyped]
 
-    plan = [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"]
+    plan: list[int | str] = [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"]
     scaled = [item if isinstance(item, str) else _scaled(item, settings.width) for item in plan]
-    layers = make_layers(scaled[:-1] if settings.small_stem(shape) else scaled, batch_norm=True)
+    layers = make_layers(scaled if settings.stem_for(shape) == "large" else scaled[:-1], batch_norm=True)
     return _features(settings, shape, outputs, layers, layers[0], _scaled(512, settings.width))
 
 
@@ -253,15 +257,11 @@ def _features(
     settings: VisionSettings, shape: Shape, outputs: int, body: nn.Module, first: nn.Conv2d, width: int
 ) -> nn.Module:
     """A classifier of torchvision's convolutions, whose ``first`` one is made anew for the study's images."""
-    small = settings.small_stem(shape)
-    anew = nn.Conv2d(
-        shape[0],
-        first.out_channels,
-        min(first.kernel_size[0], 3) if small else first.kernel_size[0],
-        1 if small else first.stride[0],
-        1 if small else int(first.padding[0]),
-        bias=first.bias is not None,
-    )
+    stem, bias = settings.stem_for(shape), first.bias is not None
+    kernel, stride, padding = first.kernel_size[0], first.stride[0], int(first.padding[0])
+    if stem != "large":
+        kernel, stride, padding = 3, STRIDES[stem], 1
+    anew = nn.Conv2d(shape[0], first.out_channels, kernel, stride, padding, bias=bias)
     nn.init.kaiming_normal_(anew.weight, mode="fan_out", nonlinearity="relu")
     return _classifier(settings, nn.Sequential(_replaced(body, first, anew), Pool()), width, outputs)
 

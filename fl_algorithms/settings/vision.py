@@ -9,11 +9,16 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, Dropout, N
 Channels = Annotated[int, Field(ge=1, le=4096)]
 
 
+# What the first layers do to an image's sides: "small" keeps them, "medium" halves them, "large" is as published, for
+# 224 pixels; "auto" is small up to 64 pixels, else large.
+Stem = Literal["auto", "small", "medium", "large"]
+
+
 class VisionSettings(NetworkSettings):
     """A classifier: a ``body`` that ends in the mean over the image, and a linear ``head``."""
 
     width: float = Field(default=1.0, ge=0.05, le=4)  # factor on the published numbers of channels
-    stem: Literal["auto", "small", "large"] = "auto"  # small: the first layers keep the size; auto: up to 64 pixels
+    stem: Stem = "auto"
     norm: Literal["batch", "group"] = "batch"
     dropout: Dropout = 0.0  # on the features, before the head
 
@@ -21,8 +26,17 @@ class VisionSettings(NetworkSettings):
     def offers(self) -> frozenset[str]:
         return frozenset({BODY_AND_HEAD, NORM_LAYERS})
 
-    def small_stem(self, shape: tuple[int, ...]) -> bool:
-        return self.stem == "small" or (self.stem == "auto" and max(shape[1:]) <= 64)
+    def stem_for(self, shape: tuple[int, ...]) -> Stem:
+        if self.stem != "auto":
+            return self.stem
+        return "small" if max(shape[1:]) <= 64 else "large"
+
+    def at_least(self, shape: tuple[int, ...], sides: dict[Stem, int]) -> str:
+        """What is said of an image smaller than ``sides`` has for its stem."""
+        least = sides[self.stem_for(shape)]
+        if len(shape) == 3 and min(shape[1:]) < least:
+            return f"with its {self.stem_for(shape)} stem needs images of {least} x {least} pixels or more"
+        return VisionSettings.misfit(self, shape)
 
     def misfit(self, shape: tuple[int, ...]) -> str:
         return "" if len(shape) == 3 else "takes images, not volumes"
@@ -32,10 +46,8 @@ class DenseNetSettings(VisionSettings):
     blocks: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(6, 12, 24, 16), min_length=1, max_length=6)
 
     def misfit(self, shape: tuple[int, ...]) -> str:
-        shrinks = 2 ** (len(self.blocks) - 1) * (1 if self.small_stem(shape) else 4)
-        if len(shape) == 3 and min(shape[1:]) < shrinks:
-            return f"with {len(self.blocks)} blocks needs images of {shrinks} x {shrinks} pixels or more"
-        return super().misfit(shape)
+        shrinks = 2 ** (len(self.blocks) - 1)
+        return self.at_least(shape, {"small": shrinks, "medium": 2 * shrinks, "large": 4 * shrinks})
 
 
 class SqueezeNetSettings(VisionSettings):
@@ -48,14 +60,12 @@ class SqueezeNetSettings(VisionSettings):
         return frozenset({BODY_AND_HEAD})
 
     def misfit(self, shape: tuple[int, ...]) -> str:
-        least = 8 if self.small_stem(shape) else 17
-        return f"needs images of {least} x {least} pixels or more" if min(shape[1:]) < least else super().misfit(shape)
+        return self.at_least(shape, {"small": 8, "medium": 16, "large": 17})
 
 
 class VggSettings(VisionSettings):
     def misfit(self, shape: tuple[int, ...]) -> str:
-        least = 16 if self.small_stem(shape) else 32
-        return f"needs images of {least} x {least} pixels or more" if min(shape[1:]) < least else super().misfit(shape)
+        return self.at_least(shape, {"small": 16, "medium": 32, "large": 32})
 
 
 class UnetSettings(NetworkSettings):

@@ -332,7 +332,8 @@ def with_channels(path: Path, array: Array, channels: int) -> Array:
         return np.repeat(array, channels, axis=-1)
     if found == 3 and channels == 1:
         grey = array.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
-        return (np.rint(grey) if array.dtype.kind in "ui" else grey).astype(array.dtype)[..., None]
+        whole: Array = (np.rint(grey) if array.dtype.kind in "ui" else grey).astype(array.dtype)
+        return whole[..., None]
     raise BadData(f"{path}: {found} channels, the study wants {channels}")
 
 

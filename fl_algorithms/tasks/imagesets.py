@@ -78,7 +78,7 @@ class Pixels:
         """One of each image."""
         if self._kept is None:
             return [digest for _, digest in self._files]
-        return [hashlib.sha256(np.ascontiguousarray(image)).hexdigest() for image in self._kept]
+        return [hashlib.sha256(image.tobytes()).hexdigest() for image in self._kept]
 
     def _again(self, place: int) -> NDArray[np.float32]:
         path, digest = self._files[place]

@@ -257,7 +257,7 @@ def test_a_volume_is_cut_or_filled_around_its_middle() -> None:
 
 
 def test_another_size_is_refused_where_the_study_wants_it_exactly() -> None:
-    with pytest.raises(BadData, match="a.png: 6 x 8 pixels, the study wants 8 x 8"):
+    with pytest.raises(BadData, match=r"a\.png: 6 x 8 pixels, the study wants 8 x 8"):
         fitted_to(Path("a.png"), RAMP[..., None], (8, 8), "exact")
 
 
@@ -266,5 +266,5 @@ def test_channels_are_repeated_or_weighed_or_refused() -> None:
     assert with_channels(at, RAMP[..., None], 3).shape == (6, 8, 3)
     red = np.array([[[255, 0, 0]]], np.uint8)
     assert with_channels(at, red, 1).tolist() == [[[76]]]  # 0.299 * 255 = 76.2
-    with pytest.raises(BadData, match="a.png: 2 channels, the study wants 3"):
+    with pytest.raises(BadData, match=r"a\.png: 2 channels, the study wants 3"):
         with_channels(at, np.zeros((1, 1, 2), np.uint8), 3)

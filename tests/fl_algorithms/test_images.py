@@ -148,8 +148,8 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
     assert torch.equal(everything(load(task, source)), everything(kept))
     small = load(image_task(cache_mib=500), source)
     assert torch.equal(everything(small), everything(kept))
-    assert small.warnings == ("images: 12 images take more than the study's 500 MiB, so they are read and decoded again "
-                              "in each epoch",)  # fmt: skip
+    said = "images: 12 images take more than the study's 500 MiB, so they are read and decoded again in each epoch"
+    assert small.warnings == (said,)
 
 
 @pytest.mark.parametrize("decoders", [1, 2, 5])
@@ -598,7 +598,11 @@ def test_a_site_without_images_is_named(tmp_path: Path) -> None:
             "model `unet` is for the class of each pixel, task `images` asks for the class of an",
         ),
         (None, {"name": "resnet18"}, "model `resnet18` takes images, task `tabular` gives columns"),
-        (IMAGES, {"name": "vgg"}, "model `vgg` needs images of 16 x 16 pixels or more, task `images` gives 1 x 8 x 8"),
+        (
+            IMAGES,
+            {"name": "vgg"},
+            "model `vgg` with its small stem needs images of 16 x 16 pixels or more, task `images` gives 1 x 8 x 8",
+        ),
         (
             {**IMAGES, "size": [8, 8, 8], "fit": "crop"},
             {"name": "resnet10"},

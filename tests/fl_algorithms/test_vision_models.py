@@ -26,7 +26,7 @@ def parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("stem", ["small", "large"])
+@pytest.mark.parametrize("stem", ["small", "medium", "large"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_classifier_is_a_body_and_a_linear_head(name: str, stem: str) -> None:
     torch.manual_seed(1)
@@ -136,7 +136,7 @@ def test_sides_that_cannot_be_halved_are_refused() -> None:
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_smallest_size_that_a_network_allows_works(name: str) -> None:
     settings = catalog.MODELS[name].settings.model_validate({"width": 0.125, **SMALL.get(name, {})})
-    for stem in ("small", "large"):
+    for stem in ("small", "medium", "large"):
         chosen = settings.model_copy(update={"stem": stem})
         side = next(side for side in range(4, 65) if not chosen.misfit((1, side, side)))
         network = made(name, (1, side, side), **{**chosen.model_dump(), "stem": stem}).train()
