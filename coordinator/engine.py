@@ -21,16 +21,10 @@ from typing import TypeVar
 
 from coordinator import store
 from coordinator.aggregation import aggregate
+from coordinator.assignments import Assignments
 from coordinator.blobs import Blobs
-from coordinator.roster import (
-    ENDED_REASONS,
-    Assignment,
-    ModelRef,
-    Stream,
-    Study,
-    contributed_rounds,
-    study_from_row,
-)
+from coordinator.downloads import Downloads
+from coordinator.roster import Assignment, Stream, Study, study_from_row
 from coordinator.store import Records, Store
 from coordinator.study import (
     ENDED,
@@ -82,6 +76,7 @@ class Engine:
         self._store = records
         self._blobs = blobs
         self._fatal = fatal
+        self._assignments = Assignments(records, Downloads(records, blobs))
         self._wall = wall
         self._ticks = ticks
         self._studies: dict[str, Study] = {}
@@ -277,7 +272,7 @@ class Engine:
                 if site in study.rules.sites:
                     stream.put(study)
             for study in self._studies.values():
-                if assignment := self._assignment(study, site):
+                if assignment := self._assignments.of(study, site):
                     stream.put(assignment)
 
         self.call(act)
@@ -367,7 +362,7 @@ class Engine:
             case Opened(one):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
                 for site in one.unanswered:
-                    self._push(site, self._assignment(study, site))
+                    self._push(site, self._assignments.of(study, site))
             case Aggregate(one):
                 if workers := self._workers:
                     workers.submit(self._aggregate, study, one)
@@ -376,7 +371,7 @@ class Engine:
             case Tell(phase):
                 log.info("%s: %s %s", study.name, phase, study.life.why)
                 for site in study.life.ready:
-                    self._push(site, self._assignment(study, site))
+                    self._push(site, self._assignments.of(study, site))
 
     def _aggregate(self, study: Study, one: Round) -> None:
         """In the worker: make the next model, and let the study know."""
@@ -409,31 +404,6 @@ class Engine:
             self._advance(study.name, event, also, newest)
 
     # What follows.
-
-    def _assignment(self, study: Study, site: str) -> Assignment | None:
-        """What this site should do now, from what is known; None if nothing."""
-        life = study.life
-        best = ModelRef(study.best.round, study.best_digest) if study.best.round is not None else None
-        base = ModelRef(life.models, study.newest)
-        common = (study.name, study.revision, study.digest)
-        if life.phase == Phase.RUNNING and life.round and not life.aggregating:
-            if site not in life.round.unanswered:
-                return None
-            kind = "validate" if life.round.closing else "train"
-            return Assignment(*common, kind, life.round.number, life.round.attempt, base, best)
-        if life.phase in ENDED_REASONS and site in life.ready:
-            shown = life.last
-            return Assignment(
-                *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
-                ENDED_REASONS[life.phase], self._contributed(study),
-            )  # fmt: skip
-        return None
-
-    def _contributed(self, study: Study) -> dict[str, list[int]]:
-        if study.life.phase != Phase.FINISHED:
-            return {}
-        with self._store.read() as read:
-            return contributed_rounds(study, read)
 
     def _push(self, site: str, item: "Study | Assignment | None") -> None:
         if item is not None and (stream := self._streams.get(site)):

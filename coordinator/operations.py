@@ -5,11 +5,13 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator import report, store
 from coordinator.admission import has_usable_values
+from coordinator.aggregation import begin
 from coordinator.blobs import Blobs
 from coordinator.engine import Engine
 from coordinator.enrolment import Authority, Enrolment, Standing
@@ -217,10 +219,13 @@ class Operations:
             manifest = self._parts.blobs.keep_model(tensors, f"initial-{file.study.name}-{os.getpid()}")
         now = int(self._parts.clock())
         study = new_study(file, manifest, present.revision + 1 if present else 1, now)
+        kept = begin(self._parts.blobs, study.half, manifest, f"kept-{study.name}-{os.getpid()}")
+        study = replace(study, newest=kept.digest())
 
         def record(records: Records) -> None:
-            text = json.dumps(manifest.document())
-            records.add_missing(store.models, digest=manifest.digest(), manifest=text, made_s=now)
+            for one in (manifest, kept):
+                text = json.dumps(one.document())
+                records.add_missing(store.models, digest=one.digest(), manifest=text, made_s=now)
 
         self._engine.add(study, record)
         return self._created(study, new=True)

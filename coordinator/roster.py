@@ -4,6 +4,7 @@ import json
 import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from coordinator import store
@@ -12,6 +13,7 @@ from coordinator.store import Records, Row
 from coordinator.study import Life, Outcome, Phase, Round, Rules
 from fl_algorithms import catalog
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.server.halves import ServerHalf, server_half
 from wardround.study import StudyFile
 from wardround.tensors import Entry, Manifest, TensorSpec
 
@@ -40,8 +42,8 @@ class Study:
     """One revision of a study and how it goes.
 
     Attributes:
-        initial: digest of model 0. newest: of the newest model. best_digest: of the best global model, or "".
-        half: the row of ``fl_algorithms.server.halves`` for its method.
+        manifest: of the initial model: what every update holds.
+        newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
     """
 
     name: str
@@ -51,7 +53,6 @@ class Study:
     manifest: Manifest
     life: Life
     newest: str
-    half: str
     one_global_model: bool
     created_s: int
     best: BestGlobal = field(default_factory=BestGlobal)
@@ -75,9 +76,28 @@ class Study:
     def known(self) -> Known:
         return Known(self.revision, self.digest, self.file, self.shared, self.life)
 
+    @cached_property
+    def half(self) -> ServerHalf:
+        """The server half of its method.
+
+        Raises:
+            BadData: the method as it is installed now does not know the study's settings.
+        """
+        return server_half(self.file, self.shared)
+
+    @property
+    def offered(self) -> tuple[tuple[int, str], ...]:
+        """The models that a site may download, each with the digest of what is kept of it."""
+        found = [(self.life.models, self.newest)]
+        if self.best.round is not None:
+            found.append((self.best.round, self.best_digest))
+        if self.half.passes:
+            found.append((0, self.initial))
+        return tuple(found)
+
     @property
     def models(self) -> frozenset[str]:
-        """The models that someone may still ask for."""
+        """The model files that must stay."""
         return frozenset({self.initial, self.newest, self.best_digest} - {""})
 
     def saved_at(self, wall: float, ticks: float) -> "Study":
@@ -101,12 +121,11 @@ class Study:
 
 
 def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
-    """A study at its beginning."""
-    method = catalog.method(file)
+    """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
         name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest, life=Life(),
-        newest=digest, half=method.server, one_global_model=method.one_global_model, created_s=created_s,
+        newest=digest, one_global_model=catalog.method(file).one_global_model, created_s=created_s,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ peer can make grow is bounded before it reaches the rooms behind.
 
 import functools
 import inspect
-import json
 import logging
 import threading
 import time
@@ -15,12 +14,12 @@ from typing import Any
 
 import grpc
 
-from coordinator import store
 from coordinator.admission import MAX_NEW_LINES, Claim
 from coordinator.blobs import Blobs
+from coordinator.downloads import Downloads
 from coordinator.engine import Engine
 from coordinator.enrolment import Enrolment, Peer, Standing
-from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, manifest_from_document
+from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study
 from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
 from wardround import __version__, canonical, identity, rpc
@@ -28,7 +27,7 @@ from wardround.durable import StorageFailed
 from wardround.errors import BadData, NotPermitted, TryAgain, WardroundError
 from wardround.receipts import LedgerHead
 from wardround.study import METRIC_NAME, STUDY_NAME
-from wardround.tensors import TensorFile
+from wardround.tensors import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -190,7 +189,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._calls = calls
         self._engine = engine
         self._uploads = uploads
-        self._store = records
+        self._downloads = Downloads(records, blobs)
         self._blobs = blobs
 
     @permitted("site")
@@ -252,19 +251,17 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DownloadRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        digest = request.model.digest.hex()
-        if request.revision != study.revision or digest not in study.models:
+        self._calls.begin(peer.site, "download", context, MAX_STREAMS)
+        found = None
+        if request.revision == study.revision:
+            found = self._downloads.find(study, peer.site, request.model.digest.hex())
+        if found is None:
             raise BadData(
                 f"model {request.model.round} of `{study.name}` is not offered (any more)", code="REVISION_CHANGED"
             )
-        self._calls.begin(peer.site, "download", context, MAX_STREAMS)
-        with self._store.read() as records:
-            row = records.get(store.models, digest=digest)
-        assert row is not None
-        manifest = manifest_from_document(json.loads(row["manifest"]))
-        yield pb.DownloadReply(manifest=rpc.manifest_message(manifest))
-        with TensorFile(self._blobs.model(digest)) as file:
-            for offset, data in file.chunks(min(request.offset, file.bytes)):
+        yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
+        with TensorFile(self._blobs.model(found.kept)) as file:
+            for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self.guard.standing.check(peer)
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
 

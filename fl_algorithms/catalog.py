@@ -14,7 +14,25 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.settings.methods import FedSoupSettings, MeanSettings, MethodSettings
+from fl_algorithms.settings.methods import (
+    ApflSettings,
+    DittoSettings,
+    FedAdagradSettings,
+    FedAdamSettings,
+    FedAvgMSettings,
+    FedBabuSettings,
+    FedFomoSettings,
+    FedProxSettings,
+    FedRepSettings,
+    FedSmSettings,
+    FedSoupSettings,
+    FedYogiSettings,
+    HeadSettings,
+    MeanSettings,
+    MethodSettings,
+    MoonSettings,
+    ScaffoldSettings,
+)
 from fl_algorithms.settings.models import (
     BODY_AND_HEAD,
     NORM_LAYERS,
@@ -98,6 +116,7 @@ class MethodRow:
 
 
 WHOLE = "the whole network"
+DIVIDED = frozenset({BODY_AND_HEAD})
 MCMAHAN = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
 REDDI = "Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295"
 
@@ -112,6 +131,40 @@ METHODS: Mapping[str, MethodRow] = {
     for row in (
         _method("fedavg", "FedAvg", MCMAHAN, WHOLE, "records, optimizer state", one_global_model=True),
         _method(
+            "fedavgm", "FedAvgM", "Hsu et al., 2019, https://arxiv.org/abs/1909.06335", WHOLE,
+            "records, optimizer state", client="fedavg", settings=FedAvgMSettings, one_global_model=True,
+        ),
+        _method(
+            "fedadam", "FedAdam", REDDI, WHOLE, "records, optimizer state", client="fedavg", settings=FedAdamSettings,
+            one_global_model=True,
+        ),
+        _method(
+            "fedyogi", "FedYogi", REDDI, WHOLE, "records, optimizer state", client="fedavg", settings=FedYogiSettings,
+            one_global_model=True,
+        ),
+        _method(
+            "fedadagrad", "FedAdagrad", REDDI, WHOLE, "records, optimizer state", client="fedavg",
+            settings=FedAdagradSettings, one_global_model=True,
+        ),
+        _method(
+            "scaffold", "SCAFFOLD", "Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378",
+            "the whole network, the change of the site's control variate", "records, the control variate",
+            settings=ScaffoldSettings, server="fl_algorithms.server.scaffold:scaffold", one_global_model=True,
+            plain_sgd=True,
+        ),
+        _method(
+            "fedfomo", "FedFomo", "Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565",
+            "the whole network, kept apart and sent to other sites; what others' networks are worth here",
+            "records, validation losses, optimizer state", settings=FedFomoSettings,
+            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites",
+        ),
+        _method(
+            "fedsm", "FedSM", "Xu et al., CVPR 2022, https://arxiv.org/abs/2203.10144",
+            "a global network, a personal one that is kept apart and sent to all sites, the selector and its moments",
+            "records, optimizer state", settings=FedSmSettings, server="fl_algorithms.server.fedsm:fedsm",
+            exposure="sites",
+        ),
+        _method(
             "fenda", "FENDA-FL", "FENDA-FL, 2023, https://arxiv.org/abs/2309.16825", "the shared extractor",
             "records, the private extractor, the head, optimizer state", needs=frozenset({TWO_EXTRACTORS}),
         ),
@@ -120,6 +173,45 @@ METHODS: Mapping[str, MethodRow] = {
             "the whole network, patched with the soup",
             "records, the soup and its count, validation scores, optimizer state", client="fedavg",
             settings=FedSoupSettings, one_global_model=True, validation=True,
+        ),
+        _method(
+            "fedprox", "FedProx", "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127", WHOLE,
+            "records, optimizer state", settings=FedProxSettings, one_global_model=True,
+        ),
+        _method(
+            "fedbn", "FedBN", "Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623",
+            "the network without its norm layers (of one that has none, the whole network, as in FedAvg)",
+            "records, norm layers with their statistics, optimizer state",
+        ),
+        _method(
+            "lgfedavg", "LG-FedAvg", "Liang et al., 2020, https://arxiv.org/abs/2001.01523", "the head",
+            "records, the body, optimizer state", client="lg_fedavg", settings=HeadSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedper", "FedPer", "Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818", "the body",
+            "records, the head, optimizer state", settings=HeadSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedrep", "FedRep", "Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078", "the body",
+            "records, the head, optimizer state", settings=FedRepSettings, needs=DIVIDED,
+        ),
+        _method(
+            "fedbabu", "FedBABU", "Oh et al., ICLR 2022, https://arxiv.org/abs/2106.06042", "the body",
+            "records, the head, the fine-tuned network, optimizer state", settings=FedBabuSettings,
+            one_global_model=True, needs=DIVIDED, same_start=True,
+        ),
+        _method(
+            "apfl", "APFL", "Deng et al., 2020, https://arxiv.org/abs/2003.13461", "the global one of two networks",
+            "records, the personal network, the weight of the mixture, optimizer state", settings=ApflSettings,
+        ),
+        _method(
+            "ditto", "Ditto", "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221",
+            "the global one of two networks", "records, the personal network, optimizer state", settings=DittoSettings,
+        ),
+        _method(
+            "moon", "MOON", "Li et al., CVPR 2021, https://arxiv.org/abs/2103.16257", WHOLE,
+            "records, the network as trained in the round before, optimizer state", settings=MoonSettings,
+            one_global_model=True, needs=DIVIDED,
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
@@ -251,7 +343,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
         )
     _refuse_misfit(study, task_settings, model_settings, source)
-    _refuse_unfit(study, method_row, model_settings, source)
+    _refuse_unfit(study, method_row, model_settings, method_settings, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -288,9 +380,11 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str)
 JUDGES = {IMAGES: "the class of an image", MASKS: "the class of each pixel"}
 
 
-def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, source: str) -> None:
+def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: MethodSettings, source: str) -> None:
     """What the method asks of the network and of the training."""
     offers = network.offers if isinstance(network, NetworkSettings) else frozenset()
+    if isinstance(method, HeadSettings) and method.head != HeadSettings().head:
+        offers |= {BODY_AND_HEAD}  # the study itself says what the head is
     for need in sorted(row.needs - offers):
         raise BadData(
             f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "

@@ -99,12 +99,12 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
     described = handoff.ask(state, "describe", study=offer.document, site=site.site)
     checked = {"rows": 0, "validation_rows": 0}
     grant(offer, described, {"name": "", "digest": ""}, checked, who())  # as approve would; not kept
-    shown = document(offer, described["stays"])
+    shown = document(offer, described)
     if json:
         print_json(shown)
         return
     consent = here.consent(study)
-    _print_preview(shown, differences(consent, offer) if consent is not None else [])
+    _print_preview(shown, differences(consent, offer, described) if consent is not None else [])
     if not here.policy.exists():
         print(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
@@ -118,6 +118,7 @@ def approve(
     state: State,
 ) -> None:
     """Approve exactly what `preview` shows, for one table. If either changes later, the agent stops and says so."""
+    from site_agent.preview import exposed
     from site_agent.state import who
 
     here, _ = joined(state)
@@ -129,9 +130,13 @@ def approve(
 
         with alone(here) as (desk, _interrupt):
             consent = desk.approve(study, data, person, say)
-        answer = {"told": False, "rows": consent.rows, "study_digest": consent.study_digest}
+        answer = {
+            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure
+        }  # fmt: skip
     print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
     print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
+    if answer.get("exposure"):
+        print(exposed(answer["exposure"]))
     if answer["told"]:
         print("The coordinator knows; next: `site-agent status`")
     else:
@@ -296,7 +301,7 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
 def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
     from rich.table import Table
 
-    from site_agent.preview import size
+    from site_agent.preview import exposed, size
 
     console = _console()
     print(f"Study `{shown['study']}`, revision {shown['revision']}, digest {shown['study_digest']}")
@@ -313,11 +318,16 @@ def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
         f"Numbers beside them, and once more at the end: {', '.join(shown['metrics'])} "
         f"({shown['metric_digits']} digits); the numbers of training and validation rows, {shown['counts']}"
     )
+    if shown["comes"] != shown["leaves"]:
+        down = size(sum(row["bytes"] for row in shown["comes"]))
+        print(f"Before each round this site downloads {len(shown['comes'])} tensors, {down}")
     stays = Table("stays here", "type", "shape", "bytes", "why", box=None, pad_edge=False)
     for row in shown["stays"]:
         stays.add_row(row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), row.get("why", ""))
     console.print(stays, markup=False)
     print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
+    if shown["exposure"]:
+        print(exposed(shown["exposure"]))
     for change in changes:
         print(f"changed since it was approved: {change}")
 

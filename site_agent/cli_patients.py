@@ -25,6 +25,8 @@ State = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
+KIND_HELP = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
+
 data_app = typer.Typer(no_args_is_help=True, help="Say which tables of this hospital may be trained on.")
 models_app = typer.Typer(no_args_is_help=True, help="The models that this hospital keeps.")
 
@@ -111,7 +113,7 @@ def models_list(study: Study, state: State, as_json: Json = False) -> None:
 def models_export(
     study: Study,
     state: State,
-    kind: Annotated[str, typer.Option("--checkpoint", metavar="KIND", help="best_local, latest or best_global.")],
+    kind: Annotated[str, typer.Option("--checkpoint", metavar="KIND", help=KIND_HELP)],
     out: Annotated[Path, typer.Option(help="A folder, made if need be.", metavar="DIR")],
     as_json: Json = False,
 ) -> None:
@@ -135,7 +137,7 @@ def models_export(
 def predict(
     study: Study,
     state: State,
-    checkpoint: Annotated[str, typer.Option(metavar="KIND", help="best_local, latest or best_global.")],
+    checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)],
     table: Annotated[Path, typer.Option(help="Patients, with the study's columns.", metavar="NEW.csv")],
     out: Annotated[Path, typer.Option(help="Where to write.", metavar="PREDICTIONS.csv")],
     as_json: Json = False,

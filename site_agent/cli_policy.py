@@ -70,6 +70,7 @@ def check_policy(
     print(f"{path} is a policy: studies {', '.join(found.study.studies)} of {found.study.coordinator}")
     print(f"{len(found.tensors.allow)} rules allow tensors and {len(found.tensors.deny)} deny them; the rest is denied")
     print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
+    print(f"a model that is this site's alone: {_models(found.models)}")
     print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
     print("next: `site-agent policy explain STUDY`")
 
@@ -124,13 +125,24 @@ def diff(
 
 
 def _asked(here: Any, site: Any, study: str) -> Any:
+    from site_agent import handoff
     from site_agent.gateway import consent as consents
     from wardround.identity import Name
 
     offer = offered(here, study)
     consent = here.consent(study)
     records = consent.validation_rows if consent is not None else None
-    return consents.asked(offer, Name(site.federation, "coordinator").uri, records)
+    if consent is not None and consent.study_digest == offer.digest:
+        exposure = consent.exposure
+    else:
+        exposure = handoff.ask(here.root, "describe", study=offer.document, site=site.site)["exposure"]
+    return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure)
+
+
+def _models(table: Any) -> str:
+    if not table.kept_by_coordinator:
+        return "stays here"
+    return "the coordinator may keep it" + (", and send it to other sites" if table.sent_to_other_sites else "")
 
 
 def _bytes_today(here: Any) -> int:

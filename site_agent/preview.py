@@ -2,11 +2,16 @@
 
 from typing import Any
 
-from site_agent.state import Consent, Journal, Offer, study_state
+from site_agent.state import EXPOSED, Consent, Journal, Offer, study_state
 
 
-def document(offer: Offer, stays: list[dict[str, Any]]) -> dict[str, Any]:
-    """The exact account of a study. ``stays`` is what the installed model keeps, from the trainer."""
+def exposed(exposure: str) -> str:
+    """Who else has this site's own model, as a sentence; "" where nobody has."""
+    return f"{EXPOSED[exposure][0].upper()}{EXPOSED[exposure][1:]}." if exposure else ""
+
+
+def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
+    """The exact account of a study. ``described`` is what the trainer says of the installed model."""
     told = offer.document["told"]
     return {
         "study": offer.study,
@@ -21,7 +26,9 @@ def document(offer: Offer, stays: list[dict[str, Any]]) -> dict[str, Any]:
         "metrics": offer.metrics,
         "metric_digits": told["digits"],
         "counts": told["counts"],
-        "stays": stays,
+        "comes": described["comes"],
+        "exposure": described["exposure"],
+        "stays": described["stays"],
     }
 
 

@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import pwd
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,11 @@ from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
+EXPOSED = {  # who has this site's own model, by the study's exposure
+    "": "the coordinator keeps no model that is this site's alone",
+    "coordinator": "the coordinator keeps this site's own model apart from the others'",
+    "sites": "the coordinator keeps this site's own model apart from the others', and sends it to the other sites",
+}
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
 Record = TypeVar("Record")
@@ -83,6 +89,8 @@ class Consent:
     approved_by: dict[str, Any]  # name, uid
     approved_at: str
     state: str  # approved, withdrawn
+    comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
+    exposure: str  # one of EXPOSED
 
 
 @dataclass
@@ -193,11 +201,11 @@ class SiteState:
         durable.write_file(self._file("offers", offer.study), canonical.dumps(asdict(offer)))
 
     def consents(self) -> list[Consent]:
-        return [_read(path, Consent) for path in sorted((self.root / "consents").glob("*.json"))]
+        return [_read(path, Consent, _newer_consent) for path in sorted((self.root / "consents").glob("*.json"))]
 
     def consent(self, study: str) -> Consent | None:
         path = self._file("consents", study)
-        return _read(path, Consent) if path.exists() else None
+        return _read(path, Consent, _newer_consent) if path.exists() else None
 
     def save_consent(self, consent: Consent) -> None:
         durable.write_file(self._file("consents", consent.study), canonical.dumps(asdict(consent)))
@@ -255,15 +263,24 @@ def now_text() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _read(path: Path, kind: type[Record]) -> Record:
+def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
+    """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
+    return {"comes": document.get("leaves"), "exposure": "", **document}
+
+
+def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
+    return document
+
+
+def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is) -> Record:
     """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
     try:
-        document = json.loads(path.read_bytes())
+        document = newer(json.loads(path.read_bytes()))
         wanted = {item.name for item in fields(kind)}  # type: ignore[arg-type]
         if set(document) != wanted:
             raise ValueError("fields")
         return kind(**document)
-    except (ValueError, TypeError, OSError):
+    except (ValueError, TypeError, AttributeError, OSError):
         raise BadData(
             f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
             hint="restore it from a backup; the ledger and the models beside it are untouched",

@@ -65,6 +65,164 @@ def mean_of_batch_means(losses: Vector, batch_size: int) -> float:
     return sum(sum(batch) / len(batch) for batch in batches) / len(batches)
 
 
+# Personal and regularised methods
+
+
+def proximal_term(w: Vector, anchor: Vector, mu: float) -> float:
+    """mu/2 ||w - anchor||^2. Li et al. 2020, equation 2."""
+    return mu / 2 * sum((a - b) ** 2 for a, b in zip(w, anchor, strict=True))
+
+
+def proximal_gradient(w: Vector, anchor: Vector, mu: float) -> Vector:
+    return [mu * (a - b) for a, b in zip(w, anchor, strict=True)]
+
+
+def logistic_gradient(w: Vector, bias: float, rows: list[Vector], labels: list[int]) -> Vector:
+    """Of the mean cross-entropy of logistic regression: by each weight, then by the bias."""
+    errors = [1 / (1 + exp(-linear(x, [w], [bias])[0])) - y for x, y in zip(rows, labels, strict=True)]
+    by_weight = [sum(e * x[place] for e, x in zip(errors, rows, strict=True)) / len(rows) for place in range(len(w))]
+    return [*by_weight, sum(errors) / len(rows)]
+
+
+def ditto_step(v: Vector, theta: Vector, gradient: Vector, rate: float, lam: float) -> Vector:
+    """v - eta (grad L(v) + lambda (v - theta)). Li et al. 2021, Algorithm 1."""
+    return [a - rate * (g + lam * (a - b)) for a, b, g in zip(v, theta, gradient, strict=True)]
+
+
+def mixed_logistic_gradients(
+    alpha: float, v: Vector, w: Vector, rows: list[Vector], labels: list[int]
+) -> tuple[Vector, Vector]:
+    """Of the mean cross-entropy of alpha p_v + (1 - alpha) p_w, logistic regressions, by v and by w; biases last."""
+    by_v, by_w = [0.0] * len(v), [0.0] * len(w)
+    for x, y in zip(rows, labels, strict=True):
+        p_v, p_w = (1 / (1 + exp(-linear(x, [one[:-1]], [one[-1]])[0])) for one in (v, w))
+        p = alpha * p_v + (1 - alpha) * p_w
+        slope = (-1 / p if y else 1 / (1 - p)) / len(rows)
+        for place, value in enumerate([*x, 1.0]):
+            by_v[place] += slope * alpha * p_v * (1 - p_v) * value
+            by_w[place] += slope * (1 - alpha) * p_w * (1 - p_w) * value
+    return by_v, by_w
+
+
+def apfl_alpha(
+    alpha: float, rate: float, v: Vector, w: Vector, gradient_v: Vector, gradient_w: Vector
+) -> tuple[float, float]:
+    """Alpha's gradient and the alpha after it, as the authors' code has them for mixed outputs."""
+    g = 0.02 * alpha
+    for a, b, of_a, of_b in zip(v, w, gradient_v, gradient_w, strict=True):
+        g += (a - b) * (alpha * of_a + (1 - alpha) * of_b)
+    return g, min(1.0, max(0.0, alpha - rate * g))
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    def norm(x: Vector) -> float:
+        return sum(value**2 for value in x) ** 0.5
+
+    return sum(a * b for a, b in zip(one, other, strict=True)) / (norm(one) * norm(other))
+
+
+def model_contrast(z: Vector, z_global: Vector, z_previous: Vector, temperature: float) -> float:
+    """Of one row. Li et al. 2021, equation 3."""
+    toward = exp(cosine(z, z_global) / temperature)
+    return -log(toward / (toward + exp(cosine(z, z_previous) / temperature)))
+
+
+# Server halves beside the mean
+
+
+def server_steps(
+    optimizer: str,
+    x: float,
+    deltas: Callable[[float], float],
+    rounds: int,
+    eta: float,
+    b1: float,
+    b2: float,
+    tau: float,
+) -> float:
+    """One weight after ``rounds`` steps of a server optimizer on ``deltas(x)``. Reddi et al. 2021, Algorithm 2."""
+    m = v = 0.0
+    for _ in range(rounds):
+        delta = deltas(x)
+        if optimizer == "momentum":
+            m = b1 * m + delta
+            x += eta * m
+            continue
+        m = b1 * m + (1 - b1) * delta
+        if optimizer == "adam":
+            v = b2 * v + (1 - b2) * delta**2
+        elif optimizer == "yogi":
+            sign = (v > delta**2) - (v < delta**2)
+            v = v - (1 - b2) * delta**2 * sign
+        else:
+            v = v + delta**2
+        x += eta * m / (v**0.5 + tau)
+    return x
+
+
+def fomo_mix(own: Vector, peers: list[Vector], own_loss: float, losses: Vector, guard: float) -> tuple[Vector, Vector]:
+    """The raw weights, and the model they give: sum_n w_n theta_n, w normalised. Zhang et al. 2021, equations 3, 4."""
+    raw = [
+        (own_loss - loss) / (sum((a - b) ** 2 for a, b in zip(peer, own, strict=True)) ** 0.5 + guard)
+        for peer, loss in zip(peers, losses, strict=True)
+    ]
+    positive = [max(weight, 0.0) for weight in raw]
+    if not sum(positive):
+        return raw, own
+    return raw, [
+        sum(weight * value for weight, value in zip(positive, column, strict=True)) / sum(positive)
+        for column in zip(*peers, strict=True)
+    ]
+
+
+def soft_pull(models: list[Vector], lam: Fraction) -> list[list[Fraction]]:
+    """lam of the own model and 1 - lam of the mean of the others. Xu et al. 2022, SoftPull."""
+    pulled = []
+    for own, model in enumerate(models):
+        others = [other for place, other in enumerate(models) if place != own]
+        pulled.append(
+            [
+                lam * Fraction(value) + (1 - lam) * sum(Fraction(other[place]) for other in others) / len(others)
+                for place, value in enumerate(model)
+            ]
+        )
+    return pulled
+
+
+# Evaluation protocol
+
+
+def hessian(function: Callable[[Vector], float], at: Vector, step: float = 1e-4) -> list[Vector]:
+    """All second derivatives by central differences of the values alone."""
+    n = len(at)
+
+    def moved(*moves: tuple[int, float]) -> float:
+        point = list(at)
+        for position, by in moves:
+            point[position] += by
+        return function(point)
+
+    return [
+        [
+            (
+                moved((i, step), (j, step))
+                - moved((i, step), (j, -step))
+                - moved((i, -step), (j, step))
+                + moved((i, -step), (j, -step))
+            )
+            / (4 * step * step)
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
+
+
+def entropy_of_softmax(logits: Vector) -> float:
+    """-sum p log p, in nats."""
+    total = sum(exp(logit) for logit in logits)
+    return -sum(exp(logit) / total * log(exp(logit) / total) for logit in logits)
+
+
 # Images and masks
 
 

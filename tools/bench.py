@@ -7,6 +7,8 @@ median of the same bytes down and up for the same number of sites over bare gRPC
 plus one weighted sum: no hashing, no disk, no ledger. ``cpu_seconds`` is what all processes of the federation use for
 one round, and the peaks are of the largest process of a role. The two are measured in one run, one after the other,
 because a machine's speed drifts.
+
+The first line is the cost of a local step in the lab beside bare PyTorch: ``tools.step_cost``.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools import step_cost
 from tools.floor import floor_round_seconds
 from tools.world import World, descendants
 
@@ -55,6 +58,7 @@ def main() -> None:
     parser.add_argument("--payloads", nargs="+", choices=sorted(PAYLOADS), default=["tiny", "resnet18"])
     parser.add_argument("--rounds", type=int, default=12, help="of each study; the first two are not counted")
     options = parser.parse_args()
+    print(json.dumps(step_cost.measure()), flush=True)
     for payload in options.payloads:
         print(json.dumps(measure(payload, options.rounds)), flush=True)
 

@@ -12,7 +12,7 @@ one round in ``context.scratch``.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
@@ -49,6 +49,11 @@ def all_but(names: Names) -> Names:
 
 
 EVERYTHING = matching("*")
+
+
+def parameters_of(context: "Context", names: Names, slot: str = MODEL) -> tuple[str, ...]:
+    """What ``names`` chooses of a slot's network, as ``Phase.trainable`` takes it."""
+    return tuple(f"{slot}/{name}" for name in sorted(names(context.networks[slot])))
 
 
 @dataclass(frozen=True)
@@ -147,21 +152,26 @@ def load_shared(context: Context) -> None:
         BadData: the download's names or shapes are not the shared ones.
     """
     for share in context.algorithm.shares:
-        mine = share.tensors(context.networks)
-        came = context.base.get(share.bundle, {})
-        if mine.keys() != came.keys():
-            odd = sorted(mine.keys() ^ came.keys())[0]
-            raise BadData(
-                f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
-                f"`{odd}` stands in one of them only"
-            )
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                if tensor.shape != came[name].shape:
-                    raise BadData(
-                        f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
-                    )
-                tensor.copy_(came[name])
+        load_bundle(context, share)
+
+
+def load_bundle(context: Context, share: Share) -> None:
+    """The tensors of one share as downloaded, by name. Raises BadData as ``load_shared``."""
+    mine = share.tensors(context.networks)
+    came = context.base.get(share.bundle, {})
+    if mine.keys() != came.keys():
+        odd = sorted(mine.keys() ^ came.keys())[0]
+        raise BadData(
+            f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
+            f"`{odd}` stands in one of them only"
+        )
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            if tensor.shape != came[name].shape:
+                raise BadData(
+                    f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
+                )
+            tensor.copy_(came[name])
 
 
 def one_phase(context: Context) -> tuple[Phase, ...]:
@@ -260,11 +270,16 @@ def algorithm_of(study: StudyFile) -> Algorithm:
 
 def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
     """Logits (n, outputs) in evaluation mode, without gradient. The networks must be in that mode already."""
+    with torch.no_grad():
+        return torch.cat([algorithm.infer(networks, part) for part in evaluation_parts(x)])
+
+
+def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
+    """``x`` in its order, in pieces of bounded size."""
     size = EVALUATION_BATCH
     if not isinstance(x, Tensor):
         size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
-    with torch.no_grad():
-        return torch.cat([algorithm.infer(networks, part) for part in in_parts(x, size)])
+    return in_parts(x, size)
 
 
 def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:

@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.client.algorithm import Algorithm, Candidate, Context, downloaded_only
+from fl_algorithms.client.algorithm import Algorithm, Candidate, Context
 from fl_algorithms.settings.methods import Soup
 from fl_algorithms.tasks.base import in_parts
 from fl_algorithms.training import Networks
@@ -51,7 +51,7 @@ def with_soup(algorithm: Algorithm, soup: Soup) -> Algorithm:
     def candidates(context: Context, trained: bool) -> tuple[Candidate, ...]:
         if trained and context.round_number >= first:
             return (Candidate("patched", context.networks),)
-        return downloaded_only(context, trained) if context.round_number <= first else ()
+        return algorithm.candidates(context, trained) if context.round_number <= first else ()
 
     def keeps(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
         specs = [

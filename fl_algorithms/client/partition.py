@@ -1,7 +1,8 @@
 """Which tensors of a study leave a site, which come to it and which stay; and the networks as they start."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
 from fl_algorithms.server.halves import server_half
+from fl_algorithms.settings.methods import HeadSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Networks, seeded
@@ -21,6 +23,9 @@ DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+
+
+PARAMETERS_TOLD = 12  # in a hint
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def describe(study: StudyFile, site: str) -> Partition:
     algorithm = algorithm_of(study)
     networks = build(study, task, algorithm, site)
     leaves = leaving(study, algorithm, networks)
-    shared = {spec.key for spec in leaves}
+    comes = coming(study, leaves)
+    brought = {spec.key for spec in (*leaves, *comes)}
     kept = tuple(
         Stay(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
         for spec in algorithm.keeps(networks, study)
@@ -65,9 +71,8 @@ def describe(study: StudyFile, site: str) -> Partition:
     private = tuple(
         Stay(key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name))
         for key, tensor in sorted(all_tensors(networks).items())
-        if key not in shared
+        if key not in brought
     )
-    comes = server_half(study, leaves).comes if leaves else ()
     return Partition(leaves, private + kept, comes, catalog.method(study).exposure)
 
 
@@ -94,9 +99,13 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
     """The networks as they start: shared parts equal everywhere, private parts the site's own.
 
     ``site = ""`` gives what all sites have in common.
+
+    Raises:
+        BadData: a pattern in [algorithm] chooses nothing of the networks, or no parameter leaves.
     """
     networks = _draw(study, task, algorithm, "")
     shared = {spec.key for spec in leaving(study, algorithm, networks)}
+    _refuse_idle_settings(study, networks, shared)
     if not site or study.training.init_private == "common" or all_tensors(networks).keys() <= shared:
         return networks
     own = all_tensors(_draw(study, task, algorithm, site))
@@ -105,6 +114,31 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
             if key not in shared:
                 tensor.copy_(own[key])
     return networks
+
+
+def _refuse_idle_settings(study: StudyFile, networks: Networks, shared: Collection[str]) -> None:
+    _, _, settings = catalog.settings_of(study)
+    names = {
+        name if slot == MODEL else f"{slot}/{name}": name
+        for slot, network in networks.items()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+    }
+    head = settings.head if isinstance(settings, HeadSettings) else ()
+    tuned = settings.fine_tuning.train if settings.fine_tuning is not None else ()
+    for key, patterns in (("head", head), ("fine_tuning.train", tuned)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names.values()):
+                raise BadData(
+                    f"`{key}` in [algorithm] has `{pattern[:60]}`, which no parameter of model `{study.model.name}` is "
+                    "called",
+                    hint=f"there are: {', '.join(sorted(set(names.values()))[:PARAMETERS_TOLD])}",
+                )
+    if not names.keys() & set(shared) and not catalog.method(study).lab_only:
+        raise BadData(
+            f"algorithm `{study.algorithm.name}` as it is set shares no parameter of model `{study.model.name}`",
+            hint="`head` in [algorithm] takes all of them" if head else "",
+        )
 
 
 def _draw(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
@@ -133,6 +167,11 @@ def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple
         for name, tensor in share.tensors(networks).items()
     ]
     return tuple(sorted((*specs, *algorithm.extras(networks, study)), key=lambda spec: spec.key))
+
+
+def coming(study: StudyFile, leaves: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """What is downloaded before each round, in the order of the payload."""
+    return server_half(study, leaves).comes if leaves else ()
 
 
 def _why_private(tensor: Tensor, algorithm: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
-from fl_algorithms.client.partition import all_tensors, build, leaving, restore
+from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
@@ -143,6 +143,7 @@ class SiteSession:
             networks,
             Optimizers(study.training),
         )
+        self._brought = {spec.key for spec in coming(study, leaving(study, algorithm, networks))}  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -204,11 +205,10 @@ class SiteSession:
     def export_state(self) -> SessionState:
         """Copies of all that the next round needs beside the download."""
         context = self._context
-        shared = {spec.key for spec in leaving(context.study, context.algorithm, context.networks)}
         tensors = {
             f"private/{key.replace('/', '.')}": tensor.detach().clone()
             for key, tensor in all_tensors(context.networks).items()
-            if key not in shared
+            if key not in self._brought
         }
         tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
         tensors |= {f"kept/{key}": tensor.detach().clone() for key, tensor in context.kept.items()}
@@ -235,9 +235,8 @@ class SiteSession:
             if part not in parts:
                 raise BadData(f"the kept state has a tensor `{name}` of no known part")
             parts[part][key] = tensor
-        shared = {spec.key for spec in leaving(context.study, context.algorithm, context.networks)}
         live = all_tensors(context.networks)
-        private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in shared}
+        private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in self._brought}
         restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
         context.kept = {key: tensor.clone() for key, tensor in parts["kept"].items()}

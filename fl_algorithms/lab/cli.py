@@ -31,6 +31,7 @@ SetOption = Annotated[
 ]
 VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
+DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
 
 
@@ -61,7 +62,7 @@ def init(
 @app.command("run")
 def run_study(
     study: StudyArgument,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")],
+    data: DataOption,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs, with the study's seed and those after it.")] = 1,
     setting: SetOption = None,
     variant: VariantOption = "",
@@ -87,6 +88,53 @@ def run_study(
         print_json(result)
     else:
         _print_table(resolved, result)
+
+
+@app.command()
+def compare(
+    suite: Annotated[Path, typer.Argument(metavar="SUITE.toml", help="What is compared.")],
+    data: DataOption,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept; called again, it goes on.")
+    ],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Runs of each row, in place of the suite's.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes, in place of one a core.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="This row; repeatable.")] = None,
+) -> None:
+    """Run every row of a suite with every seed, and keep each run. Ctrl-C keeps what is done."""
+    from fl_algorithms.lab.cli_compare import run_compare
+
+    run_compare(suite, data, out, seeds, jobs, only or [])
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fl-lab compare --out` filled.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to; without it DIR/report.")] = None,
+) -> None:
+    """Write tables, plots and a page of a comparison, of the runs that are there."""
+    from fl_algorithms.lab.report import write
+
+    for path in write(folder, out or folder / "report"):
+        say(f"written: {path}")
+
+
+@app.command()
+def methods(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One method, with its settings.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """List the methods: what leaves, what stays, what each needs; or show one's card."""
+    from fl_algorithms.lab import methods as cards
+
+    if as_json:
+        print_json(cards.card(name) if name else cards.overview())
+    elif name:
+        cards.print_card(cards.card(name))
+    else:
+        cards.print_overview(cards.overview())
 
 
 @data_app.command("breast-cancer")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_algorithms.client.session import Checkpoint
+if TYPE_CHECKING:
+    from fl_algorithms.client.session import Checkpoint
 
-KINDS = ("latest", "best_local", "best_global")
+KINDS = ("latest", "best_local", "best_global", "fine_tuned")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,23 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(fmean(values), student_t(len(values) - 1) * sd / sqrt(len(values)), sd)
 
 
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much a exceeds b over the runs that both have, and in how many of them it does."""
+
+    mean: float
+    ci95: float | None
+    wins: int
+    n: int
+
+
+def paired(values_a: Sequence[float], values_b: Sequence[float]) -> PairedDifference:
+    """The differences a - b, run by run. Not for no runs; a tie is no win."""
+    differences = [a - b for a, b in zip(values_a, values_b, strict=True)]
+    found = interval(differences)
+    return PairedDifference(found.mean, found.ci95, sum(difference > 0 for difference in differences), len(differences))
+
+
 def student_t(degrees: int) -> float:
     """The 97.5 % quantile of Student's t."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # scikit-learn brings it; only here, for it takes long to import
@@ -39,7 +57,7 @@ def student_t(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
-def summary(runs: Sequence[dict[str, dict[str, Checkpoint]]]) -> dict[str, Any]:
+def summary(runs: "Sequence[dict[str, dict[str, Checkpoint]]]") -> dict[str, Any]:
     """For each kind of checkpoint its scores: mean, ci95, sd, per_seed, per_site, and where it is undefined.
 
     A kind that no run has is None.
@@ -50,11 +68,11 @@ def summary(runs: Sequence[dict[str, dict[str, Checkpoint]]]) -> dict[str, Any]:
     return {kind: _of_kind([_at_sites(run, kind) for run in runs]) for kind in KINDS}
 
 
-def _at_sites(run: dict[str, dict[str, Checkpoint]], kind: str) -> dict[str, Checkpoint]:
+def _at_sites(run: "dict[str, dict[str, Checkpoint]]", kind: str) -> "dict[str, Checkpoint]":
     return {site: kinds[kind] for site, kinds in run.items() if kind in kinds}
 
 
-def _of_kind(runs: Sequence[dict[str, Checkpoint]]) -> dict[str, Any] | None:
+def _of_kind(runs: "Sequence[dict[str, Checkpoint]]") -> dict[str, Any] | None:
     scores = [{site: c.score for site, c in run.items() if c.score is not None} for run in runs]
     means = [fmean(run.values()) for run in scores if run]
     if not means:

@@ -78,8 +78,11 @@ def run_federation(
     return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions)
 
 
-def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData]:
+def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be.
+
+    Args:
+        test: False leaves what is for testing unopened.
 
     Raises:
         BadData: a site has nothing there, or what the task refuses.
@@ -87,7 +90,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path) -> dict[str, SiteData
     fraction = study.checkpoints.validation_fraction
     return {
         site: task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction)
-        for site, source in find(study, folder).items()
+        for site, source in find(study, folder, test=test).items()
     }
 
 

@@ -20,12 +20,15 @@ MASKED = {
 LAYOUTS = {catalog.COLUMNS: TABLES, catalog.IMAGES: (ARRAYS, LABELLED), catalog.MASKS: (ARRAYS, MASKED)}
 
 
-def find(study: StudyFile, folder: Path) -> dict[str, Source]:
+def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
     Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
     masks: with the folder masks, and perhaps patients.csv) and the same names with ``test_`` before them. What is for
     testing may be absent.
+
+    Args:
+        test: False leaves out what is for testing.
 
     Raises:
         BadData: a site has nothing there that the study's task could read.
@@ -40,7 +43,7 @@ def find(study: StudyFile, folder: Path) -> dict[str, Source]:
                 f"{names} does not exist",
                 hint=HINTS[layouts == TABLES],
             )
-        sources[site] = Source(found)
+        sources[site] = Source({role: path for role, path in found.items() if test or not role.startswith("test")})
     return sources
 
 

@@ -24,18 +24,16 @@ GROUPS = 8  # of a group norm, or the largest number below that divides the chan
 class Classifier(nn.Module):
     """(n, channels, height, width) float32 to logits (n, outputs)."""
 
-    def __init__(self, body: nn.Module, features: int, outputs: int, dropout: float) -> None:
-        """``body`` gives (n, ``features``)."""
+    def __init__(self, body: nn.Sequential, features: int, outputs: int, dropout: float) -> None:
+        """``body`` gives (n, ``features``); dropout becomes its last part."""
         super().__init__()
         self.body = body
+        if dropout:
+            body.add_module("dropout", nn.Dropout(dropout))
         self.head = nn.Linear(features, outputs)
-        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.body(x)
-        if self.dropout:
-            features = F.dropout(features, self.dropout, self.training)
-        logits: Tensor = self.head(features)
+        logits: Tensor = self.head(self.body(x))
         return logits
 
 
@@ -266,7 +264,7 @@ def _features(
     return _classifier(settings, nn.Sequential(_replaced(body, first, anew), Pool()), width, outputs)
 
 
-def _classifier(settings: VisionSettings, body: nn.Module, width: int, outputs: int) -> nn.Module:
+def _classifier(settings: VisionSettings, body: nn.Sequential, width: int, outputs: int) -> nn.Module:
     if settings.norm == "group":
         for module in list(body.modules()):
             for name, child in list(module.named_children()):

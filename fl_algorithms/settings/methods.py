@@ -130,6 +130,10 @@ class HeadSettings(MeanSettings):
     head: Patterns = ("head.*",)
 
 
+class FedBabuSettings(HeadSettings):
+    fine_tuning: FineTuning = FineTuning(epochs=5)  # of the whole network; 0 epochs: the one model for all
+
+
 class FedRepSettings(HeadSettings):
     train_head: Amount = Amount(epochs=10)
     train_body: Amount | None = None  # None: as long as [training] says

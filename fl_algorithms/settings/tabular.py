@@ -55,6 +55,8 @@ class Feature(Strict):
     name: str
     kind: Literal["numeric", "categorical"] = "numeric"
     categories: tuple[Level, ...] = ()  # categorical only; the first is the one the others are told apart from
+    mean: float | None = None  # numeric only: the study's own scale for all sites, in place of each site's statistics
+    std: float | None = Field(default=None, gt=0)
 
     @field_validator("name")
     @classmethod
@@ -67,6 +69,10 @@ class Feature(Strict):
     def _categories(self) -> Self:
         if self.kind == "numeric" and self.categories:
             raise ValueError(f'feature `{self.name}` has categories, but its kind is "numeric"')
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"feature `{self.name}` has one of `mean` and `std`; a scale is both")
+        if self.kind == "categorical" and self.mean is not None:
+            raise ValueError(f'feature `{self.name}` has a `mean`, but its kind is "categorical"')
         if self.kind == "categorical":
             if len(self.categories) < 2:
                 raise ValueError(f"feature `{self.name}` needs at least 2 categories, found {len(self.categories)}")

@@ -7,7 +7,7 @@ alone. Add one by a row at the entry point ``wardround.tasks``; ``tabular`` is t
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -125,3 +125,28 @@ class Task(Protocol):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of each class: (n, classes), rows sum to 1; (n, classes, *size) for masks."""
+
+
+@runtime_checkable
+class Pooling(Protocol):
+    """What a task may also offer, for the lab alone: several sites' files as if they were one site's."""
+
+    def load_pooled(
+        self,
+        tables: Mapping[str, tuple[Path, Path]],
+        label: str,
+        *,
+        site: str,
+        seed: int,
+        validation_fraction: float,
+    ) -> tuple[SiteData, dict[str, Split]]:
+        """The raw rows of all training tables encoded, split and described as ``Task.load`` does one site's, with all
+        test rows as ``test``; and each site's own test rows, on that same scale.
+
+        Args:
+            tables: site -> (table, test table).
+            site: names the pool's random streams.
+
+        Raises:
+            BadData: as ``Task.load``.
+        """

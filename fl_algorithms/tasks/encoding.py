@@ -139,7 +139,10 @@ def classes_of(table: Table, label: str, classes: Sequence[str]) -> NDArray[np.i
 
 
 def fit(values: Values, settings: TabularSettings) -> Preprocessing:
-    """The statistics of a site's own table, from all of its rows, in float64 and correctly rounded sums."""
+    """The statistics of a site's own table, from all of its rows, in float64 and correctly rounded sums.
+
+    A feature whose scale the study gives has that one.
+    """
     medians: dict[str, float] = {}
     commonest: dict[str, str] = {}
     for feature in settings.features:
@@ -154,10 +157,15 @@ def fit(values: Values, settings: TabularSettings) -> Preprocessing:
             commonest[feature.name] = _levels(feature)[place]
     columns = _matrix(values, settings, medians, commonest).T.tolist()
     mean = [math.fsum(column) / len(column) for column in columns]
+    std = [_deviation(column, center) for column, center in zip(columns, mean, strict=True)]
+    for feature in settings.features:
+        if feature.mean is not None and feature.std is not None:
+            place = settings.columns.index(feature.name)
+            mean[place], std[place] = feature.mean, feature.std
     return Preprocessing(
         columns=settings.columns,
         mean=tuple(mean),
-        std=tuple(_deviation(column, center) for column, center in zip(columns, mean, strict=True)),
+        std=tuple(std),
         medians=medians,
         commonest=commonest,
     )

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fl_algorithms.tasks.base import SiteData, Source, Split
 from fl_algorithms.tasks.encoding import Preprocessing, Values, classes_of, encode, fit, settle_missing, values_of
 from fl_algorithms.tasks.metrics import scores
 from fl_algorithms.tasks.table import data_digest, read_table
+from wardround import canonical
 from wardround.errors import BadData
 
 
@@ -57,33 +59,22 @@ class TabularTask:
         table, test, label = source.path("table"), source.paths.get("test"), source.label or self.settings.label
         rows = self._read(table, label)
         test_rows = self._read(test, label) if test is not None else None
-        validation_rows = math.floor(validation_fraction * len(rows.y))
-        if validation_rows == 0:
-            raise BadData(
-                f"{table}: {len(rows.y)} usable row{'s' if len(rows.y) > 1 else ''}; a validation part of "
-                f"{validation_fraction:g} needs at least {math.ceil(1 / validation_fraction)}"
-            )
-        fitted = fit(rows.values, self.settings)
-        whole = self._split(rows, fitted)
-        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(stream_seed(seed, site, 0, "split")))
-        train, validation = _take(whole, order[:-validation_rows]), _take(whole, order[-validation_rows:])
-        held_out = self._split(test_rows, fitted) if test_rows else None
-        return SiteData(
-            train=train,
-            validation=validation,
-            test=held_out,
-            digest=data_digest(rows.sha256, test_rows.sha256 if test_rows else None, label),
-            warnings=(
-                *_about_rows(rows),
-                *self._about_columns(rows, fitted),
-                *self._about_classes("training part", train),
-                *self._about_classes("validation part", validation),
-                *(_about_rows(test_rows) if test_rows else ()),
-                *(self._about_classes("test table", held_out) if held_out else ()),
-                *_about_overlap(rows, test_rows),
-            ),
-            preprocessing=fitted.document(),
-        )
+        return self._site_data(rows, test_rows, label, site, seed, validation_fraction)[0]
+
+    def load_pooled(
+        self,
+        tables: Mapping[str, tuple[Path, Path]],
+        label: str,
+        *,
+        site: str,
+        seed: int,
+        validation_fraction: float,
+    ) -> tuple[SiteData, dict[str, Split]]:
+        """See ``fl_algorithms.tasks.base.Pooling``: rows in the order of ``tables``, statistics of all of them."""
+        train = [self._read(table, label) for table, _ in tables.values()]
+        tests = [self._read(test, label) for _, test in tables.values()]
+        data, fitted = self._site_data(_pool(train), _pool(tests), label, site, seed, validation_fraction)
+        return data, {name: self._split(rows, fitted) for name, rows in zip(tables, tests, strict=True)}
 
     def at(self, data: SiteData) -> "TabularTask":
         """Itself."""
@@ -133,6 +124,38 @@ class TabularTask:
         values = values_of(table, self.settings)
         return _Rows(path, table.sha256, values, classes_of(table, label, self.classes), dropped)
 
+    def _site_data(
+        self, rows: _Rows, test_rows: _Rows | None, label: str, site: str, seed: int, validation_fraction: float
+    ) -> tuple[SiteData, Preprocessing]:
+        validation_rows = math.floor(validation_fraction * len(rows.y))
+        if validation_rows == 0:
+            raise BadData(
+                f"{rows.path}: {len(rows.y)} usable row{'s' if len(rows.y) > 1 else ''}; a validation part of "
+                f"{validation_fraction:g} needs at least {math.ceil(1 / validation_fraction)}"
+            )
+        fitted = fit(rows.values, self.settings)
+        whole = self._split(rows, fitted)
+        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(stream_seed(seed, site, 0, "split")))
+        train, validation = _take(whole, order[:-validation_rows]), _take(whole, order[-validation_rows:])
+        held_out = self._split(test_rows, fitted) if test_rows else None
+        data = SiteData(
+            train=train,
+            validation=validation,
+            test=held_out,
+            digest=data_digest(rows.sha256, test_rows.sha256 if test_rows else None, label),
+            warnings=(
+                *_about_rows(rows),
+                *self._about_columns(rows, fitted),
+                *self._about_classes("training part", train),
+                *self._about_classes("validation part", validation),
+                *(_about_rows(test_rows) if test_rows else ()),
+                *(self._about_classes("test table", held_out) if held_out else ()),
+                *_about_overlap(rows, test_rows),
+            ),
+            preprocessing=fitted.document(),
+        )
+        return data, fitted
+
     def _split(self, rows: _Rows, fitted: Preprocessing) -> Split:
         return Split(torch.from_numpy(encode(rows.values, self.settings, fitted)), torch.from_numpy(rows.y))
 
@@ -155,6 +178,15 @@ class TabularTask:
             f"The {part} ({len(split)} rows) has one class only, `{self.classes[present[0]]}`: "
             "AUC is undefined there and left out of means"
         ]
+
+
+def _pool(parts: Sequence[_Rows]) -> _Rows:
+    """The rows of several files after one another, called by the folder that holds them all."""
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    y = np.concatenate([part.y for part in parts])
+    sha256 = canonical.digest([part.sha256 for part in parts])
+    folder = Path(os.path.commonpath([part.path for part in parts]))
+    return _Rows(folder, sha256, values, y, sum(part.dropped for part in parts))
 
 
 def _take(split: Split, rows: Tensor) -> Split:

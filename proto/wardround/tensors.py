@@ -14,7 +14,8 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -114,6 +115,30 @@ class Manifest:
     def digest(self) -> str:
         """SHA-256 of the canonical manifest, hex: the digest of a model or an update."""
         return canonical.digest(self.document())
+
+
+def view(kept: Manifest, sources: Sequence[str], specs: Sequence[TensorSpec]) -> Manifest:
+    """Tensors of ``kept``, picked and named anew: entry i is the tensor with key ``sources[i]`` under ``specs[i]``.
+
+    Nothing is hashed or copied; ``ViewFile`` reads its payload out of the file that ``kept`` is the manifest of.
+
+    Raises:
+        BadData: ``kept`` has no such tensor, or one of another dtype or shape.
+    """
+    held = {entry.spec.key: entry for entry in kept.entries}
+    entries = []
+    for key, spec in zip(sources, specs, strict=True):
+        found = held.get(key)
+        if found is None:
+            raise BadData(f"`{spec.key}` is to be `{key}`, which is not kept", code="MANIFEST_NAMES")
+        if (found.spec.dtype, found.spec.shape) != (spec.dtype, spec.shape):
+            raise BadData(
+                f"`{spec.key}` is {spec.dtype} {list(spec.shape)}, and `{key}`, which it is to be, "
+                f"{found.spec.dtype} {list(found.spec.shape)}",
+                code="MANIFEST_SHAPE",
+            )
+        entries.append(Entry(spec, found.sha256, found.encoding))
+    return Manifest(tuple(entries))
 
 
 class PayloadHasher:
@@ -260,10 +285,18 @@ class TensorFile:
 
     def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
         """``count`` float32 elements of one tensor from element ``start`` on, flat, a copy."""
-        data = os.pread(self._descriptor, count * 4, self._offsets[key] + start * 4)
-        if len(data) != count * 4:
+        return np.frombuffer(self.read(self._offsets[key] + start * 4, count * 4), dtype="<f4")
+
+    def place(self, key: str) -> int:
+        """The byte of the file at which a tensor begins."""
+        return self._offsets[key]
+
+    def read(self, offset: int, count: int) -> Data:
+        """``count`` bytes from byte ``offset`` of the file on, its header counted too."""
+        data = os.pread(self._descriptor, count, offset)
+        if len(data) != count:
             raise BadData(f"{self.path}: shorter than when it was opened")
-        return np.frombuffer(data, dtype="<f4")
+        return data
 
     def manifest(self) -> Manifest:
         """Hash the whole payload."""
@@ -280,6 +313,41 @@ class TensorFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class ViewFile:
+    """The payload of a ``view``, read in place: the tensors ``sources`` of ``file``, one after the other."""
+
+    def __init__(self, file: TensorFile, sources: Sequence[str]) -> None:
+        sizes = {spec.key: spec.bytes for spec in file.specs}
+        self._file = file
+        self._starts: list[int] = []  # in the payload, of each run of bytes that lie together in the file
+        self._places: list[int] = []  # of each run, in the file
+        self.bytes = 0
+        end = -1
+        for key in sources:
+            if not sizes[key]:
+                continue
+            if file.place(key) != end:
+                self._starts.append(self.bytes)
+                self._places.append(file.place(key))
+            end = file.place(key) + sizes[key]
+            self.bytes += sizes[key]
+
+    def chunks(self, offset: int = 0, size: int = CHUNK) -> Iterator[tuple[int, Data]]:
+        """The payload from ``offset`` on, as (offset, bytes), each of ``size`` bytes but the last."""
+        while offset < self.bytes:
+            data = b"".join(self._pieces(offset, min(offset + size, self.bytes)))
+            yield offset, data
+            offset += len(data)
+
+    def _pieces(self, offset: int, stop: int) -> Iterator[Data]:
+        run = bisect_right(self._starts, offset) - 1
+        while offset < stop:
+            ends = [*self._starts[run + 1 : run + 2], self.bytes]
+            count = min(stop, ends[0]) - offset
+            yield self._file.read(self._places[run] + offset - self._starts[run], count)
+            offset, run = offset + count, run + 1
 
 
 def _row(key: str, row: dict[str, Any]) -> tuple[int, int, str, str, tuple[int, ...]]:

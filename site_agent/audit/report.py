@@ -16,6 +16,7 @@ from typing import Any
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
+from site_agent.state import EXPOSED
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
 STYLE = """
@@ -141,7 +142,11 @@ def _approval(study: _Study) -> str:
         for record in study.others
         if record["type"] == "consent"
     ]
-    return f"<p>This study was {_e('; then '.join(said))}.</p>\n" if said else "<p>No approval is in the ledger.</p>\n"
+    if not said:
+        return "<p>No approval is in the ledger.</p>\n"
+    exposures = [str(record.get("exposure", "")) for record in study.others if record["type"] == "consent"]
+    exposed = f" In it, {EXPOSED.get(exposures[-1], exposures[-1])}." if exposures[-1] else ""
+    return f"<p>This study was {_e('; then '.join(said))}.{_e(exposed)}</p>\n"
 
 
 def _left(uploads: list[dict[str, Any]]) -> str:

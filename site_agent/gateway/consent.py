@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from site_agent.gateway.policy import Asked
-from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, now_text
+from site_agent.state import APPROVED, EXPOSED, WITHDRAWN, Consent, Offer, now_text
 from wardround.errors import BadData, NeedsPerson, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
@@ -29,7 +29,8 @@ def grant(
     trainer says would leave.
 
     Args:
-        described: what the installed model shares (``leaves``) and keeps (``stays``), from the trainer.
+        described: what the installed model shares (``leaves``), begins a round with (``comes``) and keeps (``stays``),
+            and who has this site's own model (``exposure``), from the trainer.
         data: name and digest of the table.
         checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
         person: name and uid of who approves.
@@ -46,6 +47,13 @@ def grant(
             hint="the two programs hold different models; nothing was approved",
             code="DECLINED_MODEL_MISMATCH",
         )
+    if own != offer.leaves:
+        raise NeedsPerson(
+            f"study `{offer.study}`: the coordinator's list of tensors is in another order than that of the model "
+            "installed here",
+            hint="the coordinator's operator makes the initial model with `fl-lab init`; nothing was approved",
+            code="DECLINED_MODEL_MISMATCH",
+        )
     odd = next((row for row in offer.leaves if row["dtype"] != "F32"), None)
     if odd is not None:
         raise NeedsPerson(
@@ -57,15 +65,23 @@ def grant(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
         metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
-        state=APPROVED,
+        state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
+        exposure=described["exposure"],
     )  # fmt: skip
 
 
-def asked(offer: Offer, coordinator: str, records: int | None) -> Asked:
-    """What ``offer`` would have leave, for the policy. ``records``: rows that its metrics are taken over, if known."""
+def asked(offer: Offer, coordinator: str, records: int | None, exposure: str) -> Asked:
+    """What ``offer`` would have leave, for the policy.
+
+    Args:
+        records: rows that its metrics are taken over, if known.
+        exposure: who would have this site's own model, from the trainer.
+    """
     told = told_of(offer)
     leaving = specs(offer.leaves)
-    return Asked(offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds)
+    return Asked(
+        offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure
+    )
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:
@@ -89,19 +105,18 @@ def require(consent: Consent | None, study: str, digest: str) -> Consent:
     return consent
 
 
-def check_tensors(found: tuple[TensorSpec, ...], consent: Consent, what: str) -> None:
-    """Refuse anything but exactly the approved tensors, in the approved order.
+def check_tensors(found: tuple[TensorSpec, ...], approved: list[dict[str, Any]], study: str, what: str) -> None:
+    """Refuse anything but exactly the approved tensors (``leaves`` or ``comes`` of a consent), in the approved order.
 
     Raises:
         BadData: naming the first tensor that is extra, missing, or of another shape.
     """
-    wanted = specs(consent.leaves)
-    if found == wanted:
+    if found == specs(approved):
         return
     have = [dict(zip(LEAF_FIELDS, (s.bundle, s.name, s.dtype, list(s.shape), s.bytes), strict=True)) for s in found]
-    changed = _tensor_differences(consent.leaves, have) or ["the same tensors in another order"]
+    changed = _tensor_differences(approved, have) or ["the same tensors in another order"]
     raise BadData(
-        f"{what} does not hold the tensors that were approved for `{consent.study}`: {changed[0]}",
+        f"{what} does not hold the tensors that were approved for `{study}`: {changed[0]}",
         code="DECLINED_MODEL_MISMATCH",
     )
 
@@ -136,11 +151,18 @@ def told_of(offer: Offer) -> ToldSection:
     return StudyFile.from_document(offer.document, f"study `{offer.study}`").told
 
 
-def differences(consent: Consent, offer: Offer) -> list[str]:
-    """What changed between the approved study and the offered one, one sentence each; empty if nothing did."""
+def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None = None) -> list[str]:
+    """What changed between the approved study and the offered one, one sentence each; empty if nothing did.
+
+    Args:
+        described: what the trainer says of the offered study, where it was asked; without it, who has this site's own
+            model is not compared.
+    """
     if consent.study_digest == offer.digest:
         return []
     found = [f"revision {offer.revision}, approved was {consent.revision}"]
+    if described is not None and described["exposure"] != consent.exposure:
+        found.append(f"now {EXPOSED[described['exposure']]}; approved was: {EXPOSED[consent.exposure]}")
     found += _tensor_differences(consent.leaves, offer.leaves)
     found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
     found += [f"metric `{name}` would no longer leave" for name in consent.metrics if name not in offer.metrics]

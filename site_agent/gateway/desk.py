@@ -85,9 +85,9 @@ class Desk:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
         policy = self._gate.policy()
         before = self._state.consent(study)
-        for change in consents.differences(before, offer) if before is not None else []:
-            narrate(f"changed since it was approved: {change}")
         described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site)
+        for change in consents.differences(before, offer, described) if before is not None else []:
+            narrate(f"changed since it was approved: {change}")
         narrate(f"checking table `{data}`")
         checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
         for warning in checked.get("warnings", []):
@@ -96,7 +96,7 @@ class Desk:
         if before is not None and before.data != table:
             narrate(f"changed since it was approved: the table is `{data}`, {table['digest'][:12]}…")
         consent = consents.grant(offer, described, table, checked, person)
-        asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows)
+        asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)
         with self._lock:
             self._state.save_consent(consent)
@@ -234,7 +234,7 @@ class Desk:
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
         self._ledger.append(
             "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], by=person,
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
         )  # fmt: skip
         self._ledger.sign()
 

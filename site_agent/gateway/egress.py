@@ -166,7 +166,7 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
         BadData: the file does not hold exactly the approved tensors.
     """
     with TensorFile(file) as tensors:
-        consents.check_tensors(tensors.specs, consent, "the trainer's update")
+        consents.check_tensors(tensors.specs, consent.leaves, consent.study, "the trainer's update")
         rows = [_row(tensors, spec) for spec in tensors.specs]
         entries = tuple(Entry(spec, row["sha256"]) for spec, row in zip(tensors.specs, rows, strict=True))
     return Manifest(entries), rows

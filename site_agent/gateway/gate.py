@@ -56,8 +56,9 @@ class Gate:
             self.block(journal, "everything", error.message)
             raise
         asked = Asked(
-            journal.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows
-        )
+            journal.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows,
+            exposure=consent.exposure,
+        )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         of_round = self.ledger.payload_bytes((journal.study, journal.revision, journal.round))

@@ -4,6 +4,7 @@
     [tensors]   `allow` and `deny` rules by name pattern, dtype and size; deny beats allow
     [metrics]   which metrics, with how many digits at most, over how many records at least
     [counts]    how exactly sample counts may be told
+    [models]    whether others may have a model that is this hospital's alone
     [quotas]    bytes a round and a day
     [release]   whether a person releases updates before they are sent
 
@@ -29,6 +30,7 @@ from wardround.tensors import ITEM_BYTES, TensorSpec
 CHECK = "nothing leaves until it is right: edit it, then `site-agent policy check`"
 INTEGER = frozenset({"I64", "I32", "I16", "I8", "U8", "BOOL"})
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+EXPOSURES = {"": 0, "coordinator": 1, "sites": 2}  # how many parties more have this site's own model
 EXACTNESS = {"uniform": 0, "bucketed": 1, "exact": 2}
 SENT_AGAIN = 4  # how often a drafted quota lets one update be sent: a broken line or a second attempt
 
@@ -87,6 +89,11 @@ class CountTable(Strict):
     form: Literal["exact", "bucketed", "uniform"] = "uniform"
 
 
+class ModelTable(Strict):
+    kept_by_coordinator: bool = Field(default=False, strict=True)
+    sent_to_other_sites: bool = Field(default=False, strict=True)
+
+
 class QuotaTable(Strict):
     bytes_per_round: Whole
     bytes_per_day: Whole
@@ -101,6 +108,7 @@ class Policy(Strict):
     tensors: TensorTable = TensorTable()
     metrics: MetricTable = MetricTable()
     counts: CountTable = CountTable()
+    models: ModelTable = ModelTable()
     quotas: QuotaTable
     release: ReleaseTable = ReleaseTable()
 
@@ -126,6 +134,7 @@ class Asked:
     counts: str
     records: int | None  # rows that a metric is taken over; None before a table is approved
     rounds: int = 1
+    exposure: str = ""  # who would have this site's own model: "", "coordinator" or "sites"
 
 
 def load(path: Path) -> Policy:
@@ -183,6 +192,7 @@ def decide(policy: Policy, asked: Asked) -> list[Decision]:
     decisions += [_tensor(policy, spec) for spec in asked.tensors]
     decisions += [_metric(policy, name, asked) for name in asked.metrics]
     decisions.append(_counts(policy, asked))
+    decisions += _models(policy, asked)
     decisions.append(_round_bytes(policy, sum(spec.bytes for spec in asked.tensors)))
     return decisions
 
@@ -260,6 +270,18 @@ def _counts(policy: Policy, asked: Asked) -> Decision:
     return Decision(f"counts, {asked.counts}", allowed, f"counts.form = {policy.counts.form!r}")
 
 
+def _models(policy: Policy, asked: Asked) -> list[Decision]:
+    """One decision for each further party that would have this site's own model."""
+    kept, sent = policy.models.kept_by_coordinator, policy.models.sent_to_other_sites
+    decisions = [
+        Decision(
+            "this site's own model, kept apart by the coordinator", kept, f"models.kept_by_coordinator = {_word(kept)}"
+        ),
+        Decision("this site's own model, sent to the other sites", sent, f"models.sent_to_other_sites = {_word(sent)}"),
+    ]
+    return decisions[: EXPOSURES[asked.exposure]]
+
+
 def _round_bytes(policy: Policy, size: int) -> Decision:
     quota = policy.quotas.bytes_per_round
     return Decision(f"{size} bytes a round", size <= quota, f"quotas.bytes_per_round = {quota}")
@@ -293,6 +315,8 @@ def draft(asked: Asked, site: str) -> str:
         "[counts]                       # exact, bucketed (a power of two) or uniform (1)",
         f"form = {_toml(asked.counts)}",
         "",
+        *_drafted_models(asked),
+        "",
         f"[quotas]                       # an update is {size} bytes; a broken line may have it sent again",
         f"bytes_per_round = {SENT_AGAIN * size}",
         f"bytes_per_day = {SENT_AGAIN * size * asked.rounds}",
@@ -301,6 +325,20 @@ def draft(asked: Asked, site: str) -> str:
         'updates = "none"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _drafted_models(asked: Asked) -> list[str]:
+    exposed = EXPOSURES[asked.exposure]
+    reason = (
+        "in this study the coordinator keeps no model that is this site's alone",
+        "the coordinator keeps this site's own model apart from the others'",
+        "the coordinator keeps this site's own model apart, and sends it to the other sites",
+    )
+    return [
+        f"[models]                       # {reason[exposed]}",
+        f"kept_by_coordinator = {_word(exposed >= 1)}",
+        f"sent_to_other_sites = {_word(exposed >= 2)}",
+    ]
 
 
 def differences(old: Policy, new: Policy) -> list[str]:
@@ -317,11 +355,15 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], table: str) -> 
             yield from (f"{name}: no longer {_shown(item)}" for item in before if item not in after)
             yield from (f"{name}: now {_shown(item)}" for item in after if item not in before)
         elif before != after:
-            yield f"{name}: {before} before, {after} now"
+            yield f"{name}: {_word(before)} before, {_word(after)} now"
 
 
 def _shown(item: Any) -> str:
     return ", ".join(f"{key} {value}" for key, value in item.items()) if isinstance(item, dict) else str(item)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _toml(text: str) -> str:

@@ -270,7 +270,7 @@ class Rounds:
         Raises:
             BadData: other tensors than approved, or another digest than announced.
         """
-        specs = consents.specs(consent.leaves)
+        specs = consents.specs(consent.comes)
         header = file_header(specs)
         path = self._state.staging / f"{prefix}-{assignment.study}-{model.round}.safetensors"
         self._refuse_full_disk(2 * sum(spec.bytes for spec in specs))
@@ -310,14 +310,15 @@ class Rounds:
         consent: Consent,
         interrupt: Interrupt,
     ) -> None:
-        size = start + sum(spec.bytes for spec in consents.specs(consent.leaves))
+        size = start + sum(spec.bytes for spec in consents.specs(consent.comes))
         if file.size() >= size:
             file.truncate(start)  # begun before, and wrong: from the beginning
         offset = file.size() - start
         with self._line.use() as connection:
             for part in connection.download(assignment.study, assignment.revision, model, offset, interrupt):
                 if isinstance(part, Manifest):
-                    consents.check_tensors(part.specs, consent, f"model {model.round} of `{assignment.study}`")
+                    what = f"model {model.round} of `{assignment.study}`"
+                    consents.check_tensors(part.specs, consent.comes, consent.study, what)
                     continue
                 position, data = part
                 if position != file.size() - start or start + position + len(data) > size:

@@ -83,7 +83,10 @@ class Commands:
             return {}
         if command == "approve":
             consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
-            return {"told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest}
+            return {
+                "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
+                "exposure": consent.exposure,
+            }  # fmt: skip
         if command == "withdraw":
             return {"told": self._agent.withdraw(request["study"], request["by"])}
         if command == "waiting":

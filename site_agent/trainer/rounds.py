@@ -41,7 +41,7 @@ from site_agent.trainer.vault import Kept, Vault
 from wardround import __version__, canonical, durable
 from wardround.errors import BadData, CannotWrite, UsageProblem
 from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.tensors import TensorFile, TensorSpec
 
 REMEMBERED_STUDIES = 16
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
@@ -85,17 +85,16 @@ class Rounds:
         torch.optim.AdamW([weight], fused=True).step()
 
     def describe(self, document: Any, site: str) -> dict[str, Any]:
-        """Which tensors of a study would leave, and which stay and why."""
+        """The tensors of a study that would leave, that come, and that stay and why; who has this site's own model."""
         partition = self._installed(document, site).partition
-        leaves = [
-            {"bundle": s.bundle, "name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes}
-            for s in partition.leaves
-        ]
         stays = [
             {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes, "why": s.why}
             for s in partition.stays
         ]
-        return {"leaves": leaves, "stays": stays}
+        return {
+            "leaves": _rows(partition.leaves), "comes": _rows(partition.comes), "stays": stays,
+            "exposure": partition.exposure,
+        }  # fmt: skip
 
     def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
         """Read a hospital's table as a study would.
@@ -149,7 +148,7 @@ class Rounds:
             with TensorFile(path) as file:
                 digest = request.get("best_digest") or file.manifest().digest()
             specs, downlink = read_downlink(path, digest)
-            require_specs(specs, study.partition.leaves, "the best global model")
+            require_specs(specs, study.partition.comes, "the best global model")
             session = self._resume(asked, data)  # and not kept: it holds the best model now, not the last
             for checkpoint in session.finish(request["best_round"], downlink):
                 self._keep(asked, checkpoint, data)
@@ -194,9 +193,9 @@ class Rounds:
         # 2. The data that was approved.
         data = self._approved(asked, request["data"]["digest"])
 
-        # 3. The model that was announced, with the tensors that this site would send and no others.
+        # 3. The model that was announced, with the tensors that the installed method begins with and no others.
         specs, base = read_downlink(staged(self._state, request["base"]), request["base_digest"])
-        require_specs(specs, study.partition.leaves, "the downloaded model")
+        require_specs(specs, study.partition.comes, "the downloaded model")
 
         # 4. What an earlier request of the same has given already.
         seed = {
@@ -215,10 +214,11 @@ class Rounds:
             result = session.validate(number, base)
             answer = _numbers(study.file, result)
         else:
-            self._require_room(sum(spec.bytes for spec in specs))
+            leaves = study.partition.leaves
+            self._require_room(sum(spec.bytes for spec in leaves))
             result = session.train(number, base, progress)
             update = f"update-{name}-{vault.revision}-{number}.safetensors"
-            digest = write_update(staged(self._state, update), result.uplink, specs)
+            digest = write_update(staged(self._state, update), result.uplink, leaves)
             answer = {"update": update, "update_digest": digest, **_numbers(study.file, result)}
 
         # 6. What stays here.
@@ -346,6 +346,12 @@ def installed(document: Any) -> StudyFile:
             code="DECLINED_MODEL_MISMATCH",
         )
     return study
+
+
+def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+    return [
+        {"bundle": s.bundle, "name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes} for s in specs
+    ]
 
 
 def _key(asked: _Asked, data: SiteData, state: Kept | None) -> tuple[str, ...]:

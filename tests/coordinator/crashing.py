@@ -1,7 +1,9 @@
-"""A coordinator that dies by SIGKILL at its N-th durable step: ``python -m tests.coordinator.crashing STATE WHERE N``.
+"""A coordinator that dies by SIGKILL at its N-th durable step.
+
+    python -m tests.coordinator.crashing STATE WHERE N HALF
 
 WHERE is "sync" (before an fsync of ours), "before-commit" or "after-commit" (of a database transaction). It never dies
-with N = 0.
+with N = 0. HALF is "mean" or "toy": the server half of its studies.
 """
 
 import os
@@ -13,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator import server
+from coordinator import roster, server
 from coordinator.state import State
 from coordinator.store import Records, Store
+from tests.coordinator.toy_half import toy_half
 from wardround import durable
 
 
@@ -49,6 +52,8 @@ def main() -> None:
         if where == "after-commit":
             steps.step()
 
+    if sys.argv[4] == "toy":
+        roster.server_half = toy_half
     patched: Any = durable
     patched._sync = sync
     Store.write = write  # type: ignore[method-assign]

@@ -282,7 +282,7 @@ class FakeSite:
         hasher = PayloadHasher(manifest.specs)
         hasher.update(payload)
         assert hasher.manifest().digest() == assignment.base.digest.hex()
-        specs = manifest.specs if assignment.HasField("train") else ()
+        specs = self.specs(assignment.study) if assignment.HasField("train") else ()
         chosen = update or delta(self.name, assignment.round, specs)
         receipt = self.send(self.opening(assignment, chosen), chosen.payload)
         assert receipt is not None

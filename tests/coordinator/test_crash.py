@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from safetensors.numpy import load_file
 
 from coordinator import state as places
 from coordinator.blobs import Blobs
@@ -18,7 +19,9 @@ from coordinator.state import State
 from coordinator.uploads import Uploads
 from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
+from tests.coordinator.test_downloads import kept_after, same
 from tests.coordinator.test_rounds import SPECS, expected_model
+from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
 from wardround import __version__
 from wardround.receipts import Receipt
@@ -84,15 +87,21 @@ class Stubborn:
         assert self.accepted.setdefault(receipt.round, receipt) == receipt
 
 
-def serve(state: Path, where: str, steps: int) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "tests.coordinator.crashing", str(state), where, str(steps)]
+def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "tests.coordinator.crashing", str(state), where, str(steps), half]
     return subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
     )
 
 
-@pytest.mark.parametrize("where", ["sync", "before-commit", "after-commit"])
-def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "half"), [("sync", "mean"), ("before-commit", "mean"), ("after-commit", "mean"), ("sync", "toy")]
+)
+def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
+    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if half == "toy":
+        monkeypatch.setattr("coordinator.roster.server_half", toy_half)
     state = State(tmp_path / "state")
     places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
     write_initial(tmp_path / "initial.safetensors")
@@ -103,7 +112,7 @@ def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(tmp_pa
     commands.start("trial")
     parts.close()
 
-    with serve(state.root, where, 0) as process:
+    with serve(state.root, where, 0, half) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready")
         sites = [FakeSite(invitation) for invitation in invitations]
@@ -113,7 +122,7 @@ def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(tmp_pa
     deadline = time.monotonic() + LIMIT_S
     while any(worker.thread.is_alive() for worker in workers):
         assert time.monotonic() < deadline
-        with serve(state.root, where, 3 + kills) as process:
+        with serve(state.root, where, 3 + kills, half) as process:
             while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
                 workers[0].thread.join(0.05)
                 workers[1].thread.join(0.05)
@@ -127,9 +136,12 @@ def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(tmp_pa
     assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
         site: list(range(1, ROUNDS + 1)) for site in SITES
     }
-    with TensorFile(parts.blobs.model(status["model_digest"])) as model:
-        found = b"".join(data for _, data in model.chunks())
-    assert found == b"".join(expected_model([SITES] * ROUNDS))
+    if half == "toy":
+        assert same(load_file(parts.blobs.model(status["model_digest"])), kept_after([SITES] * ROUNDS, SITES))
+    else:
+        with TensorFile(parts.blobs.model(status["model_digest"])) as model:
+            found = b"".join(data for _, data in model.chunks())
+        assert found == b"".join(expected_model([SITES] * ROUNDS))
     with parts.store.read() as records:
         kept = [upload for upload in records.uploads_of("trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}

@@ -213,7 +213,7 @@ def test_updates_whose_mean_no_float32_can_hold_fail_the_study(place: Place) -> 
             update = delta(site.name, number, SPECS).with_tensor(1, np.full((2, 3), huge))
             assert site.answer(site.next_assignment(), update).decision == "accepted"
     status = place.until(lambda status: status["state"] == "failed")
-    assert status["why"] == "the mean of `layer.weight` is beyond float32, though each update is finite"
+    assert status["why"] == "`layer.weight` would be beyond float32, though each update is finite"
     assert status["round"] == 2
     assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.FAILED}
     assert list((place.state.blobs / "uploads").iterdir()) == []

@@ -14,6 +14,8 @@ from wardround.errors import BadData
 from wardround.study import StudyFile, load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SOUP = {"compat": False, "moments": "keep", "statistics": "keep"}
+SERVER_OPTIMIZERS = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None:
@@ -50,12 +52,52 @@ def test_a_default_of_the_network_is_part_of_the_digest() -> None:
 
 @pytest.mark.parametrize(("rounds", "last_plain_round"), [(15, 11), (10, 7), (1, 0), (4, 3)])
 def test_souping_starts_after_three_quarters_of_the_rounds(rounds: int, last_plain_round: int) -> None:
-    assert toy_study("fedsoup", rounds=rounds).algorithm.settings == {"start_after": last_plain_round}
+    assert toy_study("fedsoup", rounds=rounds).algorithm.settings == {"soup": {**SOUP, "start_after": last_plain_round}}
 
 
 def test_a_written_start_of_souping_stays() -> None:
-    study = toy_study("fedsoup", algorithm_settings={"start_after": 1})
-    assert study.algorithm.settings == {"start_after": 1}
+    study = toy_study("fedsoup", algorithm_settings={"soup": {"start_after": 1}})
+    assert study.algorithm.settings == {"soup": {**SOUP, "start_after": 1}}
+
+
+def test_a_soup_on_another_method_is_filled_like_fedsoups() -> None:
+    study = toy_study("fenda", rounds=8, algorithm_settings={"soup": {"moments": "reset"}})
+    assert study.algorithm.settings == {"soup": {**SOUP, "moments": "reset", "start_after": 6}}
+
+
+@pytest.mark.parametrize(("name", "optimizer"), SERVER_OPTIMIZERS.items())
+def test_a_method_with_a_server_optimizer_is_fedavg_with_its_settings(name: str, optimizer: str) -> None:
+    study = toy_study(name)
+    assert study.algorithm.settings["server"]["optimizer"] == optimizer
+    assert catalog.method(study).client == catalog.METHODS["fedavg"].client
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+def test_another_optimizer_than_the_methods_own_is_refused(name: str) -> None:
+    other = "adam" if name == "fedavgm" else "momentum"
+    with pytest.raises(BadData, match=r"`optimizer` in \[algorithm.server\]"):
+        toy_study(name, algorithm_settings={"server": {"optimizer": other}})
+
+
+@pytest.mark.parametrize(
+    ("training", "found"),
+    [
+        ({"optimizer": "adamw"}, "adamw, momentum 0, weight decay 0.01"),
+        ({"optimizer": "sgd", "weight_decay": 0.0, "momentum": 0.9}, "sgd, momentum 0.9, weight decay 0"),
+        ({"optimizer": "sgd", "weight_decay": 0.1}, "sgd, momentum 0, weight decay 0.1"),
+    ],
+)
+def test_scaffold_takes_plain_sgd_alone(training: dict[str, Any], found: str) -> None:
+    with pytest.raises(BadData) as refusal:
+        toy_study("scaffold", **training)
+    assert refusal.value.message == (
+        f"study.toml: algorithm `scaffold` needs plain SGD at the sites, [training] has {found}"
+    )
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "fedsm"])
+def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> None:
+    assert describe(toy_study(name), "ash").exposure == "sites"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +130,7 @@ def test_a_written_start_of_souping_stays() -> None:
         pytest.param(
             study_tables(algorithm_settings={"mu": 0.1}),
             "study.toml: unknown key `mu` in [algorithm]",
-            "known keys there: ",
+            "known keys there: fine_tuning, server, soup",
             id="unknown key of the algorithm",
         ),
         pytest.param(
@@ -105,8 +147,9 @@ def test_a_written_start_of_souping_stays() -> None:
         ),
         pytest.param(
             study_tables("fenda", {"name": "mlp"}),
-            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` has none",
-            "networks that have: fenda",
+            "study.toml: algorithm `fenda` needs a network with a shared and a private extractor, model `mlp` as it is "
+            "set has none",
+            'model `fenda` has: `name = "fenda"` in [model]',
             id="network without extractors",
         ),
         pytest.param(

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, Share, all_but
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.settings.images import Augmentation, ImageSettings
-from fl_algorithms.settings.methods import MeanSettings
+from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks import imagesets
 from fl_algorithms.tasks.augment import augmented, uniform
-from fl_algorithms.tasks.base import Source, in_parts
+from fl_algorithms.tasks.base import Source, Split, in_parts
 from fl_algorithms.tasks.imagesets import Pixels, source_digest
+from fl_algorithms.tasks.selection import chosen, joined, rows_at
 from fl_algorithms.training import Batches
 from tests import reference
 from tests.fl_algorithms.image_toys import (
@@ -501,29 +501,6 @@ def test_balanced_weights_make_every_class_count_alike(tmp_path: Path) -> None:
 # Studies
 
 
-def fedbn(settings: MeanSettings) -> Algorithm:
-    """Everything but the norm layers is shared."""
-
-    def norms(network: torch.nn.Module) -> list[str]:
-        return [
-            f"{name}.{part}"
-            for name, module in network.named_modules()
-            if isinstance(module, torch.nn.BatchNorm2d)
-            for part in module.state_dict()
-        ]
-
-    return Algorithm(shares=(Share(names=all_but(norms)),))
-
-
-@pytest.fixture
-def methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = catalog.MethodRow("local-norms", "none", "none", "most", "norms", f"{__name__}:fedbn")
-    monkeypatch.setitem(catalog.METHODS, "local-norms", row)  # type: ignore[arg-type]
-    monkeypatch.setattr(
-        catalog, "load", lambda path, load=catalog.load: fedbn if path.endswith(":fedbn") else load(path)
-    )
-
-
 def site_folders(folder: Path) -> Path:
     for seed, site in enumerate(("ash", "birch")):
         packed(folder / site / "train.npz", n=18, seed=seed)
@@ -531,8 +508,7 @@ def site_folders(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("methods")
-@pytest.mark.parametrize("algorithm", ["fedavg", "local-norms"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
 def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algorithm: str) -> None:
     study = image_study({**IMAGES, "augment": {"flip_horizontal": True, "shift": 0.1}}, algorithm=algorithm)
     task, folder = task_of(study), site_folders(tmp_path)
@@ -547,6 +523,39 @@ def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algor
     probabilities = Restored(study, task, checkpoint.tensors).probabilities(rows)
     y = torch.tensor([place % 2 for place in range(6)])
     assert (probabilities.argmax(1) == y).double().mean().item() == checkpoint.scores["accuracy"]
+
+
+SPATIAL = sorted(
+    name for name, row in catalog.METHODS.items() if not row.lab_only and row.needs <= {BODY_AND_HEAD, NORM_LAYERS}
+)
+
+
+@pytest.mark.parametrize("algorithm", SPATIAL)
+def test_every_method_for_divided_networks_trains_on_images(tmp_path: Path, algorithm: str) -> None:
+    common = {"init_private": "common"} if catalog.METHODS[algorithm].same_start else {}
+    study = image_study(algorithm=algorithm, local_steps=1, **common)
+    task = task_of(study)
+    outcome = run_federation(study, task, load_sites(study, task, site_folders(tmp_path)))
+    assert outcome.digest != outcome.initial_digest
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.shared.values())
+    assert outcome.checkpoints["ash"]["latest"].scores["accuracy"] is not None
+
+
+def test_rows_can_be_chosen_and_joined_as_those_of_tables(tmp_path: Path) -> None:
+    study = image_study({**IMAGES, "augment": {"shift": 0.2}})
+    sites = load_sites(study, task_of(study), site_folders(tmp_path))
+    images = joined([sites["ash"].train, sites["birch"].test])
+    tensors = joined(
+        [Split(torch.cat([*in_parts(split.x, 99)]), split.y) for split in (sites["ash"].train, sites["birch"].test)]
+    )
+    places = torch.tensor([20, 0, 17, 3, 3])
+    assert len(images) == len(tensors) == 21
+    assert torch.equal(rows_at(images.x, places), rows_at(tensors.x, places))
+    assert torch.equal(torch.cat([*in_parts(chosen(images, places).x, 2)]), chosen(tensors, places).x)
+    assert torch.equal(chosen(images, places).y, tensors.y[places])
+    own, _ = sites["birch"].test.x.augmented(torch.tensor([2]), torch.tensor([0]), 5)
+    mixed, _ = images.x.augmented(torch.tensor([1, 17]), torch.tensor([0, 0]), 5)
+    assert torch.equal(mixed[1:], own)
 
 
 def test_saving_and_going_on_is_the_same_as_never_stopping(tmp_path: Path) -> None:

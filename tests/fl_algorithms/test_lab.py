@@ -235,6 +235,12 @@ def test_run_prints_a_table_for_people(folder: Path) -> None:
         assert word in done.stdout
 
 
+def test_run_shows_the_fine_tuned_checkpoint_where_the_study_tunes(folder: Path) -> None:
+    words = ["run", folder / "study.toml", "--data", folder, "--set", "algorithm.name=fedavg"]
+    assert "fine_tuned" not in lab(*words).stdout
+    assert "fine_tuned" in lab(*words, "--set", "algorithm.fine_tuning.steps=2").stdout
+
+
 def test_a_setting_changes_the_study_and_its_digest(folder: Path) -> None:
     runs = [
         json.loads(lab("run", folder / "study.toml", "--data", folder, "--json", *extra).stdout)

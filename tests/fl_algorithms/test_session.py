@@ -2,13 +2,14 @@
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, Share, compute_logits, validation_loss
+from fl_algorithms.client.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SessionState
 from fl_algorithms.tasks.base import SiteData, Split
@@ -265,8 +266,12 @@ def test_logits_come_in_pieces_of_bounded_size() -> None:
 # FedSoup
 
 
-def souping(rounds: int, start_after: int, **changes: Any) -> StudyFile:
-    return toy_study("fedsoup", rounds=rounds, algorithm_settings={"start_after": start_after}, **changes)
+BATCH_NORM = {"name": "mlp", "hidden": [4], "norm": "batch"}
+
+
+def souping(rounds: int, start_after: int, soup: dict[str, Any] | None = None, **changes: Any) -> StudyFile:
+    settings = {"soup": {"start_after": start_after, **(soup or {})}}
+    return toy_study("fedsoup", rounds=rounds, algorithm_settings=settings, **changes)
 
 
 @pytest.mark.parametrize("start_after", [3, 7], ids=["until the last round", "beyond it"])
@@ -370,6 +375,98 @@ def test_from_the_first_soup_round_on_the_patched_models_compete_to_be_the_best(
     for name, delta in results[2].uplink["model"].items():
         torch.testing.assert_close(patched.tensors[name], start[name] + delta, rtol=1e-5, atol=1e-6)
     assert rounds[5] == [], "the closing download is no patched model"
+
+
+def test_a_tie_adds_nothing_as_the_released_code_compares() -> None:
+    _, state = run_rounds(souping(5, 1, {"compat": True}, local_steps=0), restart=False)
+    assert state.meta["notes"].get("soup_models", 0) == 0
+
+
+def test_as_the_released_code_compares_a_better_model_is_still_added() -> None:
+    study, data = souping(8, 2, {"compat": True}, learning_rate=1.0), toy_data("ash", seed=2)
+    session, base = session_of(study, data=data), start_of(study)
+    for round_number in range(1, 9):
+        base = plus(base, session.train(round_number, base))
+    assert 0 < session.export_state().meta["notes"]["soup_models"] < 7
+
+
+@pytest.mark.parametrize(("compat", "first"), [(False, 3), (True, 2)])
+def test_as_the_released_code_counts_souping_starts_a_round_earlier(compat: bool, first: int) -> None:
+    results, _ = run_rounds(souping(4, 2, {"compat": compat}), restart=False)
+    patched = [
+        round_number
+        for round_number, result in enumerate(results, start=1)
+        if any((c.kind, c.round) == ("best_local", round_number) for c in result.checkpoints)
+    ]
+    assert patched[0] == first, "a patched model competes in the round in which it was made"
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_without_a_score_the_paper_adds_the_model_and_the_released_code_does_not(compat: bool) -> None:
+    """An undefined headline metric is a tie."""
+    study = souping(1, 0, {"compat": compat})
+    session = session_of(study)
+    with mock.patch.object(Context, "headline", return_value=None):
+        session.train(1, start_of(study))
+    assert session.export_state().meta["notes"].get("soup_models", 0) == int(not compat)
+
+
+@pytest.mark.parametrize("moments", ["keep", "reset"])
+def test_a_patch_forgets_the_moments_if_asked_to(moments: str) -> None:
+    study = souping(3, 1, {"moments": moments})
+    session, base, counts = session_of(study), start_of(study), []
+    for round_number in (1, 2):
+        base = plus(base, session.train(round_number, base))
+        counts.append(sum(name.startswith("optimizer/") for name in session.export_state().tensors))
+    assert counts[0] > 0
+    assert (counts[1] == 0) == (moments == "reset")
+
+
+def test_a_patch_leaves_the_statistics_of_norm_layers_as_they_were_trained() -> None:
+    soup = session_of(souping(1, 0, model=BATCH_NORM)).train(1, start_of(souping(1, 0, model=BATCH_NORM)))
+    plain_study = toy_study("fedavg", model=BATCH_NORM, rounds=1)
+    plain = session_of(plain_study).train(1, start_of(plain_study))
+    for name in ("body.norms.0.running_mean", "body.norms.0.running_var"):
+        assert torch.equal(soup.uplink["model"][name], plain.uplink["model"][name])
+    assert not torch.equal(soup.uplink["model"]["head.weight"], plain.uplink["model"]["head.weight"])
+
+
+def test_a_patch_takes_the_statistics_of_norm_layers_anew_if_asked_to() -> None:
+    """The mean over batches of 64 of each batch's mean and unbiased variance, of what the patched layer puts out."""
+    study = souping(2, 0, {"statistics": "estimate"}, model=BATCH_NORM)
+    data = toy_data("ash", rows=150)
+    session = session_of(study, data=data)
+    base = start_of(study)
+    sent = plus(base, session.train(1, base))["model"]
+    before_norm = data.train.x @ sent["body.layers.0.weight"].T + sent["body.layers.0.bias"]
+    parts = [before_norm[:64], before_norm[64:128], before_norm[128:]]
+    for name, wanted in (
+        ("body.norms.0.running_mean", torch.stack([part.mean(0) for part in parts]).mean(0)),
+        ("body.norms.0.running_var", torch.stack([part.var(0) for part in parts]).mean(0)),
+    ):
+        torch.testing.assert_close(sent[name], wanted, rtol=1e-4, atol=1e-5)
+    network = session._context.networks["model"]
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
+    assert [norm.momentum for norm in norms] == [0.1]
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_soup_of_fendas_shared_extractor_touches_nothing_private() -> None:
+    souped = toy_study("fenda", algorithm_settings={"soup": {"start_after": 0}}, rounds=1)
+    stays = describe(souped, "ash").stays
+    soup = {stay.name for stay in stays if stay.name.startswith("soup.")}
+    assert soup == {"soup.shared_extractor.layers.0.weight", "soup.shared_extractor.layers.0.bias"}
+    plain = toy_study("fenda", rounds=1)
+    one, other = session_of(souped), session_of(plain)
+    start = start_of(plain)
+    patched, trained = one.train(1, start).uplink["model"], other.train(1, start).uplink["model"]
+    for name, delta in patched.items():  # with an empty soup b is half of the way that was trained
+        shares = delta / trained[name]
+        torch.testing.assert_close(shares[trained[name] != 0], torch.full_like(shares, 0.5)[trained[name] != 0])
+    mine, theirs = one.export_state().tensors, other.export_state().tensors
+    private = [name for name in theirs if name.startswith("private/")]
+    assert len(private) == 4
+    assert all(torch.equal(mine[name], theirs[name]) for name in private)
 
 
 # What cannot be

@@ -78,6 +78,18 @@ def test_numbers_and_levels_are_standardised_by_the_whole_table(table: Path) -> 
     assert data.train.y.dtype == torch.int64
 
 
+def test_a_scale_that_the_study_gives_is_the_same_at_every_site(table: Path) -> None:
+    given = {"name": "age", "mean": 50.0, "std": 10.0}
+    ages = everything(load(task(given, PAIN), table))[:, 0]
+    np.testing.assert_allclose(np.sort(ages), [(20 + 3 * k - 50) / (10 + 1e-9) for k in range(10)], rtol=1e-6)
+
+
+def test_a_column_that_is_constant_here_still_tells_something_on_the_studys_scale(tmp_path: Path) -> None:
+    constant = write(tmp_path / "table.csv", [[0, 1 + k % 3, "yes" if k % 2 else "no"] for k in range(10)])
+    data = load(task({"name": "age", "mean": 50.0, "std": 10.0}, PAIN), constant)
+    np.testing.assert_allclose(everything(data)[:, 0], -5.0, rtol=1e-6)
+
+
 def test_the_columns_are_found_by_name_and_others_are_ignored(table: Path, tmp_path: Path) -> None:
     rows = [["x", "yes" if k % 2 else "no", f" {1 + k % 3}.0 ", "", f"{20 + 3 * k}.0"] for k in range(10)]
     other = write(tmp_path / "other.csv", rows, ["name", "ill", "pain", "", "age"])

@@ -43,6 +43,21 @@ def test_checked_settings_check_to_themselves() -> None:
     [
         pytest.param({"features": [AGE, AGE]}, "[task]: feature `age` stands twice", id="feature twice"),
         pytest.param({"label": "age"}, "[task]: `age` is the label and a feature", id="label is a feature"),
+        pytest.param(
+            {"features": [{"name": "age", "mean": 50.0}]},
+            "[task.features]: feature `age` has one of `mean` and `std`; a scale is both",
+            id="half a scale",
+        ),
+        pytest.param(
+            {"features": [{"name": "age", "mean": 50.0, "std": 0.0}]},
+            "`std` in [task.features]: input should be greater than 0, found 0.0",
+            id="no scale",
+        ),
+        pytest.param(
+            {"features": [{**PAIN, "mean": 2.0, "std": 1.0}]},
+            '[task.features]: feature `cp` has a `mean`, but its kind is "categorical"',
+            id="the scale of a category",
+        ),
         pytest.param({"classes": ["a", " a"]}, "[task]: `classes` has `a` twice", id="class twice"),
         pytest.param({"classes": ["a", " "]}, "[task]: `classes` has an empty entry", id="empty class"),
         pytest.param(

@@ -1,5 +1,6 @@
 """Small studies and made-up patients for the tests of the methods."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
+from fl_algorithms.client.lg_fedavg import lg_fedavg
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.client.session import RoundResult, SiteSession
-from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Source, Split
 from fl_algorithms.training import Phase
@@ -120,3 +122,23 @@ TWO_NETWORKS = catalog.MethodRow(
     stays="one",
     client="tests.fl_algorithms.toys:two_networks",
 )
+
+
+def fit(algorithm: str, **changes: Any) -> StudyFile:
+    """A small study of any method of the catalogue, with the training that the method asks for."""
+    row = catalog.METHODS[algorithm]
+    if row.plain_sgd:
+        changes |= {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    if row.same_start:
+        changes |= {"init_private": "common"}
+    return toy_study(algorithm, **changes)
+
+
+def lg_that_shares_nothing(settings: MethodSettings) -> Algorithm:
+    """LG-FedAvg with an empty shared part."""
+    return replace(lg_fedavg(HeadSettings()), shares=(Share(names=matching()),))
+
+
+def alone_with_dittos_stream(settings: MethodSettings) -> Algorithm:
+    """Training alone with the batches that Ditto's private network sees."""
+    return Algorithm(shares=(), phases=lambda context: (Phase("personal"),))

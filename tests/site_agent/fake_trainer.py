@@ -41,6 +41,8 @@ class FakeTrainer:
         self.state = state
         self.specs = SHARED
         self.described: tuple[TensorSpec, ...] = SHARED
+        self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
+        self.exposure = ""
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
         self.num_examples: Any = 80
         self.poison = ""
@@ -76,7 +78,11 @@ class FakeTrainer:
         return getattr(self, "_" + request["command"])(request)
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"leaves": [leaf(spec) for spec in self.described], "stays": STAYS}
+        comes = self.described if self.comes is None else self.comes
+        return {
+            "leaves": [leaf(spec) for spec in self.described], "comes": [leaf(spec) for spec in comes],
+            "exposure": self.exposure, "stays": STAYS,
+        }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"]}

@@ -69,7 +69,8 @@ class SiteWorld:
 
     def draft(self, *edits: tuple[str, str]) -> None:
         """Write the policy that `site-agent policy draft` proposes, with some of its text replaced."""
-        asked = consents.asked(self.state.offer(STUDY), "spiffe://test/coordinator", None)
+        assert self.trainer is not None
+        asked = consents.asked(self.state.offer(STUDY), "spiffe://test/coordinator", None, self.trainer.exposure)
         text = policies.draft(asked, "st-olav")
         for old, new in edits:
             assert old in text

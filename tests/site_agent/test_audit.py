@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import html
 import io
 import json
 import os
@@ -234,6 +235,18 @@ def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> Non
     stays = [{"name": "<b>private</b>", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
     (state / "consents" / "hearts.json").write_text(json.dumps({"leaves": [], "stays": stays}))
     assert "&lt;b&gt;private&lt;/b&gt;" in page_of(state)
+
+
+def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Path) -> None:
+    assert "own model" not in page_of(state)
+    path = state / "ledger" / "000001.jsonl"
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for line in lines:
+        if line["type"] == "consent":
+            line["exposure"] = "sites"
+    path.write_bytes(b"".join(canonical.dumps(line) + b"\n" for line in lines))
+    said = "In it, the coordinator keeps this site's own model apart from the others', and sends it to the other sites."
+    assert html.escape(said) in page_of(state)
 
 
 def test_the_report_of_a_changed_ledger_says_so_first(state: Path, made: Made) -> None:

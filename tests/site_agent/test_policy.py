@@ -1,5 +1,6 @@
 """The policy as text and as a judge: what it takes, what it denies and by which rule, and what a draft says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,29 @@ def test_counts_may_be_told_less_exactly_than_the_policy_allows(form: str) -> No
     assert denials(edited(('form = "bucketed"', f'form = "{form}"')), asked) == []
 
 
+@pytest.mark.parametrize("exposure", ["", "coordinator", "sites"])
+def test_a_draft_lets_others_have_the_sites_own_model_only_where_the_study_asks_it(exposure: str) -> None:
+    asked = replace(ASKED, exposure=exposure)
+    found = parse(policy.draft(asked, "st-olav")).models
+    assert (found.kept_by_coordinator, found.sent_to_other_sites) == (exposure != "", exposure == "sites")
+    assert denials(policy.draft(asked, "st-olav"), asked) == []
+
+
+def test_a_policy_that_does_not_speak_of_models_lets_nobody_have_the_sites_own() -> None:
+    kept = ("this site's own model, kept apart by the coordinator", "models.kept_by_coordinator = false")
+    sent = ("this site's own model, sent to the other sites", "models.sent_to_other_sites = false")
+    least = replace(ASKED, tensors=(), metrics=(), counts="uniform")
+    assert denials(LEAST, least) == []
+    assert denials(LEAST, replace(least, exposure="coordinator")) == [kept]
+    assert denials(LEAST, replace(least, exposure="sites")) == [kept, sent]
+
+
+def test_what_is_sent_to_other_sites_is_kept_by_the_coordinator_too() -> None:
+    asked = replace(ASKED, exposure="sites")
+    text = edited(("kept_by_coordinator = true", "kept_by_coordinator = false"), asked=asked)
+    assert [rule for _, rule in denials(text, asked)] == ["models.kept_by_coordinator = false"]
+
+
 def test_quotas_count_what_left_before() -> None:
     found = parse(LEAST)
     assert [one.allowed for one in policy.quotas(found, 400, 600, 600)] == [True, True]
@@ -147,6 +171,7 @@ def test_quotas_count_what_left_before() -> None:
         pytest.param("", "policy.toml: empty, and a policy says at least [study] and [quotas]", id="empty"),
         pytest.param("# all in a comment\n", "policy.toml: empty", id="comments"),
         pytest.param("[study\n", "policy.toml: not TOML: ", id="not TOML"),
+        pytest.param(LEAST + "[models]\nkept_by_coordinator = 1\n", "kept_by_coordinator", id="a number for a word"),
         pytest.param(LEAST + "bytes_per_day = 5\n", "policy.toml: not TOML: Cannot overwrite a value", id="key twice"),
         pytest.param(LEAST + "[quotas]\n", "policy.toml: not TOML: Cannot declare ('quotas',) twice", id="table twice"),
         pytest.param(LEAST + "[tensor]\n", "policy.toml: unknown key `tensor`", id="unknown table"),

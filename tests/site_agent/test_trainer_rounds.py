@@ -4,22 +4,28 @@ import csv
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from fl_algorithms.client.partition import initial_model, task_of
+from fl_algorithms import catalog
+from fl_algorithms.client.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.server.mean import block_mean
+from fl_algorithms.server.halves import Round, Update, server_half
 from site_agent.trainer import rounds as rounds_module
 from site_agent.trainer import vault
 from site_agent.trainer.data import sources
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.tensors import TensorFile, file_header
+from wardround.study import Named, StudyFile
+from wardround.tensors import TensorFile, TensorSpec, file_header
+
+CONTROL = TensorSpec("c", "F32", (2,), "control")
 
 
 @pytest.fixture
@@ -104,16 +110,78 @@ def test_two_hospitals_and_the_mean_of_their_updates_reach_the_labs_model(tmp_pa
                 digest, specs = file.manifest().digest(), file.specs
             answer = hospital.train(number, site=site, base="model.safetensors", base_digest=digest)
             hospital.commit(number)
-            updates.append((answer["num_examples"], TensorFile(hospital.state / "staging" / answer["update"])))
+            sent = TensorFile(hospital.state / "staging" / answer["update"])
+            updates.append(Update(site, answer["num_examples"], sent))
         after = tmp_path / f"model-{number}"
         with TensorFile(base) as model, after.open("wb") as out:
             out.write(file_header(specs))
-            block_mean(model, updates, specs, out.write)
-        for _, update in updates:
-            update.close()
+            server_half(study, specs).aggregate(Round(number, model, updates, out.write))
+        for update in updates:
+            update.deltas.close()  # type: ignore[attr-defined]
         base = after
     with TensorFile(base) as file:
         assert file.manifest().digest() == lab.digest
+
+
+def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the installed method begin a round with one tensor more than leaves."""
+    real = rounds_module.describe
+
+    def describe(study: StudyFile, site: str) -> Partition:
+        partition = real(study, site)
+        return replace(partition, comes=(*partition.leaves, CONTROL), exposure="coordinator")
+
+    monkeypatch.setattr(rounds_module, "describe", describe)
+
+
+def stage_view(hospital: Hospital) -> dict[str, Any]:
+    """The base of round 1 as a site downloads it then; what to ask of it."""
+    tensors = {**initial_model(hospital.study), CONTROL.key: torch.ones(CONTROL.shape)}
+    path = hospital.state / "staging" / "view.safetensors"
+    safetensors.torch.save_file(tensors, path)
+    with TensorFile(path) as file:
+        return {"base": path.name, "base_digest": file.manifest().digest()}
+
+
+def test_more_may_come_than_leaves_and_the_update_holds_what_leaves(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_control(monkeypatch)
+    said = hospital.ask("describe", study=hospital.document, site="north")
+    assert [row for row in said["comes"] if row not in said["leaves"]] == [
+        {"bundle": "control", "name": "c", "dtype": "F32", "shape": [2], "bytes": 8}
+    ]
+    assert said["exposure"] == "coordinator"
+    answer = hospital.train(1, **stage_view(hospital))
+    with TensorFile(hospital.state / "staging" / answer["update"]) as update:
+        assert [spec.name for spec in update.specs] == [leaf["name"] for leaf in said["leaves"]]
+
+
+def test_download_of_other_tensors_than_the_installed_method_begins_with_is_refused(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = stage_view(hospital)
+    with pytest.raises(BadData, match="`control/c`, which this study does not share") as refused:
+        hospital.train(1, **view)
+    assert refused.value.code == "DECLINED_MODEL_MISMATCH"
+    with_control(monkeypatch)
+    with pytest.raises(BadData, match="the downloaded model lacks `control/c`") as refused:
+        hospital.restarted().train(1)
+    assert refused.value.code == "DECLINED_MODEL_MISMATCH"
+
+
+def test_closing_round_of_a_study_that_fine_tunes_keeps_the_tuned_copy_too(hospital: Hospital) -> None:
+    plain = hospital.study
+    tuned = Named.model_validate({"name": plain.algorithm.name, "fine_tuning": {"steps": 2}})
+    hospital.study = catalog.resolve(plain.model_copy(update={"algorithm": tuned}))
+    run(hospital, 1, 4)
+    answer = hospital.ask(**hospital.round(5, "validate"))
+    assert "update" not in answer
+    rows = vault.listing(hospital.state, NAME)["checkpoints"]
+    assert [row["kind"] for row in rows] == ["best_local", "fine_tuned", "latest"]
+    assert {row["round"] for row in rows if row["kind"] != "best_local"} == {4}
+    digests = {row["kind"]: row["digest"] for row in rows}
+    assert digests["fine_tuned"] != digests["latest"]
 
 
 def test_round_asked_again_before_it_is_decided_is_not_trained_again(

@@ -23,7 +23,9 @@ from wardround.tensors import (
     PayloadHasher,
     TensorFile,
     TensorSpec,
+    ViewFile,
     file_header,
+    view,
 )
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -133,6 +135,59 @@ def test_a_block_is_read_in_place(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a": values[:4], "b": values[4:]}, tmp_path / "m")
     with TensorFile(tmp_path / "m") as file:
         assert file.block("b", 1, 3).tolist() == [5, 6, 7]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(specs=SPECS, data=st.data(), size=st.integers(1, 50))
+def test_a_view_is_the_picked_tensors_under_their_new_names(
+    tmp_path: Path, specs: list[TensorSpec], data: st.DataObject, size: int
+) -> None:
+    """Against a copy: any pick, any order, a tensor twice, read in any pieces and from any byte on."""
+    payload = payload_of(specs)
+    (tmp_path / "m").write_bytes(file_header(specs) + payload)
+    picked = data.draw(st.lists(st.sampled_from(specs), max_size=8)) if specs else []
+    renamed = [TensorSpec(f"t{i}", spec.dtype, spec.shape) for i, spec in enumerate(picked)]
+    places = {spec.key: sum(other.bytes for other in specs[:index]) for index, spec in enumerate(specs)}
+    wanted = b"".join(payload[places[spec.key] :][: spec.bytes] for spec in picked)
+    copied = PayloadHasher(renamed)
+    copied.update(wanted)
+
+    with TensorFile(tmp_path / "m") as file:
+        found = view(file.manifest(), [spec.key for spec in picked], renamed)
+        assert found == copied.manifest()
+        viewed = ViewFile(file, [spec.key for spec in picked])
+        assert viewed.bytes == len(wanted)
+        chunks = list(viewed.chunks(size=size))
+        assert all(len(piece) == size for _, piece in chunks[:-1])
+        assert b"".join(piece for _, piece in chunks) == wanted
+        begin = data.draw(st.integers(0, len(wanted)))
+        later = list(viewed.chunks(begin, size))
+        assert b"".join(piece for _, piece in later) == wanted[begin:]
+        assert [offset for offset, _ in later] == list(range(begin, len(wanted), size))
+
+
+def test_a_view_of_a_whole_file_is_that_file(tmp_path: Path) -> None:
+    specs = [TensorSpec("a", "F32", (3,)), TensorSpec("b", "F32", (2, 2), "control")]
+    (tmp_path / "m").write_bytes(file_header(specs) + bytes(range(28)))
+    with TensorFile(tmp_path / "m") as file:
+        keys = [spec.key for spec in specs]
+        assert view(file.manifest(), keys, specs).digest() == file.manifest().digest()
+        assert list(ViewFile(file, keys).chunks()) == list(file.chunks())
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "said"),
+    [
+        ("c", TensorSpec("a", "F32", (3,)), "`a` is to be `c`, which is not kept"),
+        ("a", TensorSpec("b", "F32", (3, 1)), "`b` is F32 [3, 1], and `a`, which it is to be, F32 [3]"),
+        ("a", TensorSpec("a", "I32", (3,)), "`a` is I32 [3], and `a`, which it is to be, F32 [3]"),
+    ],
+)
+def test_a_view_of_what_is_not_there_is_refused(source: str, wanted: TensorSpec, said: str) -> None:
+    kept = Manifest((Entry(TensorSpec("a", "F32", (3,)), "0" * 64),))
+    with pytest.raises(BadData) as caught:
+        view(kept, [source], [wanted])
+    assert caught.value.message == said
 
 
 def test_a_file_that_shrinks_while_it_is_open_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,301 @@
+"""Run a suite: every row with every seed, in worker processes, one result file for each run.
+
+    OUT/suite.json              the suite resolved, its digest, versions, data and seeds
+    OUT/runs/ROW/SEED.json      a run that the tables are made of
+    OUT/runs/ROW/SEED-tuning-POINT.json
+    OUT/runs/ROW/....failed.json    why a run gave none
+
+Only this process writes, each file whole or not at all; so whatever stops it, the next call does what is missing.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_algorithms.lab import runs, tuning
+from fl_algorithms.lab.runs import Failed, Survey
+from fl_algorithms.lab.suite import Job, Row, Suite
+from wardround import durable
+from wardround.cli import say
+from wardround.errors import BadData, TryAgain, WardroundError
+
+Pool = Callable[[int], AbstractContextManager[Executor]]
+
+
+@dataclass
+class Tally:
+    """How far a comparison is."""
+
+    wanted: int
+    done: int = 0
+    failed: list[str] = field(default_factory=list)  # a sentence each
+    waiting: list[str] = field(default_factory=list)  # rows whose tuning is not complete, so they have no runs
+    interrupted: bool = False
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """``jobs`` fresh processes. Leaving by an exception ends them at once, with what they were at."""
+    before = multiprocessing.active_children()
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), runs.follow_parent)
+    try:
+        yield pool
+    except BaseException:
+        for worker in multiprocessing.active_children():
+            if worker not in before:
+                worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compare(
+    suite: Suite,
+    folder: Path,
+    out: Path,
+    *,
+    seeds: int,
+    jobs: int,
+    command: str,
+    only: Sequence[str] = (),
+    pool: Pool = processes,
+) -> Tally:
+    """Do the runs of ``suite`` that ``out`` lacks, and say how it goes.
+
+    Args:
+        folder: one folder for each site.
+        seeds: of each row, from the study's own on.
+        jobs: worker processes.
+        command: what repeats it, for the record.
+        only: names of rows; none for all.
+
+    Raises:
+        UsageProblem: ``only`` names no row.
+        BadData: ``out`` holds another suite's runs, or a site's data cannot be read.
+        TryAgain: another process writes there, or a worker was ended from outside.
+        CannotWrite: the disk does not take it.
+    """
+    rows = [suite.row(name) for name in dict.fromkeys(only)] or list(suite.rows)
+    durable.make_folder(out)
+    with _owned(out):
+        _refuse_other_suite(suite, out)  # before the seconds that starting a worker takes
+        work = _Work(suite, rows, folder, out, seeds)
+        try:
+            with pool(min(jobs, max(work.tally.wanted, 1))) as executor:
+                _settle(suite, folder, out, _survey(executor, suite.rows[0], folder), seeds, command)
+                work.do(executor)
+        except KeyboardInterrupt:
+            work.tally.interrupted = True
+        except BrokenProcessPool:
+            raise TryAgain(
+                f"a worker process was ended from outside; {work.tally.done} of {work.tally.wanted} runs are kept",
+                hint="most often memory ran out; run it again with fewer --jobs, what is done stays done",
+            ) from None
+    return work.tally
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON file that ``compare`` wrote.
+
+    Raises:
+        BadData: it is none.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadData(f"{path}: not JSON: {error}", hint="remove that file, then run `fl-lab compare` again") from None
+    if not isinstance(content, dict) or content.get("format") != runs.FORMAT:
+        raise BadData(f"{path}: not a file of this version of `fl-lab compare`", hint="use another --out")
+    return content
+
+
+class _Work:
+    """The runs still to do. A tuned row's reported runs join when its last tuning run is in."""
+
+    def __init__(self, suite: Suite, rows: Sequence[Row], folder: Path, out: Path, seeds: int) -> None:
+        self._suite, self._rows, self._folder, self._out, self._seeds = suite, rows, folder, out, seeds
+        self._running: dict[Future[bytes | Failed], Job] = {}
+        wanted = [job for row in rows for job in (*suite.tuning_jobs(row), *suite.reported_jobs(row, 0, seeds))]
+        self.tally = Tally(len(self._missing(wanted)))
+
+    def do(self, executor: Executor) -> None:
+        tuning_jobs = [job for row in self._rows for job in self._suite.tuning_jobs(row)]
+        reported = [self._reported(row) for row in self._rows if not self._missing(self._suite.tuning_jobs(row))]
+        self._submit(executor, tuning_jobs)
+        self._submit(executor, [job for jobs in zip(*filter(None, reported), strict=True) for job in jobs])
+        with _progress(self.tally.wanted) as advance:
+            while self._running:
+                for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+                    job = self._running.pop(future)
+                    self._keep(job, future.result())
+                    advance(job)
+                    if job.tuning and not self._tuning_runs(job.row):
+                        self._submit(executor, self._tuned(self._suite.row(job.row)))
+
+    def _tuned(self, row: Row) -> list[Job]:
+        """The reported runs of a row whose last tuning run has just ended."""
+        if self._missing(self._suite.tuning_jobs(row)):
+            self.tally.waiting.append(row.name)
+            return []
+        return self._reported(row)
+
+    def _reported(self, row: Row) -> list[Job]:
+        try:
+            point = choice(self._suite, row, self._out).point if row.tuned else 0
+        except WardroundError as error:
+            self.tally.failed.append(error.message)
+            return []
+        return self._suite.reported_jobs(row, point, self._seeds)
+
+    def _tuning_runs(self, row: str) -> bool:
+        return any(job.tuning and job.row == row for job in self._running.values())
+
+    def _missing(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if not (self._out / job.file).is_file()]
+
+    def _submit(self, executor: Executor, jobs: Sequence[Job]) -> None:
+        for row in {job.row for job in jobs}:
+            durable.make_folder(self._out / "runs" / row)
+        with _deaf_children():
+            for job in self._missing(jobs):
+                self._running[executor.submit(runs.attempt, job, self._folder)] = job
+
+    def _keep(self, job: Job, result: bytes | Failed) -> None:
+        if isinstance(result, Failed):
+            self.tally.failed.append(f"{job}: {result.message}")
+            failure = {"format": runs.FORMAT, "run": str(job), "message": result.message, "trace": result.trace}
+            durable.write_file(self._out / job.failure_file, json.dumps(failure, indent=1).encode())
+            return
+        durable.write_file(self._out / job.file, result)
+        durable.remove(self._out / job.failure_file)
+        self.tally.done += 1
+
+
+def choice(suite: Suite, row: Row, out: Path) -> tuning.Choice:
+    """What the row's tuning runs chose. Raises BadData: one is missing, or none has a finite loss."""
+    return tuning.choose(row.name, [read(out / job.file) for job in suite.tuning_jobs(row)])
+
+
+def _survey(executor: Executor, row: Row, folder: Path) -> Survey:
+    with _deaf_children():
+        asked = executor.submit(runs.survey, row.points[0].study, folder)
+    return asked.result()
+
+
+def _owned(out: Path) -> durable.StateLock:
+    try:
+        return durable.StateLock(out, "fl-lab compare")
+    except TryAgain as error:
+        raise TryAgain(error.message, hint="let it end, or use another --out") from None
+
+
+def _refuse_other_suite(suite: Suite, out: Path) -> None:
+    if not (out / "suite.json").is_file():
+        return
+    held = read(out / "suite.json")
+    if held["digest"] != suite.digest():
+        raise BadData(
+            f"{out} holds runs of another suite: {_difference(held['suite'], suite.document())}",
+            hint="use another --out, or the suite as it was",
+        )
+
+
+def _settle(suite: Suite, folder: Path, out: Path, found: Survey, seeds: int, command: str) -> None:
+    """Refuse to mix with runs of other data or versions; then write what the runs have in common.
+
+    Raises:
+        BadData: the folder's runs were made otherwise; the message says what differs.
+    """
+    path = out / "suite.json"
+    if path.is_file():
+        held = read(path)
+        for what, old, new in (("versions", held["versions"], found.versions), ("data", held["data"], found.data)):
+            if old != new:
+                raise BadData(
+                    f"{out} holds runs with other {what}: {_difference(old, new)}",
+                    hint="use another --out: runs are compared only where all else is equal",
+                )
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    record = {
+        "format": runs.FORMAT,
+        "digest": suite.digest(),
+        "suite": suite.document(),
+        "name": suite.name,
+        "title": suite.title,
+        "metric": suite.metric,
+        "reference": suite.reference,
+        "labels": {row.name: row.label for row in suite.rows},
+        "seeds": seeds,
+        "sites": list(suite.sites),
+        "versions": found.versions,
+        "data": found.data,
+        "data_folder": str(folder),
+        "command": command,
+    }
+    durable.write_file(path, json.dumps(record, indent=1, ensure_ascii=False).encode())
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str:
+    """The first place where two documents differ, old against new."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                return _difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        number = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        return _difference(old[number], new[number], f"{where}[{number}]")
+    return f"{where} was {_brief(old)}, is now {_brief(new)}"
+
+
+def _brief(value: Any) -> str:
+    if value is None:
+        return "not there"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to all: this process ends them.
+
+    The mask is inherited; a signal that comes meanwhile is taken when it is lifted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _progress(wanted: int) -> Iterator[Callable[[Job], None]]:
+    """A bar on a terminal, else a line for each run."""
+    if not sys.stderr.isatty():
+        count = itertools.count(1)
+        yield lambda job: say(f"{job} ({next(count)} of {wanted} runs)")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("runs", total=wanted)
+        yield lambda job: bar.update(task, advance=1, description=str(job))

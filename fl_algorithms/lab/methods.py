@@ -1,0 +1,235 @@
+"""`fl-lab methods`: the catalogue for people. Reads rows, settings and docstrings; imports no torch."""
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fl_algorithms import catalog
+from fl_algorithms.catalog import MethodRow
+from wardround.errors import UsageProblem
+
+MEAN = "fl_algorithms.server.mean:mean"
+SHOWN = {
+    "": "no site's own model is shown to anyone",
+    "coordinator": "the coordinator keeps each site's own model apart",
+    "sites": "the coordinator keeps each site's own model apart and sends it to other sites",
+}
+
+
+def overview() -> list[dict[str, Any]]:
+    """Every method: what a hospital asks first."""
+    return [_facts(row) for row in catalog.METHODS.values()]
+
+
+def card(name: str) -> dict[str, Any]:
+    """One method: its facts, how it works, its settings and what it combines with.
+
+    Raises:
+        UsageProblem: there is none of that name.
+    """
+    row = catalog.METHODS.get(name)
+    if row is None:
+        raise UsageProblem(f"there is no method `{name[:60]}`", hint=_nearest(name))
+    return {
+        **_facts(row),
+        "about": _about(row),
+        "server": _server(row),
+        "combines_with": _combinations(row),
+        "settings": list(_settings(row.settings.model_json_schema())),
+    }
+
+
+def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "method", "what leaves", "what stays", "needs", "single models")
+    for row in rows:
+        title = f"{row['title']} (lab only)" if row["lab_only"] else row["title"]
+        needs = "; ".join(row["needs"]) or "–"
+        table.add_row(row["name"], title, row["leaves"], row["stays"], needs, row["exposure"] or "–")
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print("next: `fl-lab methods NAME` for its settings and how it works")
+
+
+def print_card(found: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    console.print(f"{found['title']} (`{found['name']}`){', only in the lab' if found['lab_only'] else ''}")
+    console.print(found["about"])
+    facts = Table.grid(padding=(0, 2))
+    for what, said in (
+        ("paper", found["paper"]),
+        ("leaves", found["leaves"]),
+        ("stays", found["stays"]),
+        ("single models", SHOWN[found["exposure"]]),
+        ("needs", "; ".join(found["needs"]) or "nothing particular"),
+        ("coordinator", found["server"]),
+        ("combines with", "; ".join(found["combines_with"]) or "nothing"),
+    ):
+        facts.add_row(what, said)
+    console.print(facts)
+    for optional, heading in ((False, "setting of [algorithm]"), (True, "where its table is given")):
+        settings = [setting for setting in found["settings"] if setting["optional"] is optional]
+        if settings:
+            table = Table(heading, "default", "range")
+            for setting in settings:
+                needed = ", needed" if setting["needed"] else ""
+                table.add_row(setting["key"], _written(setting["default"]), setting["range"] + needed)
+            console.print(table)
+    console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={found['name']}`")
+
+
+def _facts(row: MethodRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "title": row.title,
+        "paper": row.paper,
+        "leaves": row.leaves,
+        "stays": row.stays,
+        "needs": _needs(row),
+        "exposure": row.exposure,
+        "one_global_model": row.one_global_model,
+        "lab_only": row.lab_only,
+    }
+
+
+def _needs(row: MethodRow) -> list[str]:
+    needs = [f"a network with {need}" for need in sorted(row.needs)]
+    if row.plain_sgd:
+        needs.append("plain SGD at the sites")
+    if row.same_start:
+        needs.append('`init_private = "common"`')
+    if row.validation:
+        needs.append("validation rows, for the method itself")
+    return needs
+
+
+def _combinations(row: MethodRow) -> list[str]:
+    """What the method's settings let be added to it."""
+    fields = row.settings.model_fields
+    found = []
+    if "server" in fields:
+        default = fields["server"].get_default()
+        found.append(
+            "a server optimizer after the mean: [algorithm.server]"
+            if default is None
+            else f"its server optimizer is {default.optimizer}: [algorithm.server]"
+        )
+    if "soup" in fields:
+        made_of_it = fields["soup"].get_default() is not None
+        found.append(f"{'its' if made_of_it else 'a'} soup of the shared parameters: [algorithm.soup]")
+    if "fine_tuning" in fields:
+        found.append("fine-tuning at the end: [algorithm.fine_tuning]")
+    return found
+
+
+def _about(row: MethodRow) -> str:
+    """The first paragraph of the method's own module, else of the one that its site half is in."""
+    own = f"fl_algorithms.client.{row.name}"
+    return _first_paragraph(own if _source(own) is not None else _module(row.client))
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, catalog.METHODS, n=1)
+    return f"did you mean `{close[0]}`?" if close else "`fl-lab methods` lists them"
+
+
+def _server(row: MethodRow) -> str:
+    if row.leaves == "nothing":
+        return "none: nothing is sent"
+    return "the mean, weighted by rows" if row.server == MEAN else _first_paragraph(_module(row.server))
+
+
+def _module(implementation: str) -> str:
+    return implementation.partition(":")[0]
+
+
+def _first_paragraph(module: str) -> str:
+    source = _source(module)
+    docstring = "" if source is None else ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split())
+
+
+def _source(module: str) -> Path | None:
+    """The module's file, without importing it."""
+    found = importlib.util.find_spec(module)
+    return Path(found.origin) if found is not None and found.origin is not None else None
+
+
+def _settings(schema: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    yield from _of_table(schema, schema.get("$defs", {}), "", optional=False)
+
+
+def _of_table(
+    table: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, *, optional: bool
+) -> Iterable[dict[str, Any]]:
+    """The table's keys and those of tables inside it. ``optional``: the table itself may be left out."""
+    for key, described in table.get("properties", {}).items():
+        inner, nothing = _table_inside(described, definitions)
+        if inner is None:
+            yield {
+                "key": f"{prefix}{key}",
+                "default": described.get("default"),
+                "range": _range(described),
+                "needed": key in table.get("required", ()),
+                "optional": optional,
+            }
+            continue
+        given = described.get("default") or {}
+        fields = {
+            name: {**field, "default": given[name]} if name in given else field
+            for name, field in inner.get("properties", {}).items()
+        }
+        left_out = optional or (nothing and not given)
+        yield from _of_table({**inner, "properties": fields}, definitions, f"{prefix}{key}.", optional=left_out)
+
+
+def _table_inside(
+    described: Mapping[str, Any], definitions: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, bool]:
+    """The table that a key is, and whether it may be left out."""
+    options = described.get("anyOf") or described.get("allOf") or [described]
+    for option in options:
+        name = option.get("$ref", "").rpartition("/")[2]
+        if name:
+            return definitions[name], any(other.get("type") == "null" for other in options)
+    return None, False
+
+
+def _range(described: Mapping[str, Any]) -> str:
+    options = [option for option in described.get("anyOf", [described]) if option.get("type") != "null"]
+    return " or ".join(_one_range(option) for option in options)
+
+
+def _one_range(option: Mapping[str, Any]) -> str:
+    if "enum" in option:
+        return ", ".join(map(str, option["enum"]))
+    if "const" in option:
+        return str(option["const"])
+    if option.get("type") == "array":
+        items = option.get("items") or {}
+        return f"a list of {_one_range(items)}" if items else "a list"
+    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+    said = [words.get(str(option.get("type")), str(option.get("type", "anything")))]
+    for name, word in (
+        ("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below"),
+    ):  # fmt: skip
+        if name in option:
+            said.append(f"{word} {option[name]:.12g}")
+    return ", ".join(said)
+
+
+def _written(value: Any) -> str:
+    """As it stands in a study file; a default of None is a key that is left out."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(list(value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,324 @@
+"""The evaluation protocol: what a run's checkpoints are worth away from home, after tuning, and how flat they lie.
+
+A site's *held-out* rows are those of its test table, or its validation split where it has none. They stay on the site's
+own scale, whichever model is asked about them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
+from fl_algorithms.client.partition import build
+from fl_algorithms.client.session import Restored
+from fl_algorithms.lab.federation import Outcome, run_federation
+from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.lab.sharpness import sharpness
+from fl_algorithms.lab.tent import adapted_logits, with_batch_statistics
+from fl_algorithms.settings.methods import FineTuning
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.tasks.selection import chosen, joined
+from wardround.errors import BadData
+from wardround.study import StudyFile
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Score: TypeAlias = float | None  # None where a metric is undefined; it is left out of means
+Scores: TypeAlias = dict[str, Score]  # metric -> score
+Data: TypeAlias = Mapping[str, SiteData]
+Judge: TypeAlias = Callable[[Tensors, Split], Scores]
+
+
+def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol: Protocol) -> dict[str, Any]:
+    """What ``protocol`` asks of one run, as plain JSON; {} where it asks nothing.
+
+    Each part has, for each kind of checkpoint, metric -> number, or what is shown here; None is an undefined score.
+
+        matrix           site -> split of its held-out rows, under "splits"; and under "kinds":
+                         matrix (M), diagonal, rows, ood, as of ``Matrix``; local and global, as of ``LocalGlobal``
+        personalisation  amount of fine-tuning -> local and global; "0" is the checkpoint itself
+        tent             local and global, as the adapting model answers
+        sharpness        sites -> eigenvalue, and their median
+        leave_one_out    see ``leave_one_out``
+
+    Raises:
+        BadData: the outcome is of central training; Tent for a network without batch norms; one site left out of one.
+    """
+    if not protocol.asks:
+        return {}
+    if alone := sorted(outcome.checkpoints.keys() - outcome.sessions.keys()):
+        raise BadData(
+            f"site `{alone[0]}` trained no model here, so there is none to compare with the other sites'",
+            hint="central training has the scores of its checkpoints alone; leave out the suite's [protocol] for it",
+        )
+    found: dict[str, Any] = {}
+    asked = Asked(study, task)
+    rows = LocalGlobal.draw(study, data)
+    kinds = _by_kind(outcome)
+    if protocol.matrix:
+        found["matrix"] = {
+            "splits": {site: "validation" if of_site.test is None else "test" for site, of_site in data.items()},
+            "kinds": {
+                kind: Matrix.of(models, data, asked.scores).document() | rows.mean_scores(models, asked.scores)
+                for kind, models in kinds.items()
+            },
+        }
+    if protocol.personalisation:
+        found["personalisation"] = {
+            kind: dict(_personalised(models, outcome, rows, asked, protocol)) for kind, models in kinds.items()
+        }
+    if protocol.tent:
+        judge = asked.adapting(protocol)
+        found["tent"] = {kind: rows.mean_scores(models, judge) for kind, models in kinds.items()}
+    if protocol.sharpness:
+        found["sharpness"] = {kind: _sharpness(models, data, asked) for kind, models in kinds.items()}
+    if protocol.leave_one_out:
+        found["leave_one_out"] = leave_one_out(study, task, data)
+    return found
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The generalisation matrix, metric -> M; ``M[j][i]`` is the score of site j's model on site i's held-out rows.
+
+    FENDA-FL, 2023, figure 2, https://arxiv.org/abs/2309.16825. Of runs that share nothing, the mean of M's diagonal is
+    Silo and that of row j is Client j.
+    """
+
+    scores: dict[str, dict[str, dict[str, Score]]]
+
+    @classmethod
+    def of(cls, models: Mapping[str, Tensors], data: Data, judge: Judge) -> "Matrix":
+        """Of each site's model, on each site's held-out rows."""
+        judged = {
+            j: {i: judge(tensors, held_out(of_site)) for i, of_site in data.items()} for j, tensors in models.items()
+        }
+        metrics = next(iter(next(iter(judged.values())).values()))
+        return cls(
+            {
+                metric: {j: {i: scores[metric] for i, scores in row.items()} for j, row in judged.items()}
+                for metric in metrics
+            }
+        )
+
+    def diagonal(self, metric: str) -> Score:
+        """The mean over the sites of their own model at home."""
+        m = self.scores[metric]
+        return mean(m[j][j] for j in m)
+
+    def rows(self, metric: str) -> dict[str, Score]:
+        """For each site's model, the mean over all sites' rows."""
+        return {j: mean(row.values()) for j, row in self.scores[metric].items()}
+
+    def ood(self, metric: str) -> Score:
+        """The mean over the sites of their model's mean at the other sites."""
+        m = self.scores[metric]
+        return mean(mean(score for i, score in m[j].items() if i != j) for j in m)
+
+    def document(self) -> dict[str, Any]:
+        metrics = list(self.scores)
+        return {
+            "matrix": self.scores,
+            "diagonal": {metric: self.diagonal(metric) for metric in metrics},
+            "rows": {metric: self.rows(metric) for metric in metrics},
+            "ood": {metric: self.ood(metric) for metric in metrics},
+        }
+
+
+@dataclass(frozen=True)
+class LocalGlobal:
+    """FedSoup's two tests, which have no row in common. Chen et al. 2023, https://arxiv.org/abs/2307.10507.
+
+    Attributes:
+        everyone: equally many held-out rows of each site; about as many in all as a site keeps for itself, and at most
+            half of any site's. None where a site has but one row.
+        own: site -> the rest of its held-out rows.
+    """
+
+    everyone: Split | None
+    own: dict[str, Split]
+
+    @classmethod
+    def draw(cls, study: StudyFile, data: Data) -> "LocalGlobal":
+        """The same rows for every method and setting of a seed."""
+        held = {site: held_out(data[site]) for site in sorted(data)}
+        sizes = [len(split) for split in held.values()]
+        each = min(min(sizes) // 2, max(1, round(fmean(sizes) / (len(sizes) + 1))))
+        own, common = {}, []
+        for site, split in held.items():
+            generator = torch.Generator().manual_seed(stream_seed(study.study.seed, site, 0, "protocol.global"))
+            order = torch.randperm(len(split), generator=generator)
+            common.append(chosen(split, order[:each]))
+            own[site] = chosen(split, order[each:])
+        return cls(joined(common) if each else None, own)
+
+    def mean_scores(self, models: Mapping[str, Tensors], judge: Judge) -> dict[str, Scores]:
+        """Metric -> the mean over the sites' models: "local" on each one's own rows, "global" on everyone's."""
+        local = [judge(tensors, self.own[site]) for site, tensors in models.items()]
+        everyone = self.everyone
+        if everyone is None:
+            return {"local": _means(local), "global": dict.fromkeys(local[0])}
+        return {"local": _means(local), "global": _means([judge(tensors, everyone) for tensors in models.values()])}
+
+
+class Asked:
+    """A study's models, out of their tensors."""
+
+    def __init__(self, study: StudyFile, task: Task) -> None:
+        self.study, self.task = study, task
+        self.algorithm: Algorithm = algorithm_of(study)
+
+    def scores(self, tensors: Tensors, split: Split) -> Scores:
+        """Every metric of the model as it is."""
+        return self.task.metrics(Restored(self.study, self.task, tensors).logits(split.x), split.y)
+
+    def batch_statistics_scores(self, tensors: Tensors, split: Split) -> Scores:
+        """Every metric, with the rows' own statistics in the batch norms."""
+        networks = with_batch_statistics(Restored(self.study, self.task, tensors).networks)
+        return self.task.metrics(compute_logits(self.algorithm, networks, split.x), split.y)
+
+    def adapting(self, protocol: Protocol) -> Judge:
+        """Every metric of the model under Tent. The rows come in an order that is the same in every run of the seed."""
+
+        def judge(tensors: Tensors, split: Split) -> Scores:
+            generator = torch.Generator().manual_seed(stream_seed(self.study.study.seed, "", 0, "protocol.tent"))
+            stream = chosen(split, torch.randperm(len(split), generator=generator))
+            logits = adapted_logits(
+                Restored(self.study, self.task, tensors).networks,
+                self.algorithm.infer,
+                stream.x,
+                batch=protocol.tent_batch,
+                learning_rate=protocol.tent_learning_rate,
+                episodic=protocol.episodic,
+            )
+            return self.task.metrics(logits, stream.y)
+
+        return judge
+
+    def sharpness(self, tensors: Tensors, site: str, split: Split) -> Score:
+        """Of the task's loss in the study's batches of ``split``; None where a loss has left the finite numbers."""
+        seed = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness")
+        value = sharpness(
+            Restored(self.study, self.task, tensors).networks,
+            lambda networks, x, y: self.task.losses(self.algorithm.infer(networks, x), y).mean(),
+            split.x,
+            split.y,
+            self.study.training.batch_size,
+            seed,
+        )
+        return value if math.isfinite(value) else None
+
+    def misses_norms(self) -> bool:
+        """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""
+        networks = build(self.study, self.task, self.algorithm, site="")
+        for slot, network in networks.items():
+            chosen = {name for share in self.algorithm.shares if share.slot == slot for name in share.tensors(networks)}
+            if chosen and any(name.endswith("running_mean") for name in network.state_dict().keys() - chosen):
+                return True
+        return False
+
+
+def leave_one_out(study: StudyFile, task: Task, data: Data) -> dict[str, Any]:
+    """Each site in turn as one that the federation has never seen, and all of its rows as evaluation data.
+
+    The others federate without it: it takes no step and sends nothing. Each of their models is asked about the unseen
+    site's training, validation and test rows, which stand on that site's own scale, as its own loading puts them; with
+    private batch norms (FedBN) there is no model for an unseen site, so they take the rows' statistics, and
+    "batch_statistics" says so.
+
+    Returns:
+        "batch_statistics"; "mean": kind -> metric -> mean over the unseen sites; "sites": unseen site -> its rows, the
+        participants' final shared model's digest, and kind -> metric -> mean over the participants' models.
+
+    Raises:
+        BadData: the study has one site.
+    """
+    sites = study.study.sites
+    if len(sites) < 2:
+        raise BadData(
+            f"the study has one site, `{sites[0]}`; without it there is no federation",
+            hint="in the suite's [protocol]: `leave_one_out = false`",
+        )
+    missing = Asked(study, task).misses_norms()
+    found: dict[str, dict[str, Any]] = {}
+    for unseen in sites:
+        fewer = without(study, unseen)
+        asked = Asked(fewer, task)
+        judge = asked.batch_statistics_scores if missing else asked.scores
+        outcome = run_federation(fewer, task, {site: data[site] for site in fewer.study.sites})
+        rows = every_row(data[unseen])
+        found[unseen] = {
+            "rows": len(rows),
+            "digest": outcome.digest,
+            "kinds": {
+                kind: _means([judge(tensors, rows) for tensors in models.values()])
+                for kind, models in _by_kind(outcome).items()
+            },
+        }
+    by_kind: dict[str, list[Scores]] = {}
+    for one in found.values():
+        for kind, scores in one["kinds"].items():
+            by_kind.setdefault(kind, []).append(scores)
+    return {
+        "batch_statistics": missing,
+        "mean": {kind: _means(scores) for kind, scores in by_kind.items()},
+        "sites": found,
+    }
+
+
+def without(study: StudyFile, site: str) -> StudyFile:
+    """The study of the other sites."""
+    sites = tuple(name for name in study.study.sites if name != site)
+    section = study.study.model_copy(update={"sites": sites, "quorum": None})
+    return study.model_copy(update={"study": section})
+
+
+def held_out(data: SiteData) -> Split:
+    """A site's test rows, or its validation rows where it has none."""
+    return data.validation if data.test is None else data.test
+
+
+def every_row(data: SiteData) -> Split:
+    """All of a site's rows: training, validation, test."""
+    return joined([data.train, data.validation, *([] if data.test is None else [data.test])])
+
+
+def mean(scores: Iterable[Score]) -> Score:
+    """The mean of those that are defined; None where none is."""
+    defined = [score for score in scores if score is not None]
+    return fmean(defined) if defined else None
+
+
+def _personalised(
+    models: Mapping[str, Tensors], outcome: Outcome, rows: LocalGlobal, asked: Asked, protocol: Protocol
+) -> Iterator[tuple[str, dict[str, Scores]]]:
+    yield "0", rows.mean_scores(models, asked.scores)
+    for amount in protocol.personalisation:
+        tuning = FineTuning.model_validate({protocol.personalisation_unit: amount})
+        tuned = {site: outcome.sessions[site].tuned(tensors, tuning) for site, tensors in models.items()}
+        yield str(amount), rows.mean_scores(tuned, asked.scores)
+
+
+def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked) -> dict[str, Any]:
+    sites = {site: asked.sharpness(tensors, site, data[site].train) for site, tensors in models.items()}
+    defined = [value for value in sites.values() if value is not None]
+    return {"median": median(defined) if defined else None, "sites": sites}
+
+
+def _by_kind(outcome: Outcome) -> dict[str, dict[str, Tensors]]:
+    """Kind -> site -> the checkpoint's tensors, of the sites that have one."""
+    kinds: dict[str, dict[str, Tensors]] = {}
+    for site, checkpoints in outcome.checkpoints.items():
+        for kind, checkpoint in sorted(checkpoints.items()):
+            kinds.setdefault(kind, {})[site] = checkpoint.tensors
+    return kinds
+
+
+def _means(scores: list[Scores]) -> Scores:
+    """Metric -> mean."""
+    return {metric: mean(one[metric] for one in scores) for metric in scores[0]}

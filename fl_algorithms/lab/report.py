@@ -1,0 +1,253 @@
+"""The report of a comparison: `report.md`, `index.html`, `scores.csv`, `tables.csv` and the plots as PNG and SVG."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_algorithms.lab import plots, results, tables
+from fl_algorithms.lab.blocks import Block, Code, Figure, Grid, Heading, Paragraph, markdown, page
+from fl_algorithms.lab.plots import Picture
+from fl_algorithms.lab.results import Results
+from fl_algorithms.lab.tables import CSV_COLUMNS, Table
+from wardround import durable
+
+SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
+
+
+def write(folder: Path, out: Path) -> list[Path]:
+    """Make the report of ``folder``'s runs in ``out``; the paths of what was written.
+
+    Raises:
+        BadData: ``folder`` holds no comparison, or one without a finished run.
+        NeedsPerson: matplotlib is not installed.
+        CannotWrite: ``out`` cannot be written.
+    """
+    found = results.load(folder)
+    title = str(found.record["title"])
+    with plots.style():
+        made = _Report(found)
+    files = {
+        "report.md": markdown(title, made.blocks).encode(),
+        "index.html": page(title, made.blocks).encode(),
+        "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(found))),
+        "tables.csv": _csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
+    }
+    for name, picture in made.pictures.items():
+        files[f"{name}.png"], files[f"{name}.svg"] = picture.png, picture.svg
+    durable.make_folder(out)
+    for name, content in files.items():
+        durable.write_file(out / name, content)
+    return [out / name for name in files]
+
+
+def warnings(found: Results) -> list[str]:
+    """What a reader must know before the numbers, a sentence each."""
+    alone = ["There is one seed, so no interval."] if len(found.seeds) == 1 else []
+    return [*_incomplete(found), *tables.identical(found), *tables.undefined(found), *alone]
+
+
+class _Report:
+    """The blocks of a report, in the order in which they are read."""
+
+    def __init__(self, found: Results) -> None:
+        self.found = found
+        self.blocks: list[Block] = []
+        self.tables: list[Table] = []
+        self.pictures: dict[str, Picture] = {}
+        self._head()
+        self._scores()
+        self._differences()
+        self._sites()
+        self._tuning()
+        self._matrix()
+        self._protocol()
+        self._complete()
+        self._repeat()
+
+    def _head(self) -> None:
+        found = self.found
+        seeds, sites = f"{found.seeds[0]} to {found.seeds[-1]}", ", ".join(found.record["sites"])
+        self.blocks.append(
+            Paragraph(
+                f"{len(found.rows)} rows, {len(found.seeds)} seeds ({seeds}), sites {sites}. Scores are {found.metric} "
+                f"on {tables.split_of(found)} rows. Within a run the sites count alike; a cell is the mean over the "
+                "runs ± the radius of its 95 % interval (Student's t), which covers seeds: initial weights, validation "
+                "split and batches, not other patients."
+            )
+        )
+        self.blocks += [Paragraph(text, warning=True) for text in warnings(found)]
+
+    def _scores(self) -> None:
+        table = self._table("Scores", tables.main(self.found))
+        self._dots("scores", table, "mean", f"{self.found.metric} (0 to 1)", "Mean over the runs, with 95 % intervals.")
+
+    def _differences(self) -> None:
+        table = tables.differences(self.found)
+        if table is None or not table.cells:
+            return
+        reference = next(line for line in self.found.lines if line.name == self.found.record["reference"])
+        self._table(
+            f"Against {reference.label}, run by run",
+            table,
+            "Row minus reference, with the same seed in both. Where the interval holds 0, no difference is shown.",
+        )
+        self._dots(
+            "differences", table, f"minus {reference.name}", f"{self.found.metric}, difference from {reference.label}",
+            "Mean of the paired differences, with 95 % intervals.", zero=True,
+        )  # fmt: skip
+
+    def _sites(self) -> None:
+        self._table("Site by site", tables.per_site(self.found))
+
+    def _tuning(self) -> None:
+        grid = tables.tuned(self.found)
+        if grid is not None:
+            said = (
+                "Chosen on validation loss, the sites' weighted by their validation rows, with seeds that no reported "
+                "run has. Test rows were not looked at."
+            )
+            self.blocks += [Heading("Tuned settings"), Paragraph(said), grid]
+
+    def _matrix(self) -> None:
+        found = self.found
+        table = tables.local_global(found)
+        panels = {}
+        for row in found.reported:
+            kind = row.shown_kind
+            if (matrix := tables.mean_matrix(found, row, kind)) is not None:
+                panels[f"{row.label} ({plots.KIND_LABELS[kind]})"] = matrix
+        if not panels:
+            return
+        self.blocks.append(Heading("At home and away"))
+        self._picture(
+            "matrix", plots.matrices(found.record["sites"], panels, found.metric),
+            f"Heat maps: {found.metric} of each site's model at each site",
+            "Each site's model (down) on each site's held-out rows (across), meant over the runs.",
+        )  # fmt: skip
+        if table is not None:
+            said = (
+                "local and global are FedSoup's two tests, which have no row in common: each model on its own site's "
+                "rows, and on a union with equally many rows of each site. other sites leaves out the model's own."
+            )
+            self._table("", table, said)
+
+    def _protocol(self) -> None:
+        self._personalisation()
+        protocol = self.found.record["suite"]["protocol"]
+        tent = (
+            f"The model adapts its batch norms to the test rows as they come, {protocol['tent_batch']} at a time, "
+            f"learning rate {protocol['tent_learning_rate']}{', anew for each batch' if protocol['episodic'] else ''}."
+        )
+        sharp = "The Hessian's eigenvalue of largest magnitude, median over the training batches; lower is flatter."
+        unseen = "The federation ran again without the site, and its models met all of that site's rows."
+        for heading, table, said in (
+            ("Adapting at test time (Tent)", tables.tent(self.found), tent),
+            ("Sharpness", tables.sharpness(self.found), sharp),
+            ("At a site that took no part", tables.leave_one_out(self.found), unseen),
+        ):
+            if table is not None:
+                self._table(heading, table, said)
+
+    def _personalisation(self) -> None:
+        table = tables.personalisation(self.found)
+        if table is None:
+            return
+        protocol = self.found.record["suite"]["protocol"]
+        amounts, unit = [0, *protocol["personalisation"]], protocol["personalisation_unit"]
+        self._table(
+            "After fine-tuning at each site",
+            table,
+            f"{unit.capitalize()} on the site's training rows; 0 is the checkpoint itself.",
+        )
+        panels: dict[str, dict[str, Any]] = {"local": {}, "global": {}}
+        for row in self.found.reported:
+            for test, panel in panels.items():
+                stats = [table.cells.get((row.name, row.shown_kind, f"{test} at {amount}")) for amount in amounts]
+                if any(one is not None for one in stats):
+                    panel[f"{row.label} ({plots.KIND_LABELS[row.shown_kind]})"] = stats
+        self._picture(
+            "personalisation", plots.curves(amounts, panels, unit, self.found.metric),
+            f"Curves: {self.found.metric} after fine-tuning, local and global",
+            "Local: on the own site's rows. Global: on a union with equally many rows of each site.",
+        )  # fmt: skip
+
+    def _complete(self) -> None:
+        failures = [failure for row in self.found.rows for failure in row.failures]
+        if failures:
+            self.blocks.append(Heading("Runs that failed"))
+            self.blocks.append(Grid(("run", "why"), tuple(_split(failure) for failure in failures), 2))
+
+    def _repeat(self) -> None:
+        record = self.found.record
+        facts = [
+            ("suite", f"{record['name']}, digest {record['digest']}"),
+            ("seeds", f"{self.found.seeds[0]} to {self.found.seeds[-1]}"),
+            *((what.replace("_", " "), str(version)) for what, version in record["versions"].items()),
+            *((f"data of {site}", digest) for site, digest in record["data"].items()),
+        ]
+        self.blocks += [Heading("To repeat it"), Code(record["command"]), Grid(("what", "which"), tuple(facts), 2)]
+        rows = []
+        for row in self.found.reported:
+            seed, run = next(iter(row.runs.items()))
+            seconds = tables.stat([run["seconds"]["wall"] for run in row.runs.values()])
+            assert seconds is not None
+            rows.append((row.label, str(seed), run["study_digest"], f"{seconds.mean:.1f}"))
+        said = "The study's digest of each row's first run; every run's file has its own, and the digest of its model."
+        self.blocks += [Paragraph(said), Grid(("row", "seed", "study digest", "seconds a run"), tuple(rows), 3)]
+
+    def _table(self, heading: str, table: Table, said: str = "") -> Table:
+        if heading:
+            self.blocks.append(Heading(heading))
+        if said:
+            self.blocks.append(Paragraph(said))
+        self.blocks.append(table.grid)
+        self.tables.append(table)
+        return table
+
+    def _dots(self, name: str, table: Table, column: str, axis: str, caption: str, *, zero: bool = False) -> None:
+        lines = [line for line in self.found.lines if any(row == line.name for row, _, _ in table.cells)]
+        series = {
+            kind: {
+                line.label: table.cells[line.name, kind, column]
+                for line in lines
+                if (line.name, kind, column) in table.cells
+            }
+            for kind in self.found.kinds
+        }
+        picture = plots.dots([line.label for line in lines], series, axis, zero=zero)
+        self._picture(name, picture, f"Dot plot: {axis} of each row", caption)
+
+    def _picture(self, name: str, picture: Picture, alt: str, caption: str) -> None:
+        self.pictures[name] = picture
+        self.blocks.append(Figure(name, alt, caption, picture.svg))
+
+
+def _incomplete(found: Results) -> list[str]:
+    """Rows without all of their runs."""
+    sentences = []
+    for row in found.rows:
+        if not row.missing:
+            continue
+        why = ", for its tuning is not complete" if row.tuned and row.choice is None else ""
+        named = ", ".join(map(str, row.missing[:12])) + (" …" if len(row.missing) > 12 else "")
+        sentences.append(
+            f"{row.label}: {len(row.runs)} of {len(found.seeds)} seeds{why}; missing are {named}"
+            + (f"; {len(row.failures)} runs failed, see below" if row.failures else "")
+            + "."
+        )
+    return sentences
+
+
+def _split(failure: str) -> tuple[str, str]:
+    row, seed, why = failure.split(": ", 2)
+    return f"{row}: {seed}", why
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,176 @@
+"""One run of a suite, in a worker process: from a job to the bytes of its result file.
+
+Nothing here writes. Importing this needs no torch; a worker imports it with its first job.
+"""
+
+import json
+import os
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_algorithms.lab.suite import Job
+from wardround.errors import WardroundError
+from wardround.study import StudyFile
+
+if TYPE_CHECKING:
+    from fl_algorithms.client.session import Checkpoint
+    from fl_algorithms.lab.federation import Outcome
+    from fl_algorithms.tasks.base import SiteData
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that gave no result. ``trace`` is for a fault in the program."""
+
+    message: str
+    hint: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What all runs in one output folder have in common."""
+
+    versions: dict[str, str]
+    data: dict[str, str]  # site -> digest of its tables
+    warnings: tuple[str, ...]
+
+
+def survey(study: StudyFile, folder: Path) -> Survey:
+    """The versions of this process, and the data of ``folder``, read once so that bad data is said once.
+
+    Raises:
+        BadData: a site has no table, or one that the task refuses.
+    """
+    from fl_algorithms.client.partition import task_of
+    from fl_algorithms.lab.federation import load_sites
+
+    sites = load_sites(study, task_of(study), folder)
+    warnings = tuple(f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings)
+    return Survey(versions(), {site: data.digest for site, data in sites.items()}, warnings)
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on beside study and data."""
+    import platform
+
+    import numpy as np
+    import torch
+
+    from wardround import __version__
+
+    return {
+        "wardround": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def attempt(job: Job, folder: Path) -> bytes | Failed:
+    """The job's result file. A failure is told, so that the other jobs go on."""
+    try:
+        return json.dumps(perform(job, folder), indent=1, ensure_ascii=False, allow_nan=False).encode()
+    except WardroundError as error:
+        return Failed(error.message, error.hint)
+    except Exception as error:
+        return Failed(f"a fault in the program: {type(error).__name__}: {error}", trace=traceback.format_exc())
+
+
+def perform(job: Job, folder: Path) -> dict[str, Any]:
+    """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
+    from fl_algorithms.client.partition import task_of
+    from fl_algorithms.lab.federation import load_sites, run_federation
+    from fl_algorithms.training import make_deterministic
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    study = job.study
+    make_deterministic(study.study.threads)
+    task = task_of(study)
+    rows: dict[str, dict[str, int]] = {}
+    data: dict[str, str] = {}
+    measures: dict[str, Any] = {}
+    if job.kind == "central":
+        from fl_algorithms.lab.central import run_central
+
+        outcome = run_central(study, task, folder, job.normalisation)
+    else:
+        sites = load_sites(study, task, folder, test=not job.tuning)
+        rows = {site: _rows(site_data) for site, site_data in sites.items()}
+        data = {site: site_data.digest for site, site_data in sites.items()}
+        outcome = run_federation(study, task, sites)
+        protocol = job.protocol
+        if job.kind == "silo" and not job.tuning:
+            protocol = protocol.model_copy(update={"matrix": True})  # what one site's model is worth at the others
+        if protocol.asks:
+            from fl_algorithms.lab.protocol import measure
+
+            measures = measure(study, task, sites, outcome, protocol)
+    return {
+        "format": FORMAT,
+        "row": job.row,
+        "kind": job.kind,
+        "tuning": job.tuning,
+        "point": job.point,
+        "settings": job.settings,
+        "seed": job.seed,
+        "study": study.document(),
+        "study_digest": study.digest(outcome.initial_digest),
+        "initial_digest": outcome.initial_digest,
+        "model_digest": outcome.digest,
+        "best_round": outcome.best_round,
+        "versions": versions() | {"threads": str(study.study.threads)},
+        "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
+        "rows": rows,
+        "data": data,
+        "checkpoints": _checkpoints(outcome, job),
+        "measures": measures,
+    }
+
+
+def follow_parent() -> None:
+    """End this worker when the process that started it is gone, however it went."""
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+def _rows(data: "SiteData") -> dict[str, int]:
+    return {
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "test": 0 if data.test is None else len(data.test),
+    }
+
+
+def _checkpoints(outcome: "Outcome", job: Job) -> dict[str, dict[str, Any]]:
+    """Site -> kind -> what its model scored. Of a tuning run the validation loss alone, so that no choice sees more."""
+    return {
+        site: {kind: _checkpoint(kinds[kind], job) for kind in sorted(kinds)}
+        for site, kinds in sorted(outcome.checkpoints.items())
+    }
+
+
+def _checkpoint(checkpoint: "Checkpoint", job: Job) -> dict[str, Any]:
+    found = {"round": checkpoint.round, "val_loss": checkpoint.val_loss}
+    if job.tuning:
+        return found
+    return found | {
+        "split": checkpoint.split,
+        "metric": checkpoint.metric,
+        "score": checkpoint.score,
+        "scores": checkpoint.scores,
+    }

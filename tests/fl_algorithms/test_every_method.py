@@ -1,0 +1,254 @@
+"""What holds for every method of the catalogue, whatever it does."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_algorithms import catalog
+from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
+from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
+from fl_algorithms.server.halves import ServerHalf, server_half
+from fl_algorithms.server.mean import InMemory
+from fl_algorithms.settings.methods import MeanSettings
+from fl_algorithms.settings.models import TWO_EXTRACTORS
+from fl_algorithms.tasks.base import SiteData, Split
+from tests.fl_algorithms.toys import fit, session_of, toy_data
+from wardround.study import StudyFile
+from wardround.tensors import TensorSpec
+
+METHODS = list(catalog.METHODS)
+FEDERATED = [name for name, row in catalog.METHODS.items() if not row.lab_only]
+MEANS = [name for name, row in catalog.METHODS.items() if issubclass(row.settings, MeanSettings)]
+NOISY: dict[str, Any] = {"name": "mlp", "hidden": [4, 3], "dropout": 0.3, "norm": "batch"}
+
+
+def noisy(algorithm: str, **changes: Any) -> StudyFile:
+    """A study whose network has all that could go wrong: dropout, statistics, an integer buffer."""
+    if TWO_EXTRACTORS not in catalog.METHODS[algorithm].needs:
+        changes["model"] = NOISY
+    return fit(algorithm, **changes)
+
+
+@dataclass(frozen=True)
+class Run:
+    digest: str | None  # of what the coordinator keeps at the end
+    results: list[dict[str, RoundResult]]  # of each round, by site; the last is the closing one
+    states: dict[str, SessionState]
+
+
+def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: bool = False) -> Run:
+    """A federation round by round; with ``restart`` every site is killed and started anew after each round."""
+    data = data or {site: toy_data(site) for site in study.study.sites}
+    sessions = {site: session_of(study, site, data[site]) for site in data}
+    half = server_half(study, describe(study, study.study.sites[0]).leaves)
+    kept = started(half, initial_model(study))
+    results: list[dict[str, RoundResult]] = []
+    for number in range(1, study.study.rounds + 2):
+        if restart:
+            sessions = {site: session_of(study, site, data[site], state=stored(sessions[site])) for site in sessions}
+        closing = number > study.study.rounds
+        results.append({})
+        for site, session in sessions.items():
+            step = session.validate if closing else session.train
+            results[-1][site] = step(number, downlink(half, kept, site, number))
+        if not closing:
+            kept = aggregate(study, half, kept, number, results[-1])
+    digest = manifest(kept, half.kept_specs).digest() if kept else None
+    return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
+
+
+def started(half: ServerHalf, initial: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the coordinator keeps before the first round."""
+    payload, kept, offset = bytearray(), {}, 0
+    half.start(InMemory({key: tensor.numpy() for key, tensor in initial.items()}), payload.extend)
+    for spec in half.kept_specs:
+        kept[spec.key] = torch.frombuffer(payload[offset : offset + spec.bytes], dtype=torch.float32).reshape(
+            spec.shape
+        )
+        offset += spec.bytes
+    return kept
+
+
+def stored(session: SiteSession) -> SessionState:
+    """The session's state as a vault gives it back."""
+    state = session.export_state()
+    return SessionState(state.tensors, json.loads(json.dumps(state.meta)))
+
+
+def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_same(one: Run, other: Run) -> None:
+    assert one.digest == other.digest
+    for ours, theirs in zip(one.results, other.results, strict=True):
+        for site, result in ours.items():
+            assert result.metrics == theirs[site].metrics
+            assert result.uplink.keys() == theirs[site].uplink.keys()
+            assert all(same_bits(deltas, theirs[site].uplink[bundle]) for bundle, deltas in result.uplink.items())
+            for mine, yours in zip(result.checkpoints, theirs[site].checkpoints, strict=True):
+                assert same_bits(mine.tensors, yours.tensors)
+                assert replace(mine, tensors={}) == replace(yours, tensors={})
+    for site, state in one.states.items():
+        assert state.meta == other.states[site].meta
+        assert same_bits(state.tensors, other.states[site].tensors)
+
+
+def checkpoints(one: Run, site: str) -> dict[str, Checkpoint]:
+    return {checkpoint.kind: checkpoint for results in one.results for checkpoint in results[site].checkpoints}
+
+
+@pytest.mark.parametrize("iterator", ["round", "run"])
+@pytest.mark.parametrize("lifetime", ["round", "run"])
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_killed_after_every_round_and_resumed_equals_an_uninterrupted_run(
+    algorithm: str, lifetime: str, iterator: str
+) -> None:
+    study = noisy(algorithm, optimizer_lifetime=lifetime, iterator=iterator)
+    assert_same(run(study), run(study, restart=True))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_two_runs_of_a_study_leave_the_same_digest_and_another_seed_leaves_another(algorithm: str) -> None:
+    study = noisy(algorithm)
+    once = run(study)
+    assert_same(once, run(study))
+    if algorithm in FEDERATED:
+        assert run(noisy(algorithm, seed=6)).digest != once.digest
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: str) -> None:
+    study = noisy(algorithm)
+    partition = describe(study, "ash")
+    private = {stay.name for stay in partition.stays}
+    for results in run(study).results[:-1]:
+        for result in results.values():
+            sent = [
+                TensorSpec(name, "F32", tuple(delta.shape), bundle)
+                for bundle, deltas in result.uplink.items()
+                for name, delta in deltas.items()
+            ]
+            assert sorted(sent, key=lambda spec: spec.key) == list(partition.leaves)
+            assert not {spec.key for spec in sent} & private
+            deltas = [delta for bundle in result.uplink.values() for delta in bundle.values()]
+            assert all(delta.dtype == torch.float32 and delta.is_contiguous() for delta in deltas)
+            assert all(not delta.requires_grad for delta in deltas)
+    assert list(initial_model(study)) == [spec.key for spec in partition.leaves]
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) -> None:
+    study = noisy(algorithm)
+    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").stays}
+    tensors = run(study).states["ash"].tensors
+    kept = {key.partition("/")[2] for key in tensors if not key.startswith("optimizer/")}
+    assert kept <= described
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_no_hook_writes_into_the_download(algorithm: str) -> None:
+    study = noisy(algorithm)
+    half = server_half(study, describe(study, "ash").leaves)
+    base = downlink(half, started(half, initial_model(study)), "ash", 1)
+    before = {bundle: {name: tensor.clone() for name, tensor in part.items()} for bundle, part in base.items()}
+    session_of(study).train(1, base)
+    assert all(same_bits(before[bundle], part) for bundle, part in base.items())
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_training_moves_the_model_of_which_the_scores_are(algorithm: str) -> None:
+    study = noisy(algorithm)
+    results = run(study).results
+    assert results[0]["ash"].metrics["val_loss"] != results[-1]["ash"].metrics["val_loss"]
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_checkpoint_restores_to_the_scores_that_it_was_kept_with(algorithm: str) -> None:
+    study, data = noisy(algorithm), toy_data("ash")
+    assert data.test is not None
+    one = run(study)
+    for kind, checkpoint in checkpoints(one, "ash").items():
+        logits = Restored(study, task_of(study), checkpoint.tensors).logits(data.test.x)
+        assert task_of(study).metrics(logits, data.test.y) == checkpoint.scores, kind
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_federation_of_one_site_runs(algorithm: str) -> None:
+    outcome = run_federation(study := noisy(algorithm, sites=["ash"]), task_of(study), {"ash": toy_data("ash")})
+    assert (outcome.digest is None) == (algorithm not in FEDERATED)
+    assert outcome.checkpoints["ash"]["latest"].round == 3
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_site_that_missed_a_round_goes_on(algorithm: str) -> None:
+    study = noisy(algorithm)
+    half = server_half(study, describe(study, "ash").leaves)
+    kept = started(half, initial_model(study))
+    session = session_of(study)
+    session.train(1, downlink(half, kept, "ash", 1))
+    result = session.train(3, downlink(half, kept, "ash", 3))
+    assert all(torch.isfinite(delta).all() for part in result.uplink.values() for delta in part.values())
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["one patient", "fewer than a batch"])
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_tiny_site_trains(algorithm: str, rows: int) -> None:
+    study = fit(algorithm)
+    data = {"ash": toy_data("ash", rows=rows), "birch": toy_data("birch")}
+    results = run(study, data).results
+    assert results[0]["ash"].num_examples == rows
+    assert all(torch.isfinite(delta).all() for part in results[-2]["ash"].uplink.values() for delta in part.values())
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_site_whose_patients_are_all_of_one_class_trains(algorithm: str) -> None:
+    study, data = noisy(algorithm), {site: toy_data(site) for site in ("ash", "birch")}
+    data["ash"] = replace(data["ash"], train=well(data["ash"].train), validation=well(data["ash"].validation))
+    results = run(study, data).results
+    assert results[-1]["ash"].metrics["auc"] is None
+    assert results[-1]["ash"].metrics["val_loss"] is not None
+
+
+def well(split: Split) -> Split:
+    return Split(split.x, torch.zeros_like(split.y))
+
+
+@pytest.mark.parametrize("algorithm", MEANS)
+def test_a_soup_works_with_every_mean_and_its_models_stay(algorithm: str) -> None:
+    study = noisy(algorithm, rounds=4, algorithm_settings={"soup": {"start_after": 1, "statistics": "estimate"}})
+    one = run(study)
+    assert_same(one, run(study, restart=True))
+    leaves = describe(study, "ash").leaves
+    plain = describe(noisy(algorithm, algorithm_settings={"soup": {"start_after": 9}}), "ash")
+    assert leaves == plain.leaves
+    soup = {stay.name.removeprefix("soup.") for stay in describe(study, "ash").stays if stay.name.startswith("soup.")}
+    assert soup <= {spec.key for spec in leaves}
+    assert soup
+    assert all(0 <= state.meta["notes"].get("soup_models", 0) <= 3 for state in one.states.values())
+
+
+@pytest.mark.parametrize("algorithm", [name for name in MEANS if name != "fedsoup"])
+def test_a_soup_that_never_starts_changes_no_bit(algorithm: str) -> None:
+    souped = noisy(algorithm, algorithm_settings={"soup": {"start_after": 9}})
+    assert run(souped).digest == run(noisy(algorithm)).digest
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_fine_tuning_changes_the_tuned_copy_alone(algorithm: str) -> None:
+    untuned = run(noisy(algorithm, algorithm_settings={"fine_tuning": {"steps": 0}}))
+    tuned = run(noisy(algorithm, algorithm_settings={"fine_tuning": {"epochs": 2}}))
+    assert tuned.digest == untuned.digest
+    for site in ("ash", "birch"):
+        before, after = (checkpoints(one, site) for one in (untuned, tuned))
+        assert same_bits(before["fine_tuned"].tensors, before["latest"].tensors)
+        assert before["fine_tuned"].scores == before["latest"].scores
+        assert same_bits(after["latest"].tensors, before["latest"].tensors)
+        assert not same_bits(after["fine_tuned"].tensors, before["latest"].tensors)
+        assert same_bits(tuned.states[site].tensors, untuned.states[site].tensors)

@@ -1,0 +1,173 @@
+"""Every method of the catalogue in one running federation, a short study each, against the lab: the same bits."""
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from coordinator.state import State
+from fl_algorithms import catalog
+from fl_algorithms.client.partition import initial_model, task_of
+from fl_algorithms.lab.federation import load_sites, run_federation
+from site_agent import audit
+from site_agent.state import SiteState
+from tools.world import World, in_parallel
+from wardround import control
+from wardround.identity import Name
+from wardround.study import StudyFile
+
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("methods")]
+
+SITES = ("ash", "birch", "cedar")
+FEATURES = ("age", "dose", "pressure")
+LABEL = "ill"
+WAIT_S = 60
+FEDERATION = "methods"
+
+MLP = {"name": "mlp", "hidden": [4]}
+NORMED = {"name": "mlp", "hidden": [4], "norm": "batch"}
+FENDA = {"name": "fenda", "shared_hidden": [3], "private_hidden": [2]}
+
+# What each method needs beside the defaults, as tables of a study file; a method that stands here runs in this test.
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "apfl": {},
+    "ditto": {},
+    "fedadagrad": {},
+    "fedadam": {},
+    "fedavg": {},
+    "fedavgm": {},
+    "fedbabu": {"training": {"init_private": "common"}, "algorithm": {"fine_tuning": {"steps": 2}}},
+    "fedbn": {"model": NORMED},
+    "fedfomo": {},
+    "fedper": {},
+    "fedprox": {},
+    "fedrep": {"algorithm": {"train_head": {"steps": 2}}},
+    "fedsm": {},
+    "fedsoup": {"algorithm": {"soup": {"start_after": 0}}},  # so that both rounds are soup rounds
+    "fedyogi": {},
+    "fenda": {"model": FENDA},
+    "lgfedavg": {},
+    "moon": {},
+    "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
+}
+METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
+
+
+def study_of(method: str) -> StudyFile:
+    """A resolved study of two rounds of three steps."""
+    if method not in SETTINGS:
+        pytest.fail(f"method `{method}` is in the catalogue and not in SETTINGS of {Path(__file__).name}: add it")
+    told = SETTINGS[method]
+    tables = {
+        "study": {"name": f"short-{method.replace('_', '-')}", "sites": list(SITES), "rounds": 2, "threads": 1},
+        "task": {"name": "tabular", "label": LABEL, "classes": ["no", "yes"], "features": list(FEATURES)},
+        "model": told.get("model", MLP),
+        "algorithm": {"name": method, **told.get("algorithm", {})},
+        "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
+        "told": {"metrics": ["val_loss", "accuracy"]},
+    }
+    return catalog.resolve(StudyFile.model_validate(tables))
+
+
+def write_table(path: Path, rows: int, seed: int) -> None:
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*FEATURES, LABEL])
+        for _ in range(rows):
+            patient = [draw.uniform(20, 90), draw.gauss(0, 1), draw.gauss(120, 15)]
+            writer.writerow(
+                [*(f"{value:.3f}" for value in patient), "yes" if patient[0] / 50 + patient[1] > 1 else "no"]
+            )
+
+
+def policy_for(studies: list[StudyFile]) -> str:
+    """A policy that allows each of ``studies`` all that it asks."""
+    shared = {key for study in studies for key in initial_model(study)}
+    statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
+    rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
+    return (
+        f'[study]\ncoordinator = "{Name(FEDERATION, "coordinator").uri}"\nstudies = ["*"]\n'
+        f"[tensors]\nallow = [\n{rules}]\n"
+        '[metrics]\nallow = [{ name = "val_loss" }, { name = "accuracy" }]\n'
+        '[counts]\nform = "exact"\n'
+        "[models]\nkept_by_coordinator = true\nsent_to_other_sites = true\n"
+        "[quotas]\nbytes_per_round = 1000000\nbytes_per_day = 1000000000\n"
+    )
+
+
+class Federation:
+    """One coordinator and its agents, which run all the studies, and the tables that they train on."""
+
+    def __init__(self, world: World, data: Path) -> None:
+        self.world = world
+        self.data = data
+        self._coordinator = State(world.coordinator_state).control
+
+    def site(self, name: str) -> SiteState:
+        return SiteState(self.world.state / name)
+
+    def run(self, study: StudyFile, folder: Path) -> dict[str, Any]:
+        """Create, approve and start a study, and wait for its end. Returns its status."""
+        name, initial = study.study.name, folder / "initial.safetensors"
+        safetensors.torch.save_file(initial_model(study), initial)
+        self._ask("create", document=study.document(), initial=str(initial))
+
+        def approve(site: str) -> None:
+            service = self.site(site).control
+            control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
+            person = {"name": "dpo", "uid": 1000}
+            request = {"command": "approve", "study": name, "data": "patients", "by": person}
+            assert control.call(service, request, timeout_s=WAIT_S)["told"]
+
+        in_parallel(approve, SITES)
+        self._ask("start", study=name)
+        status: dict[str, Any] = self._ask("follow", study=name)
+        return status
+
+    def _ask(self, command: str, **fields: Any) -> Any:
+        return control.call(self._coordinator, {"command": command, **fields}, timeout_s=WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("methods")
+    data = folder / "data"
+    for seed, site in enumerate(SITES):
+        (data / site).mkdir(parents=True)
+        write_table(data / site / "train.csv", 30 + 10 * seed, seed)
+    policy = policy_for([study_of(method) for method in METHODS if method in SETTINGS])
+    with World(folder / "world", FEDERATION) as world:
+        world.start(data, LABEL, SITES)
+        federation = Federation(world, data)
+        for site in SITES:
+            federation.site(site).policy.write_text(policy)
+        yield federation
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation_reaches_the_same_bits_as_the_lab(method: str, federation: Federation, tmp_path: Path) -> None:
+    study = study_of(method)
+    status = federation.run(study, tmp_path)
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    task = task_of(study)
+    outcome = run_federation(study, task, load_sites(study, task, federation.data))
+    assert status["model_digest"] == outcome.digest
+    assert (status["best"] or {}).get("round") == outcome.best_round
+    for site in SITES:
+        consent = federation.site(site).consent(study.study.name)
+        assert consent is not None
+        assert consent.exposure == catalog.METHODS[method].exposure
+
+
+def test_every_ledger_of_that_federation_verifies(federation: Federation) -> None:
+    for site in SITES:
+        federation.world.agents[site].stop()
+        verdict = audit.verify(federation.site(site).ledger)[0]
+        assert verdict.ok, verdict
+        assert verdict.unresolved == 0
