@@ -37,10 +37,10 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     for site in study.study.sites:
         found = next((paths for layout in layouts if (paths := _present(folder / site, layout))), None)
         if found is None:
-            names = " nor ".join(str(folder / site / next(iter(layout.values()))) for layout in layouts)
+            first = [str(folder / site / next(iter(layout.values()))) for layout in layouts]
+            absent = f"{first[0]} does not exist" if len(first) == 1 else f"neither {' nor '.join(first)} exists"
             raise BadData(
-                f"{folder} has no {'table' if layouts == TABLES else 'images'} for site `{site}`: "
-                f"{names} does not exist",
+                f"{folder} has no {'table' if layouts == TABLES else 'images'} for site `{site}`: {absent}",
                 hint=HINTS[layouts == TABLES],
             )
         sources[site] = Source({role: path for role, path in found.items() if test or not role.startswith("test")})

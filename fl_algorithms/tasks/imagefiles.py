@@ -11,6 +11,7 @@ import math
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> A
     """
     kind = kind_of(path)
     if kind in PILLOW:
-        array = _guarded(path, lambda: _pillow(path, data, PILLOW[kind], max_pixels, mask))
+        array = _guarded(path, partial(_pillow, path, data, PILLOW[kind], max_pixels, mask))
     elif kind in NIFTI:
-        array = _guarded(path, lambda: _nifti(path, data, max_pixels))
+        array = _guarded(path, partial(_nifti, path, data, max_pixels))
     elif kind == DICOM:
         array = _dicom(path, data, max_pixels)
     else:
@@ -236,7 +237,7 @@ def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple
         present = {name.removesuffix(".npy") for name in archive.namelist()}
         for name, needed in wanted.items():
             if name in present:
-                found[name] = _guarded(path, lambda name=name: _member(path, archive, name, max_bytes))  # type: ignore[misc]
+                found[name] = _guarded(path, partial(_member, path, archive, name, max_bytes))
             elif needed:
                 shown = ", ".join(f"`{other[:40]}`" for other in sorted(present)[:8]) or "nothing"
                 raise BadData(f"{path}: no array `{name}`", hint=f"the file has {shown}")

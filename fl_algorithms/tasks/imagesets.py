@@ -395,8 +395,8 @@ def _kept_files(
     read = _each(one, list(files.values()), DECODERS)
     images = [image for image, _, _ in read if image is not None]
     kept = None
-    if len(images) == len(files):
-        same = len({image.dtype for image in images}) == 1
+    same = len({image.dtype for image in images}) == 1
+    if len(images) == len(files) and (same or 4 * len(files) * numbers <= room):
         kept = np.stack(images if same else [unit(image) for image in images])
     digests = [digest for _, _, digest in read]
     pixels = Pixels(settings, kept, list(zip(files.values(), digests, strict=True)))

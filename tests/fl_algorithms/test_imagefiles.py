@@ -3,6 +3,8 @@
 import gzip
 import io
 import struct
+import sys
+import types
 import zipfile
 import zlib
 from pathlib import Path
@@ -182,11 +184,55 @@ def test_a_volume_with_nan_is_refused_with_the_count(tmp_path: Path) -> None:
 
 
 def test_dicom_without_its_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
     (tmp_path / "a.dcm").write_bytes(b"x")
     with pytest.raises(NeedsPerson) as caught:
         read(tmp_path / "a.dcm")
     assert caught.value.hint == "`pip install 'wardround[dicom]'`"
+
+
+class Dicom(dict[str, Any]):
+    """What pydicom gives of a file, as far as it is asked for."""
+
+    def __init__(self, pixels: Any, **header: Any) -> None:
+        sides = dict(zip(("Columns", "Rows"), reversed(pixels.shape), strict=False))
+        super().__init__(**{**sides, "BitsStored": 12, **header})
+        self.pixels = pixels
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    @property
+    def pixel_array(self) -> Any:
+        if self["Rows"] * self["Columns"] > LIMIT:
+            raise AssertionError("it was decoded")
+        return self.pixels
+
+
+@pytest.fixture
+def dicom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a .dcm file's path of what pydicom would give for it."""
+
+    def make(given: Dicom) -> Path:
+        monkeypatch.setitem(sys.modules, "pydicom", types.SimpleNamespace(dcmread=lambda file: given))
+        (tmp_path / "a.dcm").write_bytes(b"x")
+        return tmp_path / "a.dcm"
+
+    return make
+
+
+def test_dicom_gives_its_pixels_and_where_0_is_white_they_are_turned(dicom: Any) -> None:
+    assert (read(dicom(Dicom(RAMP.astype(np.uint16))))[..., 0] == RAMP).all()
+    turned = read(dicom(Dicom(RAMP.astype(np.uint16), PhotometricInterpretation="MONOCHROME1")))
+    assert (turned[..., 0] == 4095 - RAMP.astype(int)).all()  # 12 bits are stored
+    assert turned.dtype == np.uint16
+    frames = np.zeros((3, 6, 8), np.uint16)
+    assert read(dicom(Dicom(frames, NumberOfFrames="3"))).shape == (3, 6, 8, 1)
+
+
+def test_a_dicom_file_that_says_too_much_is_refused_before_it_is_decoded(dicom: Any) -> None:
+    found = refusal(dicom(Dicom(RAMP, Rows=30_000, Columns=30_000)))
+    assert "its header says 1 x 30000 x 30000 pixels" in found.message
 
 
 def test_arrays_of_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:

@@ -593,7 +593,7 @@ def test_a_site_without_images_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadData) as caught:
         load_sites(study, task_of(study), tmp_path)
     assert caught.value.message == (
-        f"{tmp_path} has no images for site `ash`: {tmp_path}/ash/train.npz nor {tmp_path}/ash/images does not exist"
+        f"{tmp_path} has no images for site `ash`: neither {tmp_path}/ash/train.npz nor {tmp_path}/ash/images exists"
     )
 
 

@@ -268,3 +268,16 @@ def test_an_image_among_volumes_is_refused(tmp_path: Path) -> None:
     settings = {"size": [8, 8, 8], "fit": "crop"}
     found = refused(mask_task(**settings), masked(tmp_path))
     assert found.message == f"{tmp_path}/images/000.png: 8 x 8 pixels, the study's size is 8 x 8 x 8"
+
+
+def test_a_volume_of_one_slice_is_an_image(tmp_path: Path) -> None:
+    images, masks = pictures(12)
+    for folder, arrays in (("images", images), ("masks", masks)):
+        (tmp_path / "flat" / folder).mkdir(parents=True)
+        for place, array in enumerate(arrays):
+            (tmp_path / "flat" / folder / f"{place:03}.nii").write_bytes(nifti(array[None], 2))
+    flat = load(mask_task(), Source({"images": tmp_path / "flat/images", "masks": tmp_path / "flat/masks"}))
+    plain = load(mask_task(), masked(tmp_path))
+    assert torch.equal(flat.train.y, plain.train.y)
+    every = torch.arange(len(flat.train))
+    assert torch.equal(flat.train.x.take(every), plain.train.x.take(every))
