@@ -89,8 +89,8 @@ def wbc(raw: Path, out: Path) -> Made:
 def nuclei(raw: Path, out: Path, by: Literal["organ", "hospital"] = "organ") -> Made:
     """Tiles of H&E slides with their nuclei: the four organs of six slides each, or three hospitals and the others.
 
-    Arrays: images (n, 128, 128, 3); masks (0, 1); patient, the slide. One slide in three is for testing, so an organ has
-    four to train, and a study of patients needs a `validation_fraction` of 0.25.
+    Arrays: images (n, 128, 128, 3); masks (0, 1); patient, the slide. One slide in three is for testing, so that an
+    organ has four to train, and a study of patients needs a `validation_fraction` of 0.25.
 
     Raises:
         BadData: the file is missing or of another form.
