@@ -62,7 +62,7 @@ $(BIN)/python:
 
 $(VENV)/.site: pyproject.toml | $(BIN)/python
 	@echo "Installing wardround with torch into $(VENV) (the first time about 90 s; most of it is torch)" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site,lab]'
 	@touch $@
 
 # --group needs pip 25.1, newer than the one that Python 3.11 brings.

@@ -165,8 +165,9 @@ METHODS: Mapping[str, MethodRow] = {
             exposure="sites",
         ),
         _method(
-            "fenda", "FENDA-FL", "FENDA-FL, 2023, https://arxiv.org/abs/2309.16825", "the shared extractor",
-            "records, the private extractor, the head, optimizer state", needs=frozenset({TWO_EXTRACTORS}),
+            "fenda", "FENDA-FL", "Fatemi Tavakoli et al., 2023, https://arxiv.org/abs/2309.16825",
+            "the shared extractor", "records, the private extractor, the head, optimizer state",
+            needs=frozenset({TWO_EXTRACTORS}),
         ),
         _method(
             "fedsoup", "FedSoup", "Chen et al., MICCAI 2023, https://arxiv.org/abs/2307.10507",

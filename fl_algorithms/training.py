@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ Progress = Callable[[int, int], None]  # (steps done, steps in all)
 PROGRESS_EVERY = 10
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of a split: ``x`` float32 (b, features) and ``y`` int64 (b,); of images (b, channels, *size), and of masks
     ``y`` uint8 (b, *size).
     """
@@ -81,7 +80,9 @@ class Batches:
         self, x: Inputs, y: Tensor, study: StudyFile, site: str, round_number: int, phase: str, place: dict[str, int]
     ) -> None:
         """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
-        self._x, self._y = x, y
+        self._y = y
+        self._rows = None if isinstance(x, Tensor) else x
+        self._x = x if isinstance(x, Tensor) else torch.arange(len(y))  # places, whose rows are made in their turn
         self._size = min(study.training.batch_size, len(y))
         self._limit = len(y) - len(y) % self._size if study.training.drop_last else len(y)
         self._place = place
@@ -108,18 +109,17 @@ class Batches:
             self._position = 0
         start, self._position = self._position, min(self._position + self._size, self._limit)
         self._place["position"] = self._position
-        y = self._shuffled_y[start : self._position]
-        if self._shuffled_x is not None:
-            return Batch(self._shuffled_x[start : self._position], y)
-        assert not isinstance(self._x, Tensor)
-        return Batch(*self._x.augmented(self._permutation[start : self._position], y, self._augmentation))
+        number = start // self._size
+        if self._rows is None:
+            return Batch(self._xs[number], self._ys[number])
+        return Batch(*self._rows.augmented(self._xs[number], self._ys[number], self._augmentation))
 
     def _shuffle(self, order: int) -> None:
         generator = self._own if self._own is not None else self._generator(order)
         permutation = torch.randperm(len(self._y), generator=generator)
-        self._permutation, self._shuffled_y = permutation, self._y[permutation]
-        self._shuffled_x = self._x[permutation] if isinstance(self._x, Tensor) else None
-        if self._shuffled_x is None:
+        self._xs = torch.split(self._x[permutation], self._size)
+        self._ys = torch.split(self._y[permutation], self._size)
+        if self._rows is not None:
             purpose = f"augment.{self._phase}.{order}"
             self._augmentation = stream_seed(self._seed, self._site, self._round, purpose)
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from tools.world import BIN, World, command, in_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = ("best_local", "latest", "best_global")
+KINDS = ("best_local", "fine_tuned", "latest", "best_global")
 
 
 def main() -> None:

@@ -186,7 +186,7 @@ def task_loss(context: Context, batch: Batch) -> Tensor:
 
 def loss_of(context: Context, logits: Tensor, batch: Batch) -> Tensor:
     """The mean of the task's loss of these logits: a scalar."""
-    return context.task.losses(logits, batch.y).mean()
+    return context.task.loss(logits, batch.y)
 
 
 def loss_of_slot(slot: str) -> Callable[[Context, Batch], Tensor]:
@@ -210,9 +210,17 @@ def downloaded_only(context: Context, trained: bool) -> tuple[Candidate, ...]:
     return () if trained else (Candidate("downloaded", context.networks),)
 
 
-def one_model(networks: Networks, x: Tensor) -> Tensor:
-    logits: Tensor = networks[MODEL](x)
-    return logits
+def one_slot(slot: str) -> Callable[[Networks, Tensor], Tensor]:
+    """h9: the logits of one network alone."""
+
+    def infer(networks: Networks, x: Tensor) -> Tensor:
+        logits: Tensor = networks[slot](x)
+        return logits
+
+    return infer
+
+
+one_model = one_slot(MODEL)
 
 
 def no_tensors(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:

@@ -6,10 +6,10 @@ https://arxiv.org/abs/2012.04221
 
 from torch import Tensor
 
-from fl_algorithms.client.algorithm import Algorithm, Context, Share, loss_of_slot, study_network
+from fl_algorithms.client.algorithm import Algorithm, Context, Share, loss_of_slot, one_slot, study_network
 from fl_algorithms.client.fedprox import proximal_term
 from fl_algorithms.settings.methods import DittoSettings
-from fl_algorithms.training import Batch, Networks, Phase
+from fl_algorithms.training import Batch, Phase
 from wardround.tensors import MODEL
 
 PERSONAL = "personal"
@@ -33,9 +33,5 @@ def ditto(settings: DittoSettings) -> Algorithm:
             Phase(trainable=(f"{MODEL}/*",), loss=loss_of_slot(MODEL)),
         )
 
-    def infer(networks: Networks, x: Tensor) -> Tensor:
-        logits: Tensor = networks[PERSONAL](x)
-        return logits
-
     slots = {MODEL: study_network, PERSONAL: study_network}
-    return Algorithm(slots=slots, shares=(Share(),), phases=phases, infer=infer)
+    return Algorithm(slots=slots, shares=(Share(),), phases=phases, infer=one_slot(PERSONAL))

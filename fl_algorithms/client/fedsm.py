@@ -11,6 +11,7 @@ Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, Closing the Generaliz
 Medical Image Segmentation, CVPR 2022. https://arxiv.org/abs/2203.10144
 """
 
+from functools import partial
 from math import prod
 
 import torch
@@ -25,6 +26,7 @@ from fl_algorithms.client.algorithm import (
     load_bundle,
     load_shared,
     loss_of_slot,
+    one_slot,
     shared_deltas,
     study_network,
 )
@@ -62,7 +64,7 @@ def fedsm(settings: FedSmSettings) -> Algorithm:
         ),
         after_round=lambda context: train_selector(context, settings),
         to_send=lambda context: {**shared_deltas(context), **context.scratch["moment_deltas"]},
-        infer=lambda networks, x: super_model(networks, x, settings.gamma),
+        infer=one_slot(PERSONAL) if settings.answer == "personal" else partial(super_model, gamma=settings.gamma),
     )
 
 

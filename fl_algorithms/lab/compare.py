@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,8 @@ class _Work:
 
     def _keep(self, job: Job, result: bytes | Failed) -> None:
         if isinstance(result, Failed):
-            self.tally.failed.append(f"{job}: {result.message}")
-            failure = {"format": runs.FORMAT, "run": str(job), "message": result.message, "trace": result.trace}
+            self.tally.failed.append(f"{job}: {result.message}" + (f" (hint: {result.hint})" if result.hint else ""))
+            failure = {"format": runs.FORMAT, "run": str(job), **asdict(result)}
             durable.write_file(self._out / job.failure_file, json.dumps(failure, indent=1).encode())
             return
         durable.write_file(self._out / job.file, result)

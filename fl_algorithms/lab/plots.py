@@ -128,33 +128,36 @@ def matrices(sites: Sequence[str], panels: Mapping[str, Sequence[Sequence[float 
 def curves(
     amounts: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[Stat | None]]], unit: str, metric: str
 ) -> Picture:
-    """Side by side, how each row's score moves with the amount of fine-tuning.
+    """A square for each row: how its scores move with the amount of fine-tuning.
 
     Args:
-        panels: title -> row -> a mean for each amount.
+        panels: row -> test -> a mean for each amount.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    for axes, (title, rows) in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
-    ):
-        for number, (label, found) in enumerate(rows.items()):
-            shift = (number - (len(rows) - 1) / 2) * 0.05  # so that intervals at one amount stand side by side
+    across = min(4, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(max(4.2, 0.6 + 2.0 * across), 0.9 + 2.0 * down), layout="constrained")
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, tests) in zip(grid.flat, panels.items(), strict=False):
+        for number, (test, found) in enumerate(tests.items()):
+            shift = (number - (len(tests) - 1) / 2) * 0.12  # so that intervals at one amount stand side by side
             there = [(place, stat) for place, stat in enumerate(found) if stat is not None]
             axes.errorbar(
                 [place + shift for place, _ in there],
                 [stat.mean for _, stat in there],
                 yerr=[stat.ci95 or 0.0 for _, stat in there],
-                capsize=2.5, markersize=5, linewidth=1.3, label=label,
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3], **_look(number),
+                capsize=2.5, markersize=4.5, linewidth=1.3, label=test, **_look(number),
             )  # fmt: skip
         axes.set_xticks(range(len(amounts)), [str(amount) for amount in amounts])
-        axes.set_xlabel(f"fine-tuning ({unit})")
+        axes.tick_params(labelbottom=True)
         axes.set_title(title)
-    figure.axes[0].set_ylabel(f"{metric} (0 to 1)")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
+    figure.supxlabel(f"fine-tuning ({unit})", fontsize=10)
+    figure.supylabel(f"{metric} (0 to 1)", fontsize=10)
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return _picture(figure)
 
 

@@ -161,12 +161,14 @@ class _Report:
             table,
             f"{unit.capitalize()} on the site's training rows; 0 is the checkpoint itself.",
         )
-        panels: dict[str, dict[str, Any]] = {"local": {}, "global": {}}
+        panels = {}
         for row in self.found.reported:
-            for test, panel in panels.items():
-                stats = [table.cells.get((row.name, row.shown_kind, f"{test} at {amount}")) for amount in amounts]
-                if any(one is not None for one in stats):
-                    panel[f"{row.label} ({plots.KIND_LABELS[row.shown_kind]})"] = stats
+            tests = {
+                test: [table.cells.get((row.name, row.shown_kind, f"{test} at {amount}")) for amount in amounts]
+                for test in ("local", "global")
+            }
+            if any(stat is not None for stats in tests.values() for stat in stats):
+                panels[f"{row.label} ({plots.KIND_LABELS[row.shown_kind]})"] = tests
         self._picture(
             "personalisation", plots.curves(amounts, panels, unit, self.found.metric),
             f"Curves: {self.found.metric} after fine-tuning, local and global",

@@ -19,13 +19,13 @@ from functools import partial
 import numpy as np
 
 from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
-from fl_algorithms.settings.methods import MeanSettings, ServerOptimizer
+from fl_algorithms.settings.methods import ServerOptimizer, ServerSettings
 from wardround.tensors import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: MeanSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
     """The mean's half with moments, which no site downloads."""
     server = settings.server
     if server is None:

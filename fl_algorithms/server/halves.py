@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms import catalog
-from fl_algorithms.settings.methods import MeanSettings
+from fl_algorithms.settings.methods import ServerSettings
 from wardround.errors import BadData
 from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
@@ -120,7 +120,7 @@ def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
     """The server half of a resolved study whose updates hold ``leaves``."""
     _, _, settings = catalog.settings_of(study)
     implementation = catalog.method(study).server
-    if isinstance(settings, MeanSettings) and settings.server is not None:
+    if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
     half: ServerHalf = catalog.load(implementation)(settings, study.study.sites, leaves)
     return half

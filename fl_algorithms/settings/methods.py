@@ -86,10 +86,15 @@ class MethodSettings(Strict):
         return self
 
 
-class MeanSettings(MethodSettings):
-    """A method whose server half is the mean: a server optimizer may follow the mean, and a soup the local steps."""
+class ServerSettings(MethodSettings):
+    """A method whose server half is the mean: a server optimizer may follow it."""
 
     server: ServerOptimizer | None = None
+
+
+class MeanSettings(ServerSettings):
+    """One that predicts with what it shares: a soup may follow the local steps."""
+
     soup: Soup | None = None
 
     def filled(self, rounds: int) -> Self:
@@ -145,7 +150,7 @@ class ApflSettings(MeanSettings):
     mixing: Literal["outputs", "weights"] = "outputs"
 
 
-class DittoSettings(MeanSettings):
+class DittoSettings(ServerSettings):
     lam: float = Field(default=1.0, ge=0)  # lambda, the pull to the global model
 
 
@@ -164,6 +169,7 @@ class FedFomoSettings(MethodSettings):
 class FedSmSettings(MethodSettings):
     lam: float = Field(default=0.7, ge=0, le=1)  # lambda of SoftPull
     gamma: float = Field(default=0.9, ge=0)  # a choice of the selector counts above this probability
+    answer: Literal["super", "personal"] = "super"  # what predicts: the super model, or the site's personal network
     selector_hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (16,)
     selector_learning_rate: Rate = 1e-3
     selector_epochs: int = Field(default=1, ge=0, le=1000)

@@ -120,6 +120,9 @@ class Task(Protocol):
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample: (n,), carries gradient."""
 
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean of ``losses``, a scalar: what training takes the gradient of."""
+
     def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
         """Scores over all samples given; None where a score is undefined."""
 

@@ -83,6 +83,10 @@ class ImageTask:
             losses = missed.clamp(min=SMALLEST) ** self.settings.gamma * losses
         return losses if self._weights is None else self._weights[y] * losses
 
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean of ``losses``: a scalar."""
+        return self.losses(logits, y).mean()
+
     def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
         """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""
         return scores(self.probabilities(logits.detach()).cpu().numpy(), y.cpu().numpy())

@@ -76,6 +76,10 @@ class SegmentationTask:
         dice = 1 - ((2 * overlap + SMOOTH) / (total + SMOOTH)).mean(1)
         return dice + entropy.flatten(1).mean(1) if self.settings.loss == "dice_ce" else dice
 
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean of ``losses``: a scalar."""
+        return self.losses(logits, y).mean()
+
     def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
         """dice: see ``dice``, with the likeliest class of each pixel."""
         if len(y) == 0 or not torch.isfinite(logits).all():

@@ -100,9 +100,15 @@ class TabularTask:
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross entropy of each sample, (n,). Logits are (n, 1) for two classes, of the last; else (n, classes)."""
+        return self._cross_entropy(logits, y, "none")
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self._cross_entropy(logits, y, "mean")
+
+    def _cross_entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
         if len(self.classes) == 2:
-            return F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction="none")
-        return F.cross_entropy(logits, y, reduction="none")
+            return F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction=reduction)
+        return F.cross_entropy(logits, y, reduction=reduction)
 
     def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
         """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""

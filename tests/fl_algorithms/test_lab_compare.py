@@ -336,7 +336,8 @@ def test_a_failing_row_is_reported_the_others_go_on_and_the_next_call_tries_agai
     (data / "birch" / "test.csv").rename(tmp_path / "hidden.csv")
     tally = compared(path, data, out, seeds=1)
     reason = f"{data} has no test table for site `birch`: {data / 'birch' / 'test.csv'} does not exist"
-    assert tally.failed == [f"central: seed 5: {reason}"]
+    (said,) = tally.failed
+    assert said.startswith(f"central: seed 5: {reason} (hint: central training is judged on each site's test rows, ")
     assert tally.done == 1
     assert json.loads((out / "runs/central/5.failed.json").read_text())["message"] == reason
     assert compared(path, data, out, seeds=1).wanted == 1
@@ -395,6 +396,17 @@ def test_an_interrupted_comparison_leaves_whole_files_and_the_next_call_does_the
     assert f"{13 - len(kept)} of {13 - len(kept)} runs done" in done.stderr
     compared(path, data, tmp_path / "whole", seeds=3)
     assert run_files(out) == run_files(tmp_path / "whole")
+
+
+def test_workers_end_with_the_process_that_started_them_however_it_ends(tmp_path: Path, data: Path) -> None:
+    path, out = suite_file(tmp_path, HEAD + FEDAVG, LONG), tmp_path / "out"
+    words = ["compare", str(path), "--data", str(data), "--seeds", "50", "--out", str(out), "--jobs", "1"]
+    program = "from fl_algorithms.lab.cli import main; main()"
+    with subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "(1 of 50 runs)" in process.stderr.readline()
+        process.kill()
+        assert process.stderr.read().count("runs)") < 49  # read to its end: no worker holds it open any more
 
 
 # Tuning

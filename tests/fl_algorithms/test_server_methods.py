@@ -722,6 +722,19 @@ def test_the_super_model_answers_each_row_with_whom_the_selector_is_sure_of() ->
     assert said == [0.0, 1.0, 9.0, 2.0]
 
 
+def test_fedsm_can_answer_with_the_sites_own_personal_network() -> None:
+    said = {}
+    for answer in ("super", "personal"):
+        study = study_of("fedsm", settings={"answer": answer, "gamma": 2.0})
+        outcome = run_federation(study, task_of(study), {site: toy_data(site) for site in study.study.sites})
+        latest, x = outcome.checkpoints["ash"]["latest"], toy_data("ash").train.x
+        model = Restored(study, task_of(study), latest.tensors)
+        said[answer] = outcome.digest
+        alone = model.networks["personal" if answer == "personal" else "model"]
+        torch.testing.assert_close(model.logits(x), alone(x).detach(), rtol=0, atol=0)
+    assert said["super"] == said["personal"]
+
+
 @pytest.mark.parametrize(("gamma", "wanted"), [(0.0, [0.0, 1.0]), (1.0, [9.0, 9.0]), (2.0, [9.0, 9.0])])
 def test_gamma_zero_is_always_personal_and_gamma_one_always_global(gamma: float, wanted: list[float]) -> None:
     assert answers([[1.0, 0.0], [0.5 - 1e-3, 0.5 + 1e-3]], gamma) == wanted
@@ -837,7 +850,7 @@ def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
     study = study_of("fedsm")
     context = session_of(study)._context
     whole = fedsm.selector_gradient(context)
-    with mock.patch.object(fedsm, "EVALUATION_BATCH", 5):
+    with mock.patch("fl_algorithms.client.algorithm.EVALUATION_BATCH", 5):
         pieces = fedsm.selector_gradient(context)
     assert all(gradient.any() for gradient in whole.values())
     for name, gradient in whole.items():
