@@ -334,7 +334,8 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network or a training that lacks what the method needs, or a method that runs only in the lab.
+            a network that does not take the task's data, a network or a training that lacks what the method needs, or
+            a method that runs only in the lab.
     """
     task_settings, model_settings, method_settings = settings_of(study, source)
     task_row, model_row, method_row = task(study), model(study), method(study)
