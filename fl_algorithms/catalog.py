@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.methods import (
     ApflSettings,
     DittoSettings,
@@ -41,12 +42,22 @@ from fl_algorithms.settings.models import (
     MlpSettings,
     NetworkSettings,
 )
+from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.vision import (
+    DenseNetSettings,
+    SqueezeNetSettings,
+    UnetSettings,
+    VggSettings,
+    VisionSettings,
+)
 from wardround.errors import BadData
 from wardround.schema import Strict, check
 from wardround.study import Named, StudyFile
 
 VAL_LOSS = "val_loss"
+COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
+# image of which every pixel is judged
 
 
 @dataclass(frozen=True)
@@ -57,15 +68,19 @@ class TaskRow:
     settings: type[Strict]
     implementation: str  # called with the settings
     metrics: tuple[str, ...]  # the names that a study may tell, beside val_loss
+    gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``input_shape``
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A network. ``implementation`` is called with its settings and the numbers of inputs and of outputs."""
+    """A network. ``implementation`` is called with its settings, its inputs and the number of outputs; inputs are the
+    number of columns, or an image's shape (channels, *size).
+    """
 
     name: str
     settings: type[NetworkSettings]
     implementation: str
+    takes: str = COLUMNS
 
 
 @dataclass(frozen=True)
@@ -212,6 +227,25 @@ MODELS: Mapping[str, ModelRow] = {
         ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
         ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
         ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
+        *(
+            ModelRow(name, settings, f"fl_algorithms.models.vision:{name}", IMAGES)
+            for name, settings in (
+                ("resnet10", VisionSettings),
+                ("resnet18", VisionSettings),
+                ("resnext", VisionSettings),
+                ("seresnet", VisionSettings),
+                ("efficientnet_b0", VisionSettings),
+                ("mobilenet_v2", VisionSettings),
+                ("shufflenet_v2", VisionSettings),
+                ("densenet", DenseNetSettings),
+                ("squeezenet", SqueezeNetSettings),
+                ("vgg", VggSettings),
+            )
+        ),
+        *(
+            ModelRow(name, UnetSettings, f"fl_algorithms.models.unet:{name}", MASKS)
+            for name in ("unet", "resunet", "unetpp", "fcn")
+        ),
     )
 }
 
@@ -222,6 +256,22 @@ TABULAR = TaskRow(
     metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
 )
 
+IMAGE_CLASSES = TaskRow(
+    name="images",
+    settings=ImageSettings,
+    implementation="fl_algorithms.tasks.images:ImageTask",
+    metrics=TABULAR.metrics,
+    gives=IMAGES,
+)
+
+SEGMENTATION = TaskRow(
+    name="segmentation",
+    settings=SegmentationSettings,
+    implementation="fl_algorithms.tasks.segmentation:SegmentationTask",
+    metrics=("dice",),
+    gives=MASKS,
+)
+
 
 @functools.cache  # a scan of the installed distributions takes milliseconds
 def tasks() -> dict[str, TaskRow]:
@@ -230,7 +280,7 @@ def tasks() -> dict[str, TaskRow]:
     Raises:
         BadData: an entry point does not lead to a ``TaskRow`` of its name.
     """
-    found = {TABULAR.name: TABULAR}
+    found = {row.name: row for row in (TABULAR, IMAGE_CLASSES, SEGMENTATION)}
     for entry in entry_points(group="wardround.tasks"):
         if entry.name in found:
             continue
@@ -284,7 +334,8 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network or a training that lacks what the method needs, or a method that runs only in the lab.
+            a network that does not take the task's data, a network or a training that lacks what the method needs, or
+            a method that runs only in the lab.
     """
     task_settings, model_settings, method_settings = settings_of(study, source)
     task_row, model_row, method_row = task(study), model(study), method(study)
@@ -293,6 +344,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             f"{source}: algorithm `{method_row.name}` runs only in the lab",
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
         )
+    _refuse_misfit(study, task_settings, model_settings, source)
     _refuse_unfit(study, method_row, model_settings, method_settings, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
@@ -307,6 +359,27 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "algorithm": _named(method_row.name, method_settings),
         }
     )
+
+
+def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str) -> None:
+    """What the network asks of the task's data."""
+    task_row, model_row = task(study), model(study)
+    shape: tuple[int, ...] = getattr(data, "input_shape", ())
+    given = COLUMNS if task_row.gives == COLUMNS else " x ".join(map(str, shape))
+    if model_row.takes != task_row.gives:
+        wanted = f"takes {model_row.takes}, task `{task_row.name}` gives {given}"
+        if COLUMNS not in (model_row.takes, task_row.gives):
+            wanted = f"is for {JUDGES[model_row.takes]}, task `{task_row.name}` asks for {JUDGES[task_row.gives]}"
+        fitting = sorted(row.name for row in MODELS.values() if row.takes == task_row.gives)
+        raise BadData(
+            f"{source}: model `{model_row.name}` {wanted}",
+            hint=f"networks for task `{task_row.name}`: {', '.join(fitting)}",
+        )
+    if isinstance(network, NetworkSettings) and shape and (needs := network.misfit(shape)):
+        raise BadData(f"{source}: model `{model_row.name}` {needs}, task `{task_row.name}` gives {given}")
+
+
+JUDGES = {IMAGES: "the class of an image", MASKS: "the class of each pixel"}
 
 
 def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: MethodSettings, source: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import Inputs
 from wardround.errors import BadData
 from wardround.study import StudyFile, TrainingSection
 
@@ -23,7 +24,9 @@ PROGRESS_EVERY = 10
 
 
 class Batch(NamedTuple):
-    """Rows of a split: ``x`` float32 (b, features), ``y`` int64 (b,)."""
+    """Rows of a split: ``x`` float32 (b, features) and ``y`` int64 (b,); of images (b, channels, *size), and of masks
+    ``y`` uint8 (b, *size).
+    """
 
     x: Tensor
     y: Tensor
@@ -69,23 +72,26 @@ class Batches:
     """Endless shuffled batches of a split, a new order each time it is exhausted.
 
     With ``iterator = "round"`` the orders of a round are drawn from its own stream. With ``"run"`` order number e of
-    the whole run is drawn from stream e, and the next round goes on where this one stopped.
+    the whole run is drawn from stream e, and the next round goes on where this one stopped. ``Rows`` are augmented anew
+    in each order.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, study: StudyFile, site: str, round_number: int, phase: str, place: dict[str, int]
+        self, x: Inputs, y: Tensor, study: StudyFile, site: str, round_number: int, phase: str, place: dict[str, int]
     ) -> None:
         """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
-        self._x, self._y = x, y
+        self._y = y
+        self._rows = None if isinstance(x, Tensor) else x
+        self._x = x if isinstance(x, Tensor) else torch.arange(len(y))  # places, whose rows are made in their turn
         self._size = min(study.training.batch_size, len(y))
         self._limit = len(y) - len(y) % self._size if study.training.drop_last else len(y)
         self._place = place
-        self._seed, self._site = study.study.seed, site
+        self._seed, self._site, self._round, self._phase = study.study.seed, site, 0, phase
         self._purpose = f"shuffle.{phase}" if phase else "shuffle"
         self._own: torch.Generator | None = None
         if study.training.iterator == "round":
             self._own = self._generator(round_number)
-            self._place = {}
+            self._round, self._place = round_number, {}
         self._position = self._place.get("position", self._limit)
         if 0 < self._position < self._limit:
             self._shuffle(self._place["order"])
@@ -104,13 +110,18 @@ class Batches:
         start, self._position = self._position, min(self._position + self._size, self._limit)
         self._place["position"] = self._position
         number = start // self._size
-        return Batch(self._xs[number], self._ys[number])
+        if self._rows is None:
+            return Batch(self._xs[number], self._ys[number])
+        return Batch(*self._rows.augmented(self._xs[number], self._ys[number], self._augmentation))
 
     def _shuffle(self, order: int) -> None:
         generator = self._own if self._own is not None else self._generator(order)
         permutation = torch.randperm(len(self._y), generator=generator)
         self._xs = torch.split(self._x[permutation], self._size)
         self._ys = torch.split(self._y[permutation], self._size)
+        if self._rows is not None:
+            purpose = f"augment.{self._phase}.{order}"
+            self._augmentation = stream_seed(self._seed, self._site, self._round, purpose)
 
     def _generator(self, round_number: int) -> torch.Generator:
         seed = stream_seed(self._seed, self._site, round_number, self._purpose)

@@ -12,9 +12,10 @@ one round in ``context.scratch``.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import catalog
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
-from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task, in_parts
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
 from wardround.errors import BadData
 from wardround.study import StudyFile
@@ -30,7 +31,8 @@ from wardround.tensors import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
-EVALUATION_BATCH = 1024  # rows in one forward pass outside training
+EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
+EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
 
 
 Names = Callable[[nn.Module], Collection[str]]  # chooses among the names of a network's state
@@ -137,7 +139,9 @@ def study_network(study: StudyFile, task: Task) -> nn.Module:
     """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
     _, settings, _ = catalog.settings_of(study)
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
-    network: nn.Module = catalog.load(catalog.model(study).implementation)(settings, task.inputs, outputs)
+    row, shape = catalog.model(study), task.input_shape
+    inputs = shape[0] if row.takes == catalog.COLUMNS else shape
+    network: nn.Module = catalog.load(row.implementation)(settings, inputs, outputs)
     return network
 
 
@@ -272,10 +276,18 @@ def algorithm_of(study: StudyFile) -> Algorithm:
     return algorithm
 
 
-def compute_logits(algorithm: Algorithm, networks: Networks, x: Tensor) -> Tensor:
+def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
     """Logits (n, outputs) in evaluation mode, without gradient. The networks must be in that mode already."""
     with torch.no_grad():
-        return torch.cat([algorithm.infer(networks, part) for part in torch.split(x, EVALUATION_BATCH)])
+        return torch.cat([algorithm.infer(networks, part) for part in evaluation_parts(x)])
+
+
+def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
+    """``x`` in its order, in pieces of bounded size."""
+    size = EVALUATION_BATCH
+    if not isinstance(x, Tensor):
+        size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
+    return in_parts(x, size)
 
 
 def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:

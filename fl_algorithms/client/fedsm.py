@@ -12,16 +12,17 @@ Medical Image Segmentation, CVPR 2022. https://arxiv.org/abs/2203.10144
 """
 
 from functools import partial
+from math import prod
 
 import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms.client.algorithm import (
-    EVALUATION_BATCH,
     Algorithm,
     Context,
     Share,
+    evaluation_parts,
     load_bundle,
     load_shared,
     loss_of_slot,
@@ -45,7 +46,9 @@ def fedsm(settings: FedSmSettings) -> Algorithm:
     """Slots: the global network "model", the own "personal", "selector", and "personals" as they come."""
 
     def selector(study: StudyFile, task: Task) -> nn.Module:
-        return Mlp(task.inputs, len(study.study.sites), settings.selector_hidden, dropout=0.0, norm="none")
+        inputs, sites = prod(task.input_shape), len(study.study.sites)
+        layers = Mlp(inputs, sites, settings.selector_hidden, dropout=0.0, norm="none")
+        return layers if len(task.input_shape) == 1 else nn.Sequential(nn.Flatten(), layers)
 
     def personals(study: StudyFile, task: Task) -> nn.Module:
         return nn.ModuleList(study_network(study, task) for _ in study.study.sites)
@@ -78,7 +81,7 @@ def super_model(networks: Networks, x: Tensor, gamma: float) -> Tensor:
     for position, network in enumerate(networks[PERSONALS].children()):
         rows = (choice == position) & (probability > gamma)
         if rows.any():
-            logits = torch.where(rows[:, None], network(x), logits)
+            logits = torch.where(rows.reshape(-1, *(1 for _ in logits.shape[1:])), network(x), logits)
     return logits
 
 
@@ -105,7 +108,7 @@ def selector_gradient(context: Context) -> dict[str, Tensor]:
     selector, rows = context.networks[SELECTOR], context.data.train.x
     names = [name for name, _ in selector.named_parameters()]
     total = [torch.zeros_like(parameter) for parameter in selector.parameters()]
-    for part in torch.split(rows, EVALUATION_BATCH):
+    for part in evaluation_parts(rows):
         own = torch.full((len(part),), context.position)
         loss = F.cross_entropy(selector(part), own, reduction="sum") / len(rows)
         parts = torch.autograd.grad(loss, list(selector.parameters()))

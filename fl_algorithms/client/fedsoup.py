@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fl_algorithms.client.algorithm import Algorithm, Candidate, Context
 from fl_algorithms.settings.methods import Soup
+from fl_algorithms.tasks.base import in_parts
 from fl_algorithms.training import Networks
 from wardround.study import StudyFile
 from wardround.tensors import MODEL, TensorSpec
@@ -106,7 +107,7 @@ def estimate_statistics(context: Context) -> None:
         norm.momentum = None  # a plain mean over what is seen
         norm.train()
     with torch.no_grad():
-        for part in torch.split(context.data.train.x, ESTIMATION_BATCH):
+        for part in in_parts(context.data.train.x, ESTIMATION_BATCH):
             if len(part) > 1 and norms:
                 context.algorithm.infer(context.networks, part)
     for norm, momentum in zip(norms, momenta, strict=True):

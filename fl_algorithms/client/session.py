@@ -17,7 +17,7 @@ from fl_algorithms.client.fine_tuning import fine_tuned
 from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
 from fl_algorithms.training import (
     Batches,
     Networks,
@@ -97,11 +97,11 @@ class Restored:
         self.networks = build(study, task, self._algorithm, site="")
         restore(all_tensors(self.networks), tensors, "the checkpoint")
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Inputs) -> Tensor:
         """(n, outputs) for ``x`` (n, features)."""
         return compute_logits(self._algorithm, self.networks, x)
 
-    def probabilities(self, x: Tensor) -> Tensor:
+    def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features)."""
         return self._task.probabilities(self.logits(x))
 
@@ -134,7 +134,14 @@ class SiteSession:
         networks = build(study, task, algorithm, site)
         _refuse_single_rows(study, networks, len(data.train))
         self._context = Context(
-            study, site, catalog.settings_of(study)[2], task, data, algorithm, networks, Optimizers(study.training)
+            study,
+            site,
+            catalog.settings_of(study)[2],
+            task.at(data),
+            data,
+            algorithm,
+            networks,
+            Optimizers(study.training),
         )
         self._brought = {spec.key for spec in coming(study, leaving(study, algorithm, networks))}  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run

@@ -16,11 +16,11 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import describe, initial_model
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
+from fl_algorithms.lab.sources import find
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import SiteData, Task
-from wardround.errors import BadData
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
 
@@ -79,32 +79,19 @@ def run_federation(
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
-    """Each site's data from ``folder/SITE/train.csv`` and, where it exists, ``test.csv``.
+    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be.
 
     Args:
-        test: False leaves the test tables unopened.
+        test: False leaves what is for testing unopened.
 
     Raises:
-        BadData: a site has no table there, or one that the task refuses.
+        BadData: a site has nothing there, or what the task refuses.
     """
-    label = str(study.task.settings.get("label", ""))
-    data = {}
-    for site in study.study.sites:
-        table, test_table = folder / site / "train.csv", folder / site / "test.csv"
-        if not table.is_file():
-            raise BadData(
-                f"{folder} has no table for site `{site}`: {table} does not exist",
-                hint="one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
-            )
-        data[site] = task.load(
-            table,
-            test_table if test and test_table.is_file() else None,
-            label,
-            site=site,
-            seed=study.study.seed,
-            validation_fraction=study.checkpoints.validation_fraction,
-        )
-    return data
+    fraction = study.checkpoints.validation_fraction
+    return {
+        site: task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction)
+        for site, source in find(study, folder, test=test).items()
+    }
 
 
 def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:

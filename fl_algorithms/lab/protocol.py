@@ -23,6 +23,7 @@ from fl_algorithms.lab.tent import adapted_logits, with_batch_statistics
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.tasks.selection import chosen, joined
 from wardround.errors import BadData
 from wardround.study import StudyFile
 
@@ -152,9 +153,9 @@ class LocalGlobal:
         for site, split in held.items():
             generator = torch.Generator().manual_seed(stream_seed(study.study.seed, site, 0, "protocol.global"))
             order = torch.randperm(len(split), generator=generator)
-            common.append(_take(split, order[:each]))
-            own[site] = _take(split, order[each:])
-        return cls(_joined(common) if each else None, own)
+            common.append(chosen(split, order[:each]))
+            own[site] = chosen(split, order[each:])
+        return cls(joined(common) if each else None, own)
 
     def mean_scores(self, models: Mapping[str, Tensors], judge: Judge) -> dict[str, Scores]:
         """Metric -> the mean over the sites' models: "local" on each one's own rows, "global" on everyone's."""
@@ -186,7 +187,7 @@ class Asked:
 
         def judge(tensors: Tensors, split: Split) -> Scores:
             generator = torch.Generator().manual_seed(stream_seed(self.study.study.seed, "", 0, "protocol.tent"))
-            stream = _take(split, torch.randperm(len(split), generator=generator))
+            stream = chosen(split, torch.randperm(len(split), generator=generator))
             logits = adapted_logits(
                 Restored(self.study, self.task, tensors).networks,
                 self.algorithm.infer,
@@ -284,7 +285,7 @@ def held_out(data: SiteData) -> Split:
 
 def every_row(data: SiteData) -> Split:
     """All of a site's rows: training, validation, test."""
-    return _joined([data.train, data.validation, *([] if data.test is None else [data.test])])
+    return joined([data.train, data.validation, *([] if data.test is None else [data.test])])
 
 
 def mean(scores: Iterable[Score]) -> Score:
@@ -321,11 +322,3 @@ def _by_kind(outcome: Outcome) -> dict[str, dict[str, Tensors]]:
 def _means(scores: list[Scores]) -> Scores:
     """Metric -> mean."""
     return {metric: mean(one[metric] for one in scores) for metric in scores[0]}
-
-
-def _take(split: Split, rows: Tensor) -> Split:
-    return Split(split.x[rows], split.y[rows])
-
-
-def _joined(splits: list[Split]) -> Split:
-    return Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from fl_algorithms.tasks.base import Inputs, in_parts
 from fl_algorithms.training import Networks
 
 ITERATIONS = 100
@@ -19,7 +20,7 @@ TOLERANCE = 1e-3  # relative change of v'Hv
 
 
 def sharpness(
-    networks: Networks, loss: Callable[[Networks, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, batch: int, seed: int
+    networks: Networks, loss: Callable[[Networks, Tensor, Tensor], Tensor], x: Inputs, y: Tensor, batch: int, seed: int
 ) -> float:
     """The median over the batches of (x, y), in this order, of the eigenvalue of each batch's loss.
 
@@ -35,7 +36,7 @@ def sharpness(
     generator = torch.Generator().manual_seed(seed)
     found = [
         extreme_eigenvalue(loss(copies, *part), parameters, generator)
-        for part in zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+        for part in zip(in_parts(x, batch), torch.split(y, batch), strict=True)
     ]
     return median(found) if all(map(math.isfinite, found)) else math.nan
 

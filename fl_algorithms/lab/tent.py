@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms.client.session import BATCH_NORMS
+from fl_algorithms.tasks.base import Inputs
+from fl_algorithms.tasks.selection import rows_at
 from fl_algorithms.training import Networks
 from wardround.errors import BadData
 
@@ -67,7 +69,7 @@ class Tent:
         return torch.optim.Adam(self._learning, lr=self._rate, betas=(0.9, 0.999))
 
 
-def adapted_logits(networks: Networks, infer: Infer, x: Tensor, *, batch: int = 16, **options: Any) -> Tensor:
+def adapted_logits(networks: Networks, infer: Infer, x: Inputs, *, batch: int = 16, **options: Any) -> Tensor:
     """The logits (n, outputs) of a stream of rows in this order, ``batch`` at a time.
 
     A single last row has no variance, so it joins the batch before it.
@@ -83,11 +85,11 @@ def adapted_logits(networks: Networks, infer: Infer, x: Tensor, *, batch: int = 
             f"Tent was given {len(x)} row, and the statistics of a batch need two",
             hint="a site's test table needs more rows; or `tent = false` in the suite's [protocol]",
         )
-    parts = list(torch.split(x, batch))
+    parts = list(torch.split(torch.arange(len(x)), batch))
     if len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     model = Tent(networks, infer, **options)
-    return torch.cat([model(part) for part in parts])
+    return torch.cat([model(rows_at(x, places)) for places in parts])
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -22,6 +22,12 @@ class NetworkSettings(Strict):
         """What of the above it has, so that methods may ask for it."""
         return frozenset()
 
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        """What it needs that images of ``shape``, (channels, *size), do not have, as in "takes images of ..."; "" if
+        nothing.
+        """
+        return ""
+
 
 class MlpSettings(NetworkSettings):
     """Linear layers with ReLU between them; ``hidden = []`` is logistic regression."""

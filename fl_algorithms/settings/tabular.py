@@ -42,7 +42,7 @@ def _repeated(texts: list[str]) -> str | None:
     return next((text for text, count in Counter(texts).items() if count > 1), None)
 
 
-def _check_levels(levels: tuple[str, ...], what: str) -> None:
+def check_levels(levels: tuple[str, ...], what: str) -> None:
     if not all(text.strip() for text in levels):
         raise ValueError(f"{what} has an empty entry")
     if twice := _repeated([level(text) for text in levels]):
@@ -76,7 +76,7 @@ class Feature(Strict):
         if self.kind == "categorical":
             if len(self.categories) < 2:
                 raise ValueError(f"feature `{self.name}` needs at least 2 categories, found {len(self.categories)}")
-            _check_levels(self.categories, f"feature `{self.name}`")
+            check_levels(self.categories, f"feature `{self.name}`")
         return self
 
 
@@ -132,7 +132,7 @@ class TabularSettings(Strict):
             raise ValueError(f"feature `{twice}` stands twice")
         if self.label in names:
             raise ValueError(f"`{self.label}` is the label and a feature")
-        _check_levels(self.classes, "`classes`")
+        check_levels(self.classes, "`classes`")
         for name in self.missing.indicators:
             if name not in names:
                 raise ValueError(f"indicator `{name}` is no feature")

@@ -4,19 +4,55 @@ A task reads a hospital's files into ``SiteData`` and says how logits are judged
 alone. Add one by a row at the entry point ``wardround.tasks``; ``tabular`` is the example.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+
+from fl_algorithms.tasks.source import Source as Source
+
+
+class Rows(Protocol):
+    """A split's inputs that are made when they are asked for, as images are. ``places`` are int64 (k,), from 0."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: Tensor) -> Tensor:
+        """float32 (k, *shape), on the network's scale, in the order of ``places``."""
+
+    def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """As ``take``, changed at random as the study says, with the rows' labels ``y`` (masks move with their image).
+
+        A row's change is drawn from (seed, place) alone: neither its neighbours nor the number of workers matter.
+        """
+
+
+Inputs = Tensor | Rows  # of a split: (n, features), or what makes (n, *shape)
+
+
+def in_parts(x: Inputs, size: int) -> Iterator[Tensor]:
+    """``x`` in its order as a network takes it, ``size`` rows at a time."""
+    if isinstance(x, Tensor):
+        yield from torch.split(x, size)
+    else:
+        for places in torch.split(torch.arange(len(x)), size):
+            yield x.take(places)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows used for one purpose: ``x`` float32 (n, features), standardised; ``y`` int64 (n,), class indices."""
+    """Rows used for one purpose: ``x`` float32 (n, features), standardised, or ``Rows``; ``y`` int64 (n,), class
+    indices, or uint8 (n, *size), those of each pixel.
+    """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
 
     def __len__(self) -> int:
@@ -27,7 +63,7 @@ class Split:
 class SiteData:
     """One site's data, read, checked and split. It stays in the process that read it.
 
-    ``digest`` pins what was read: SHA-256 (hex) of the canonical JSON {table, test, label} with the files' own SHA-256.
+    ``digest`` pins what was read: SHA-256 (hex) of canonical JSON with the files' own SHA-256 and the columns' names.
     ``warnings`` are sentences for the hospital's own terminal, with columns and counts; they never cross to the
     coordinator.
     ``preprocessing`` is what ``Task.read_new`` needs to encode further rows alike. It is plain JSON without floats
@@ -46,8 +82,8 @@ class Task(Protocol):
     """One kind of data and how a model of it is judged. Holds settings only: the same object serves many sites."""
 
     @property
-    def inputs(self) -> int:
-        """The number of features a network is fed."""
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample as a network is fed it: (features,), or (channels, *size)."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -57,25 +93,25 @@ class Task(Protocol):
     def headline(self) -> str:
         """The metric that a checkpoint's score is."""
 
-    def load(
-        self, table: Path, test: Path | None, label: str, *, site: str, seed: int, validation_fraction: float
-    ) -> SiteData:
+    def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """Read and check a site's files.
 
         Args:
-            label: the column that holds the class in this site's files.
             site, seed: key the split's random stream; a study's own.
-            validation_fraction: of the table's usable rows, in (0, 1), rounded down.
+            validation_fraction: of the usable rows, or of the patients where they are told, in (0, 1), rounded down.
 
         Raises:
             BadData: a file is not what the study needs. The message has file, line and column and never a value.
         """
 
+    def at(self, data: SiteData) -> "Task":
+        """The task as it judges at the site of ``data``: itself, unless its loss is weighed by the site's classes."""
+
     def fitted(self, data: SiteData) -> dict[str, Any]:
         """The preprocessing of ``data`` as plain JSON, to be kept with each checkpoint."""
 
-    def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[Tensor, list[int]]:
-        """Rows to predict, encoded as ``fitted`` says: float32 (n, features), and the line in the file of each.
+    def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[Inputs, list[int] | list[str]]:
+        """Rows to predict, encoded as ``fitted`` says, and the line in the file of each, or its name in the folder.
 
         Raises:
             BadData: as ``load``; or ``fitted`` is not of this task's schema.
@@ -91,7 +127,7 @@ class Task(Protocol):
         """Scores over all samples given; None where a score is undefined."""
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The probability of each class: (n, classes), rows sum to 1."""
+        """The probability of each class: (n, classes), rows sum to 1; (n, classes, *size) for masks."""
 
 
 @runtime_checkable

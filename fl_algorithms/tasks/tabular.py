@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import SiteData, Split
+from fl_algorithms.tasks.base import SiteData, Source, Split
 from fl_algorithms.tasks.encoding import Preprocessing, Values, classes_of, encode, fit, settle_missing, values_of
 from fl_algorithms.tasks.metrics import scores
 from fl_algorithms.tasks.table import data_digest, read_table
@@ -42,13 +42,11 @@ class TabularTask:
 
     def __init__(self, settings: TabularSettings) -> None:
         self.settings = settings
-        self.inputs: int = settings.inputs
+        self.input_shape: tuple[int, ...] = (settings.inputs,)
         self.classes: tuple[str, ...] = settings.classes
         self.headline: str = settings.metric
 
-    def load(
-        self, table: Path, test: Path | None, label: str, *, site: str, seed: int, validation_fraction: float
-    ) -> SiteData:
+    def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """Read, check, encode and split a site's table and its test table.
 
         Statistics come from all usable rows of ``table``, before the validation split, and never from ``test``. The
@@ -58,6 +56,7 @@ class TabularTask:
         Raises:
             BadData: see ``table`` and ``encoding``; or too few rows for a training and a validation part.
         """
+        table, test, label = source.path("table"), source.paths.get("test"), source.label or self.settings.label
         rows = self._read(table, label)
         test_rows = self._read(test, label) if test is not None else None
         return self._site_data(rows, test_rows, label, site, seed, validation_fraction)[0]
@@ -76,6 +75,10 @@ class TabularTask:
         tests = [self._read(test, label) for _, test in tables.values()]
         data, fitted = self._site_data(_pool(train), _pool(tests), label, site, seed, validation_fraction)
         return data, {name: self._split(rows, fitted) for name, rows in zip(tables, tests, strict=True)}
+
+    def at(self, data: SiteData) -> "TabularTask":
+        """Itself."""
+        return self
 
     def fitted(self, data: SiteData) -> dict[str, Any]:
         """The statistics that ``load`` took from the site's table, as plain JSON with numbers as text."""
@@ -193,6 +196,7 @@ def _pool(parts: Sequence[_Rows]) -> _Rows:
 
 
 def _take(split: Split, rows: Tensor) -> Split:
+    assert isinstance(split.x, Tensor)
     return Split(split.x[rows].contiguous(), split.y[rows].contiguous())
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import data_digest, read_table
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
@@ -43,6 +44,12 @@ class DataSource(Strict):
     @property
     def test_path(self) -> Path | None:
         return None if self.test is None else Path(self.test)
+
+    @property
+    def files(self) -> Source:
+        """The same, as a task takes it."""
+        test = {} if self.test is None else {"test": Path(self.test)}
+        return Source({"table": self.table_path, **test}, self.label)
 
 
 @dataclass(frozen=True)

@@ -254,8 +254,8 @@ class Rounds:
     def _load(self, study: _Installed, source: tables.DataSource) -> SiteData:
         try:
             return study.task.load(
-                source.table_path, source.test_path, source.label, site=study.site,
-                seed=study.file.study.seed, validation_fraction=study.file.checkpoints.validation_fraction,
+                source.files, site=study.site, seed=study.file.study.seed,
+                validation_fraction=study.file.checkpoints.validation_fraction,
             )  # fmt: skip
         except BadData as error:
             raise BadData(error.message, hint=error.hint, code=tables.DATA_INVALID) from None

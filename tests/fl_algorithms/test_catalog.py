@@ -31,7 +31,8 @@ def test_every_row_leads_to_its_implementation() -> None:
     for row in (*catalog.METHODS.values(), *catalog.MODELS.values()):
         path = row.client if isinstance(row, catalog.MethodRow) else row.implementation
         assert callable(catalog.load(path)), row.name
-    assert catalog.load(catalog.TABULAR.implementation)
+    for task in (catalog.TABULAR, catalog.IMAGE_CLASSES, catalog.SEGMENTATION):
+        assert catalog.load(task.implementation)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup", "silo"])
@@ -111,7 +112,7 @@ def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> N
         pytest.param(
             study_tables(model={"name": "transformer"}),
             "study.toml: there is no model `transformer`",
-            "there are: ballast, fenda, mlp",
+            f"there are: {', '.join(sorted(catalog.MODELS))}",
             id="model",
         ),
         pytest.param(
@@ -184,7 +185,12 @@ def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch
     row = catalog.TaskRow("spirometry", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
     monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
-    assert catalog.tasks() == {"tabular": catalog.TABULAR, "spirometry": row}
+    assert catalog.tasks() == {
+        "tabular": catalog.TABULAR,
+        "images": catalog.IMAGE_CLASSES,
+        "segmentation": catalog.SEGMENTATION,
+        "spirometry": row,
+    }
 
 
 @pytest.mark.usefixtures("scanned_anew")

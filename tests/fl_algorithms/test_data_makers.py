@@ -14,6 +14,7 @@ from fl_algorithms.lab.data import BREAST_CANCER, HEART_SOURCE, breast_cancer, h
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.tabular import TabularTask
+from tests.fl_algorithms.toys import table_source
 from wardround import study
 from wardround.errors import BadData, NeedsPerson
 
@@ -32,7 +33,7 @@ def task_of(name: str) -> TabularTask:
 
 def load(task: TabularTask, folder: Path) -> SiteData:
     table, test, label = folder / "train.csv", folder / "test.csv", task.settings.label
-    return task.load(table, test, label, site=folder.name, seed=1, validation_fraction=0.2)
+    return task.load(table_source(table, test, label), site=folder.name, seed=1, validation_fraction=0.2)
 
 
 # Breast cancer: embedded in scikit-learn.

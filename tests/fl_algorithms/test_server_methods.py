@@ -850,7 +850,7 @@ def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
     study = study_of("fedsm")
     context = session_of(study)._context
     whole = fedsm.selector_gradient(context)
-    with mock.patch.object(fedsm, "EVALUATION_BATCH", 5):
+    with mock.patch("fl_algorithms.client.algorithm.EVALUATION_BATCH", 5):
         pieces = fedsm.selector_gradient(context)
     assert all(gradient.any() for gradient in whole.values())
     for name, gradient in whole.items():

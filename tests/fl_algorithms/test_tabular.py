@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.tabular import TabularTask
+from tests.fl_algorithms.toys import table_source
 from wardround import canonical
 
 AGE = {"name": "age"}
@@ -41,7 +42,7 @@ def write(path: Path, rows: Sequence[Sequence[Any]], header: Sequence[str] = HEA
 
 def load(task: TabularTask, table: Path, test: Path | None = None, *, fraction: float = 0.2, **stream: Any) -> SiteData:
     stream = {"site": "ashford", "seed": 1, **stream}
-    return task.load(table, test, "ill", validation_fraction=fraction, **stream)
+    return task.load(table_source(table, test, "ill"), validation_fraction=fraction, **stream)
 
 
 def everything(data: SiteData) -> np.ndarray:
@@ -63,7 +64,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_it_is_a_task(table: Path) -> None:
     found: Task = task(metric="auc")
-    assert (found.inputs, found.classes, found.headline) == (3, ("no", "yes"), "auc")
+    assert (found.input_shape, found.classes, found.headline) == ((3,), ("no", "yes"), "auc")
 
 
 def test_numbers_and_levels_are_standardised_by_the_whole_table(table: Path) -> None:
@@ -171,7 +172,7 @@ def test_the_digest_pins_the_bytes_of_both_files_and_the_label(table: Path, tmp_
 
 def test_a_hospital_may_call_its_label_otherwise_and_write_the_classes_as_numbers(tmp_path: Path) -> None:
     table = write(tmp_path / "train.csv", [[k, 1, f"{k % 2}.0"] for k in range(10)], ["age", "pain", "outcome"])
-    data = task(classes=[0, 1]).load(table, None, "outcome", site="a", seed=1, validation_fraction=0.2)
+    data = task(classes=[0, 1]).load(table_source(table, None, "outcome"), site="a", seed=1, validation_fraction=0.2)
     assert int(data.train.y.sum() + data.validation.y.sum()) == 5
 
 

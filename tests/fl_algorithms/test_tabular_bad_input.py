@@ -8,6 +8,7 @@ import pytest
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.tasks.tabular import TabularTask
+from tests.fl_algorithms.toys import table_source
 from wardround.errors import BadData
 
 SECRET = "Ottersen"  # stands for what a patient's row holds, and must not come out
@@ -28,7 +29,7 @@ def refused(tmp_path: Path) -> Callable[..., BadData]:
         table = tmp_path / "train.csv"
         table.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(BadData) as caught:
-            task.load(table, None, label, site="a", seed=1, **{"validation_fraction": 0.2, **options})
+            task.load(table_source(table, None, label), site="a", seed=1, **{"validation_fraction": 0.2, **options})
         for text in (caught.value.message, caught.value.hint):
             assert SECRET not in text
             assert not text.endswith(".")
@@ -237,7 +238,7 @@ def test_a_test_table_is_refused_under_its_own_name(tmp_path: Path) -> None:
     table.write_text("age,pain,ill\n" + ROWS)
     test.write_text("age,ill\n1,0\n")
     with pytest.raises(BadData, match=r"test\.csv: no column `pain`$"):
-        task().load(table, test, "ill", site="a", seed=1, validation_fraction=0.2)
+        task().load(table_source(table, test, "ill"), site="a", seed=1, validation_fraction=0.2)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_a_test_table_is_refused_under_its_own_name(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadData) as caught:
-        task().load(tmp_path / name, None, "ill", site="a", seed=1, validation_fraction=0.2)
+        task().load(table_source(tmp_path / name, None, "ill"), site="a", seed=1, validation_fraction=0.2)
     assert caught.value.message == f"{tmp_path / name}: {message}"
 
 
@@ -259,7 +260,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, message: str) -> 
 def fitted(tmp_path: Path) -> dict[str, Any]:
     table = tmp_path / "fitted.csv"
     table.write_text("age,pain,ill\n" + ROWS)
-    data = task().load(table, None, "ill", site="a", seed=1, validation_fraction=0.2)
+    data = task().load(table_source(table, None, "ill"), site="a", seed=1, validation_fraction=0.2)
     return task().fitted(data)
 
 
@@ -306,7 +307,7 @@ def test_preprocessing_that_fills_with_an_unknown_category_is_refused(tmp_path: 
     filling = task(missing={"policy": "median", "indicators": ["pain"]})
     table = tmp_path / "train.csv"
     table.write_text("age,pain,ill\n" + ROWS)
-    data = filling.load(table, None, "ill", site="a", seed=1, validation_fraction=0.2)
+    data = filling.load(table_source(table, None, "ill"), site="a", seed=1, validation_fraction=0.2)
     with pytest.raises(BadData) as caught:
         filling.read_new(table, {**filling.fitted(data), "commonest": {"pain": "9"}})
     assert caught.value.message == "preprocessing.json: feature `pain` is filled with no category of the study"

@@ -1,6 +1,7 @@
 """Small studies and made-up patients for the tests of the methods."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.client.session import RoundResult, SiteSession
 from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import SiteData, Split
+from fl_algorithms.tasks.base import SiteData, Source, Split
 from fl_algorithms.training import Phase
 from wardround.study import StudyFile
 from wardround.tensors import MODEL
@@ -45,6 +46,10 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
         "training": training,
         **tables,
     }
+
+
+def table_source(table: Path, test: Path | None, label: str) -> Source:
+    return Source({"table": table} if test is None else {"table": table, "test": test}, label)
 
 
 def toy_study(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> StudyFile:

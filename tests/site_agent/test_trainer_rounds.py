@@ -19,6 +19,7 @@ from fl_algorithms.server.halves import Round, Update, server_half
 from site_agent.trainer import rounds as rounds_module
 from site_agent.trainer import vault
 from site_agent.trainer.data import sources
+from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.study import Named, StudyFile
@@ -94,7 +95,7 @@ def test_two_hospitals_and_the_mean_of_their_updates_reach_the_labs_model(tmp_pa
     study = hospitals["north"].study
     task = task_of(study)
     data = {
-        site: task.load(hospital.table, hospital.test, "ill", site=site, seed=7, validation_fraction=0.2)
+        site: task.load(table_source(hospital.table, hospital.test, "ill"), site=site, seed=7, validation_fraction=0.2)
         for site, hospital in hospitals.items()
     }
     lab = run_federation(study, task, data)

@@ -1,0 +1,60 @@
+"""Where the lab finds each site's data: one folder for each site, with files of fixed names."""
+
+from pathlib import Path
+
+from fl_algorithms import catalog
+from fl_algorithms.tasks.source import Source
+from wardround.errors import BadData
+from wardround.study import StudyFile
+
+# role -> name in the site's folder; the first role must be there, and those that share a prefix with it
+TABLES = ({"table": "train.csv", "test": "test.csv"},)
+ARRAYS = {"arrays": "train.npz", "test": "test.npz"}
+LABELLED = {
+    "images": "images", "labels": "labels.csv", "test_images": "test_images", "test_labels": "test_labels.csv",
+}  # fmt: skip
+MASKED = {
+    "images": "images", "masks": "masks", "labels": "patients.csv",
+    "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
+}  # fmt: skip
+LAYOUTS = {catalog.COLUMNS: TABLES, catalog.IMAGES: (ARRAYS, LABELLED), catalog.MASKS: (ARRAYS, MASKED)}
+
+
+def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
+    """Each site's files in ``folder/SITE``.
+
+    Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
+    masks: with the folder masks, and perhaps patients.csv) and the same names with ``test_`` before them. What is for
+    testing may be absent.
+
+    Args:
+        test: False leaves out what is for testing.
+
+    Raises:
+        BadData: a site has nothing there that the study's task could read.
+    """
+    layouts, sources = LAYOUTS[catalog.task(study).gives], {}
+    for site in study.study.sites:
+        found = next((paths for layout in layouts if (paths := _present(folder / site, layout))), None)
+        if found is None:
+            first = [str(folder / site / next(iter(layout.values()))) for layout in layouts]
+            absent = f"{first[0]} does not exist" if len(first) == 1 else f"neither {' nor '.join(first)} exists"
+            raise BadData(
+                f"{folder} has no {'table' if layouts == TABLES else 'images'} for site `{site}`: {absent}",
+                hint=HINTS[layouts == TABLES],
+            )
+        sources[site] = Source({role: path for role, path in found.items() if test or not role.startswith("test")})
+    return sources
+
+
+HINTS = {
+    True: "one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
+    False: "one folder for each site, with train.npz and test.npz, or images and labels.csv or masks; "
+    "`fl-lab data --help` makes examples",
+}
+
+
+def _present(folder: Path, layout: dict[str, str]) -> dict[str, Path]:
+    """The layout's roles that are there; {} where the first is not."""
+    paths = {role: folder / name for role, name in layout.items() if (folder / name).exists()}
+    return paths if next(iter(layout)) in paths else {}

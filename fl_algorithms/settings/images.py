@@ -1,0 +1,114 @@
+"""The schema of an image study: classes, the size that a network sees, and how images are brought there."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fl_algorithms.settings.tabular import Level, Metric, check_levels
+from wardround.schema import Strict
+
+Side = Annotated[int, Field(ge=4, le=1024)]
+
+
+class Augmentation(Strict):
+    """How training images are changed at random, each time they are seen. Every amount is drawn evenly.
+
+    What moves an image moves its mask alike. All but the flips are for two dimensions.
+    """
+
+    flip_horizontal: bool = False
+    flip_vertical: bool = False
+    quarter_turns: bool = False
+    rotate_degrees: float = Field(default=0.0, ge=0, le=180)  # either way
+    shift: float = Field(default=0.0, ge=0, le=0.5)  # share of a side, either way
+    zoom: float = Field(default=0.0, ge=0, le=0.5)  # factor 1 - zoom to 1 + zoom
+    brightness: float = Field(default=0.0, ge=0, le=1)  # added, of the range 0 to 1
+    contrast: float = Field(default=0.0, ge=0, le=1)  # factor 1 - contrast to 1 + contrast, around the image's mean
+
+    @property
+    def bends(self) -> bool:
+        """Whether pixels are interpolated."""
+        return bool(self.rotate_degrees or self.shift or self.zoom)
+
+
+class PixelSettings(Strict):
+    """What image studies of every kind have in common.
+
+    Whole numbers are divided by the largest of their type (255, 65535), so that 8 and 16 bit mean the same range; other
+    numbers stay. ``mean`` and ``std`` are on that scale, one per channel; without them each site takes its own training
+    images'.
+    """
+
+    size: tuple[Side, ...] = Field(min_length=2, max_length=3)  # (height, width), or (depth, height, width)
+    channels: int = Field(default=3, ge=1, le=16)
+    fit: Literal["resize", "crop", "exact"] = "resize"  # squeeze; cut the middle of that shape, then resize; refuse
+    mean: tuple[float, ...] = ()
+    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    augment: Augmentation = Augmentation()
+    image: str = Field(default="image", min_length=1)  # the column of the file's name, in a table beside a folder
+    patient: str = ""  # the column, or the array, that says who it is; "": one image a patient
+    max_pixels: int = Field(default=50_000_000, ge=1, le=2**31)  # of one file, refused before it is decoded
+    cache_mib: int = Field(default=2048, ge=1, le=2**20)  # kept decoded; folders with more are read again in each epoch
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.channels):
+            raise ValueError(
+                f"`mean` and `std` have {len(self.mean)} and {len(self.std)} numbers, the images {self.channels} "
+                "channels; leave both out to take each site's own"
+            )
+        if len(self.size) == 3:
+            if self.fit == "resize":
+                raise ValueError('volumes are not resized: `fit = "crop"` cuts or fills up, "exact" refuses')
+            if self.augment.bends or self.augment.quarter_turns:
+                raise ValueError("of [task.augment], only flips, `brightness` and `contrast` are for volumes")
+        elif self.augment.quarter_turns and self.size[0] != self.size[1]:
+            raise ValueError("`quarter_turns` need images as high as wide")
+        return self
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one image as a network is fed it: (channels, *size)."""
+        return (self.channels, *self.size)
+
+
+def _weights(value: Any) -> Any:
+    if value in ("none", "balanced"):
+        return value
+    if isinstance(value, list | tuple) and all(_positive(weight) for weight in value):
+        return tuple(float(weight) for weight in value)
+    raise ValueError('not "none", "balanced", or one positive number for each class')
+
+
+def _positive(weight: Any) -> bool:
+    try:
+        return not isinstance(weight, bool) and 0 < float(weight) <= 1e6
+    except (TypeError, ValueError):
+        return False
+
+
+Weights = Annotated[str | tuple[float, ...], BeforeValidator(_weights)]
+
+
+class ImageSettings(PixelSettings):
+    """[task] of a study whose task is ``images``: each image has one class."""
+
+    label: str = Field(
+        default="label", min_length=1
+    )  # the class's column, or array, where a site calls it nothing else
+    classes: tuple[Level, ...] = Field(min_length=2)  # of two, the last is the positive one
+    class_weights: Weights = "none"  # of the loss; "balanced": n / (classes x n of the class) among a site's training
+    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
+    gamma: float = Field(default=2.0, ge=0, le=10)  # of focal
+    metric: Metric = "balanced_accuracy"  # what a checkpoint's score is
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        check_levels(self.classes, "`classes`")
+        if not isinstance(self.class_weights, str) and len(self.class_weights) != len(self.classes):
+            raise ValueError(
+                f"`class_weights` has {len(self.class_weights)} numbers, there are {len(self.classes)} classes"
+            )
+        if len({self.image, self.label, self.patient}) < 3:
+            raise ValueError("`image`, `label` and `patient` are not three different columns")
+        return self

@@ -1,0 +1,86 @@
+"""The sizes of the networks for images."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, Dropout, NetworkSettings
+
+Channels = Annotated[int, Field(ge=1, le=4096)]
+
+
+# What the first layers do to an image's sides: "small" keeps them, "medium" halves them, "large" is as published, for
+# 224 pixels; "auto" is small up to 64 pixels, else large.
+Stem = Literal["auto", "small", "medium", "large"]
+
+
+class VisionSettings(NetworkSettings):
+    """A classifier: a ``body`` that ends in the mean over the image, and a linear ``head``."""
+
+    width: float = Field(default=1.0, ge=0.05, le=4)  # factor on the published numbers of channels
+    stem: Stem = "auto"
+    norm: Literal["batch", "group"] = "batch"
+    dropout: Dropout = 0.0  # on the features, before the head
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({BODY_AND_HEAD, NORM_LAYERS})
+
+    def stem_for(self, shape: tuple[int, ...]) -> Stem:
+        if self.stem != "auto":
+            return self.stem
+        return "small" if max(shape[1:]) <= 64 else "large"
+
+    def at_least(self, shape: tuple[int, ...], sides: dict[Stem, int]) -> str:
+        """What is said of an image smaller than ``sides`` has for its stem."""
+        least = sides[self.stem_for(shape)]
+        if len(shape) == 3 and min(shape[1:]) < least:
+            return f"with its {self.stem_for(shape)} stem needs images of {least} x {least} pixels or more"
+        return VisionSettings.misfit(self, shape)
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        return "" if len(shape) == 3 else "takes images, not volumes"
+
+
+class DenseNetSettings(VisionSettings):
+    blocks: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(6, 12, 24, 16), min_length=1, max_length=6)
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        shrinks = 2 ** (len(self.blocks) - 1)
+        return self.at_least(shape, {"small": shrinks, "medium": 2 * shrinks, "large": 4 * shrinks})
+
+
+class SqueezeNetSettings(VisionSettings):
+    """SqueezeNet has no norm layers."""
+
+    norm: Literal["none"] = "none"  # type: ignore[assignment]  # narrower: it can be nothing else
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({BODY_AND_HEAD})
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        return self.at_least(shape, {"small": 8, "medium": 16, "large": 17})
+
+
+class VggSettings(VisionSettings):
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        return self.at_least(shape, {"small": 16, "medium": 32, "large": 32})
+
+
+class UnetSettings(NetworkSettings):
+    """A network for masks, of images or volumes: channels at each depth, the whole image's first."""
+
+    widths: tuple[Channels, ...] = Field(default=(16, 32, 64, 128), min_length=2, max_length=7)
+    norm: Literal["batch", "group", "none"] = "batch"
+    dropout: Dropout = 0.0  # at the greatest depth
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({BODY_AND_HEAD} if self.norm == "none" else {BODY_AND_HEAD, NORM_LAYERS})
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        shrinks = 2 ** (len(self.widths) - 1)
+        if any(side % shrinks for side in shape[1:]):
+            return f"with {len(self.widths)} `widths` needs sides that {shrinks} divides"
+        return ""

@@ -1,0 +1,345 @@
+"""One file of pixels as an array, or a sentence that says what is wrong with it. No torch.
+
+PNG, JPEG and TIFF are decoded by Pillow, DICOM by pydicom, NIfTI-1 and .npz here. Whatever a file says of its size is
+compared with the limit before anything is decoded, nothing is ever unpickled, and of a header nothing is kept.
+"""
+
+import gzip
+import hashlib
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from wardround.errors import BadData, NeedsPerson
+
+Array = NDArray[Any]
+PILLOW = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
+NIFTI, DICOM, ARRAYS = (".nii", ".nii.gz"), ".dcm", ".npz"
+MAX_FILE_BYTES = 1 << 32
+NIFTI_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 768: "u4"}
+NIFTI_HEADER = 348
+Image.MAX_IMAGE_PIXELS = None  # it would warn and go on; ``_require_pixels`` refuses
+AGAIN = "export or copy it again"
+TOO_LARGE = "is it meant? then the study's author raises `max_pixels` in [task]; else take the file out"
+
+
+def kind_of(path: Path) -> str:
+    """The ending that says how a file is read, lower case; "" if it is none of ours."""
+    name = path.name.lower()
+    if name.endswith(".nii.gz"):
+        return ".nii.gz"
+    ending = path.suffix.lower()
+    return ending if ending in (*PILLOW, *NIFTI, DICOM) else ""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file.
+
+    Raises:
+        BadData: it cannot be read, is no file, is empty or above 4 GiB.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise BadData(f"{path}: not a file")
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise BadData(f"{path}: {size:,} bytes, the largest file taken has {MAX_FILE_BYTES:,}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}") from None
+    if not data:
+        raise BadData(f"{path}: the file is empty", hint=AGAIN)
+    return data
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> Array:
+    """The pixels that ``data``, the bytes of ``path``, hold: (height, width, channels), of a volume (depth, height,
+    width, 1). Numbers are as stored, a palette's colours are looked up.
+
+    Args:
+        mask: the file holds classes: (height, width) or (depth, height, width), a palette's places themselves.
+
+    Raises:
+        BadData: it is not what its name says, is damaged, has more than ``max_pixels``, or holds nan or infinity.
+        NeedsPerson: what reads files of this kind is not installed.
+    """
+    kind = kind_of(path)
+    if kind in PILLOW:
+        array = _guarded(path, partial(_pillow, path, data, PILLOW[kind], max_pixels, mask))
+    elif kind in NIFTI:
+        array = _guarded(path, partial(_nifti, path, data, max_pixels))
+    elif kind == DICOM:
+        array = _dicom(path, data, max_pixels)
+    else:
+        known = ", ".join((*PILLOW, *NIFTI, DICOM))
+        raise BadData(f"{path}: no image that a study reads", hint=f"move it out of the folder; known are {known}")
+    if mask and array.ndim and array.shape[-1] == 1 and kind not in PILLOW:
+        array = array[..., 0]
+    return finite(path, array)
+
+
+def finite(path: Path, array: Array) -> Array:
+    """``array``, of finite numbers.
+
+    Raises:
+        BadData: nan or infinity, with the count.
+    """
+    if array.dtype.kind == "f" and (bad := int(array.size - np.isfinite(array).sum())):
+        raise BadData(
+            f"{path}: {bad} of {array.size} numbers are nan or infinite", hint="fill them in, or take the file out"
+        )
+    return array
+
+
+def _guarded(path: Path, decoded: Callable[[], Array]) -> Array:
+    """Decoders of foreign bytes fail in many ways; only our own errors leave here."""
+    try:
+        return decoded()
+    except (BadData, NeedsPerson):
+        raise
+    except MemoryError:
+        raise BadData(f"{path}: not enough memory to decode it") from None
+    except Exception as error:
+        raise BadData(f"{path}: damaged or cut off ({type(error).__name__})", hint=AGAIN) from None
+
+
+def _require_pixels(path: Path, shape: tuple[int, ...], max_pixels: int) -> None:
+    if math.prod(shape) > max_pixels:
+        sides = " x ".join(map(str, shape))
+        raise BadData(f"{path}: its header says {sides} pixels, the study takes {max_pixels:,}", hint=TOO_LARGE)
+
+
+def _pillow(path: Path, data: bytes, form: str, max_pixels: int, mask: bool) -> Array:
+    try:
+        image = Image.open(io.BytesIO(data), formats=(form,))
+    except UnidentifiedImageError:
+        raise BadData(f"{path}: not a {form} file, whatever its name says", hint=AGAIN) from None
+    with image:
+        _require_pixels(path, (image.height, image.width), max_pixels)
+        if form == "TIFF" and getattr(image, "n_frames", 1) > 1:
+            raise BadData(f"{path}: has several pages", hint="one file for each image")
+        image.load()
+        if mask:
+            if image.mode not in ("1", "L", "P", "I;16", "I;16B", "I"):
+                raise BadData(
+                    f"{path}: a mask of colour mode {image.mode}", hint="a mask has one number for each pixel"
+                )
+            return np.asarray(image).astype(np.int32)
+        return _samples(path, image)
+
+
+def _samples(path: Path, image: Image.Image) -> Array:
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return np.asarray(image).astype(np.uint16)[..., None]
+    if mode == "I":
+        wide = np.asarray(image)
+        if wide.min() < 0 or wide.max() > 65535:
+            raise BadData(f"{path}: numbers of more than 16 bit", hint="export it with 8 or 16 bit")
+        return wide.astype(np.uint16)[..., None]
+    if mode == "F":
+        return np.asarray(image)[..., None]
+    if mode in ("1", "L", "LA"):
+        return np.asarray(image.convert("L"))[..., None]
+    if mode in ("P", "PA", "RGB", "RGBA"):
+        return np.asarray(image.convert("RGB"))
+    raise BadData(f"{path}: colour mode {mode}", hint="export it as grey or RGB")
+
+
+def _dicom(path: Path, data: bytes, max_pixels: int) -> Array:
+    """Pixel data alone: the header's sizes are compared, whether 0 is white is applied, and nothing of it is kept."""
+    try:
+        from pydicom import dcmread  # type: ignore[import-not-found]  # an extra
+    except ImportError:
+        raise NeedsPerson(f"{path}: pydicom is not installed", hint="`pip install 'wardround[dicom]'`") from None
+
+    def pixels() -> Array:
+        header = dcmread(io.BytesIO(data))
+        frames = int(header.get("NumberOfFrames", 1) or 1)
+        _require_pixels(path, (frames, int(header.Rows), int(header.Columns)), max_pixels)
+        array = np.asarray(header.pixel_array)
+        if header.get("PhotometricInterpretation") == "MONOCHROME1":
+            array = (1 << int(header.BitsStored)) - 1 - array
+        return array if int(header.get("SamplesPerPixel", 1)) > 1 else array[..., None]
+
+    return _guarded(path, pixels)
+
+
+def _nifti(path: Path, data: bytes, max_pixels: int) -> Array:
+    """NIfTI-1 in one file, https://nifti.nimh.nih.gov/nifti-1: axes x, y, z become (depth z, height y, width x, 1)."""
+    packed = data[:2] == b"\x1f\x8b"
+    head = _unpacked(data, NIFTI_HEADER) if packed else data[:NIFTI_HEADER]
+    if len(head) < NIFTI_HEADER or head[344:348] != b"n+1\0":
+        raise BadData(f"{path}: not a NIfTI-1 file, whatever its name says", hint=AGAIN)
+    order = "<" if struct.unpack_from("<i", head)[0] == NIFTI_HEADER else ">"
+    dimensions = struct.unpack_from(f"{order}8h", head, 40)
+    code = struct.unpack_from(f"{order}h", head, 70)[0]
+    offset, slope, intercept = struct.unpack_from(f"{order}3f", head, 108)
+    shape = dimensions[1 : 1 + max(dimensions[0], 0)]
+    if not 2 <= len(shape) <= 7 or min(shape) < 1 or any(side != 1 for side in shape[3:]):
+        raise BadData(f"{path}: a NIfTI file of shape {list(shape)}", hint="one volume for each file")
+    if code not in NIFTI_TYPES:
+        raise BadData(f"{path}: NIfTI data type {code}", hint="export it as whole numbers or floats")
+    volume = tuple(reversed((*shape[:3], 1)[:3]))
+    _require_pixels(path, volume, max_pixels)
+    kind = np.dtype(order + NIFTI_TYPES[code])
+    start = int(offset) if math.isfinite(offset) else 0
+    if not NIFTI_HEADER <= start <= 1 << 24:
+        raise BadData(f"{path}: its NIfTI header says that pixels begin at byte {start}", hint=AGAIN)
+    end = start + kind.itemsize * math.prod(volume)
+    content = _unpacked(data, end) if packed else data
+    if len(content) < end:
+        raise BadData(f"{path}: cut off: {len(content):,} bytes, its header says {end:,}", hint=AGAIN)
+    array = np.frombuffer(content, kind, math.prod(volume), start).reshape(volume).astype(kind.newbyteorder("="))
+    if slope not in (0.0, 1.0) or (slope and intercept):
+        if not (math.isfinite(slope) and math.isfinite(intercept)):
+            raise BadData(f"{path}: its NIfTI header scales by nan or infinity", hint=AGAIN)
+        array = array.astype(np.float32) * np.float32(slope) + np.float32(intercept)
+    return array[..., None] if array.dtype != np.float64 else array.astype(np.float32)[..., None]
+
+
+def _unpacked(data: bytes, size: int) -> bytes:
+    """The first ``size`` bytes of gzip data, or fewer where it ends; never more in memory."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        try:
+            return file.read(size)
+        except EOFError:
+            return b""
+
+
+def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple[str, dict[str, Array]]:
+    """The ``wanted`` arrays of a .npz file, name -> whether it must be there, and the file's SHA-256 (hex).
+
+    Raises:
+        BadData: it is no such file or damaged, lacks an array, holds Python objects in place of numbers or text, or has
+            more than ``max_bytes`` unpacked.
+    """
+    data = read_bytes(path)
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        raise BadData(f"{path}: not a .npz file, or cut off", hint=AGAIN) from None
+    found: dict[str, Array] = {}
+    with archive:
+        present = {name.removesuffix(".npy") for name in archive.namelist()}
+        for name, needed in wanted.items():
+            if name in present:
+                found[name] = _guarded(path, partial(_member, path, archive, name, max_bytes))
+            elif needed:
+                shown = ", ".join(f"`{other[:40]}`" for other in sorted(present)[:8]) or "nothing"
+                raise BadData(f"{path}: no array `{name}`", hint=f"the file has {shown}")
+    return sha256(data), found
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str, max_bytes: int) -> Array:
+    with archive.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    if dtype.kind not in "buifU":
+        raise BadData(
+            f"{path}: `{name}` holds Python objects or records, which are never unpacked",
+            hint="write numbers or text: `numpy.savez_compressed(FILE, images=numpy.stack(images), ...)`",
+        )
+    if (size := math.prod(shape) * dtype.itemsize) > max_bytes:
+        raise BadData(
+            f"{path}: `{name}` takes {size:,} bytes unpacked, the study keeps {max_bytes:,}",
+            hint="give the images as files in a folder, or ask the study's author for a larger `cache_mib` in [task]",
+        )
+    with archive.open(f"{name}.npy") as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def fitted_to(path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask: bool = False) -> Array:
+    """``array`` (*sides, channels) brought to ``size`` (*size, channels); a mask's (*sides) to (*size).
+
+    Images are resized by area-weighted bilinear interpolation, masks by the nearest pixel. A volume is cut or filled
+    up with its smallest number around the middle; a mask with class number 0.
+
+    Raises:
+        BadData: it has another number of dimensions, or another size where ``fit`` is "exact".
+    """
+    sides = array.shape if mask else array.shape[:-1]
+    if len(sides) == 3 and len(size) == 2 and sides[0] == 1:
+        array, sides = array[0], sides[1:]
+    found, wanted = " x ".join(map(str, sides)), " x ".join(map(str, size))
+    if len(sides) != len(size):
+        raise BadData(f"{path}: {found} pixels, the study's size is {wanted}", hint="volumes and images do not mix")
+    if sides == size:
+        return array
+    if fit == "exact":
+        raise BadData(f"{path}: {found} pixels, the study wants {wanted}", hint="resize it, or ask for another `fit`")
+    if len(size) == 3:
+        return _cut_or_fill(array, size, 0 if mask else array.min())
+    box = _middle(sides, size) if fit == "crop" else (0.0, 0.0, float(sides[1]), float(sides[0]))
+    planes = [array] if mask else [array[..., channel] for channel in range(array.shape[-1])]
+    resized = [_resized(plane, size, box, mask) for plane in planes]
+    return resized[0] if mask else np.stack(resized, axis=-1)
+
+
+def _resized(plane: Array, size: tuple[int, ...], box: tuple[float, float, float, float], mask: bool) -> Array:
+    how = Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR
+    if plane.dtype == np.uint8:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(plane)).resize((size[1], size[0]), how, box))
+    wide = Image.fromarray(np.ascontiguousarray(plane, dtype=np.int32 if mask else np.float32))
+    resized = np.asarray(wide.resize((size[1], size[0]), how, box))
+    return (np.rint(resized) if plane.dtype.kind in "ui" else resized).astype(plane.dtype)
+
+
+def _middle(sides: tuple[int, ...], size: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """The largest box of ``size``'s proportions in the middle: left, upper, right, lower."""
+    height, width = sides
+    factor = min(height / size[0], width / size[1])
+    tall, wide = size[0] * factor, size[1] * factor
+    left, upper = (width - wide) / 2, (height - tall) / 2
+    return left, upper, min(left + wide, width), min(upper + tall, height)
+
+
+def _cut_or_fill(array: Array, size: tuple[int, ...], filling: Any) -> Array:
+    out = np.full((*size, *array.shape[3:]), filling, dtype=array.dtype)
+    here, there = [], []
+    for side, wanted in zip(array.shape, size, strict=False):
+        common = min(side, wanted)
+        here.append(slice((side - common) // 2, (side - common) // 2 + common))
+        there.append(slice((wanted - common) // 2, (wanted - common) // 2 + common))
+    out[tuple(there)] = array[tuple(here)]
+    return out
+
+
+def with_channels(path: Path, array: Array, channels: int) -> Array:
+    """``array`` (*sides, c) with ``channels``: grey is repeated, and three become grey by ITU-R BT.601.
+
+    Raises:
+        BadData: neither helps.
+    """
+    found = array.shape[-1]
+    if found == channels:
+        return array
+    if found == 1:
+        return np.repeat(array, channels, axis=-1)
+    if found == 3 and channels == 1:
+        grey = array.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
+        whole: Array = (np.rint(grey) if array.dtype.kind in "ui" else grey).astype(array.dtype)
+        return whole[..., None]
+    raise BadData(f"{path}: {found} channels, the study wants {channels}")
+
+
+def unit(array: Array) -> NDArray[np.float32]:
+    """Whole numbers over the largest of their type, others as they are: float32."""
+    if array.dtype.kind in "ui":
+        return array.astype(np.float32) * np.float32(1 / np.iinfo(array.dtype).max)
+    return array.astype(np.float32)

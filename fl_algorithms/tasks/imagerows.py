@@ -1,0 +1,204 @@
+"""What the image tasks share: rows of images, their scale, and who is in which split."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_algorithms.settings.images import Augmentation, PixelSettings
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.augment import augmented
+from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.imagefiles import Array
+from fl_algorithms.tasks.imagesets import Found, ImageSet, Pixels, digest_of, read_plain, read_set
+from wardround.errors import BadData
+
+STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
+SMALLEST_DEVIATION = 1e-6  # below it a channel counts as constant and is only centred
+
+
+class ImageRows:
+    """``fl_algorithms.tasks.base.Rows`` of images: (x - mean) / std, per channel."""
+
+    def __init__(self, pixels: Pixels, places: Tensor, settings: PixelSettings, mean: Tensor, std: Tensor) -> None:
+        """
+        Args:
+            places: of the rows among ``pixels``, int64 (n,).
+            mean, std: (channels,), float32.
+        """
+        self._pixels, self._places, self._settings = pixels, places, settings
+        column = (-1, *(1 for _ in settings.size))
+        self._mean, self._std = mean.reshape(column), std.reshape(column)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._settings.input_shape
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self, places: Tensor) -> Tensor:
+        return self._standardised(self._unit(places))
+
+    def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        x, y = augmented(self._unit(places), y, places, seed, self._settings.augment)
+        return self._standardised(x), y
+
+    def _unit(self, places: Tensor) -> Tensor:
+        return torch.from_numpy(self._pixels.take(self._places[places].numpy()))
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        return x.sub_(self._mean).div_(self._std)
+
+
+def load_images(
+    source: Source,
+    settings: PixelSettings,
+    read_y: Callable[[Found], Array],
+    *,
+    masks: bool,
+    site: str,
+    seed: int,
+    validation_fraction: float,
+) -> SiteData:
+    """A site's images read, checked and split.
+
+    The split is a permutation of the patients, in the order of their first image, from the stream (seed, site, 0,
+    "split"); validation is its end, floor(fraction * patients). Without patients each image is one.
+
+    Raises:
+        BadData: see ``imagesets``; a patient is in training and test; or too few for a validation part.
+    """
+    whole = read_set(source, settings, read_y, test=False, masks=masks)
+    test = read_set(source, settings, read_y, test=True, masks=masks)
+    assert whole is not None
+    if test is not None and (both := sorted(set(whole.patients) & set(test.patients))):
+        raise BadData(
+            f"{test.path}: {len(both)} of its {len(set(test.patients))} patients are also in {whole.path}",
+            hint="a patient's images are all for training or all for testing",
+        )
+    train_places, validation_places = split_places(whole, site, seed, validation_fraction)
+    mean, std = statistics(whole.pixels, settings)
+
+    def part(images: ImageSet, places: Tensor) -> Split:
+        assert images.y is not None
+        return Split(ImageRows(images.pixels, places, settings, mean, std), torch.from_numpy(images.y[places.numpy()]))
+
+    return SiteData(
+        train=part(whole, train_places),
+        validation=part(whole, validation_places),
+        test=None if test is None else part(test, torch.arange(len(test))),
+        digest=digest_of({**whole.digests, **({} if test is None else test.digests)}, source),
+        warnings=(
+            *_about_cache(whole, settings),
+            *_about_twins(whole, test),
+        ),
+        preprocessing=scale_document(mean, std, settings),
+    )
+
+
+def split_places(images: ImageSet, site: str, seed: int, validation_fraction: float) -> tuple[Tensor, Tensor]:
+    """The places of the training and of the validation part.
+
+    Raises:
+        BadData: there are too few patients, or images, for both.
+    """
+    who = images.patients or images.names
+    of = {patient: number for number, patient in enumerate(dict.fromkeys(who))}
+    held_out = math.floor(validation_fraction * len(of))
+    if held_out == 0:
+        raise BadData(
+            f"{images.path}: {len(of)} {'patient' if images.patients else 'image'}{'s' if len(of) > 1 else ''}; "
+            f"a validation part of {validation_fraction:g} needs at least {math.ceil(1 / validation_fraction)}"
+        )
+    order = torch.randperm(len(of), generator=torch.Generator().manual_seed(stream_seed(seed, site, 0, "split")))
+    by_patient: list[list[int]] = [[] for _ in of]
+    for place, patient in enumerate(who):
+        by_patient[of[patient]].append(place)
+
+    def places(patients: Tensor) -> Tensor:
+        return torch.tensor([place for patient in patients.tolist() for place in by_patient[patient]])
+
+    return places(order[:-held_out]), places(order[-held_out:])
+
+
+def statistics(pixels: Pixels, settings: PixelSettings) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel: the study's, or over all of the site's pixels. (channels,), float32."""
+    if settings.mean:
+        return torch.tensor(settings.mean), torch.tensor(settings.std)
+    size = max(1, STATISTICS_NUMBERS // math.prod(settings.input_shape))
+    sums: list[list[float]] = [[] for _ in range(settings.channels)]
+    squares: list[list[float]] = [[] for _ in range(settings.channels)]
+    for places in torch.split(torch.arange(len(pixels)), size):
+        x = torch.from_numpy(pixels.take(places.numpy())).double().transpose(0, 1).flatten(1)
+        for channel, (total, square) in enumerate(zip(x.sum(1).tolist(), (x * x).sum(1).tolist(), strict=True)):
+            sums[channel].append(total)
+            squares[channel].append(square)
+    count = len(pixels) * math.prod(settings.size)
+    mean = [math.fsum(parts) / count for parts in sums]
+    variance = [math.fsum(parts) / count - center * center for parts, center in zip(squares, mean, strict=True)]
+    std = [math.sqrt(max(value, 0.0)) for value in variance]
+    return torch.tensor(mean), torch.tensor([value if value > SMALLEST_DEVIATION else 1.0 for value in std])
+
+
+def scale_document(mean: Tensor, std: Tensor, settings: PixelSettings) -> dict[str, Any]:
+    """What ``read_new`` needs, as plain JSON: numbers as the shortest text that gives the same float32 back."""
+    return {
+        "shape": list(settings.input_shape),
+        "mean": [repr(value) for value in mean.tolist()],
+        "std": [repr(value) for value in std.tolist()],
+    }
+
+
+def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -> tuple[ImageRows, list[str]]:
+    """Images to be predicted, on the scale of ``fitted``, and their names; of arrays, their places from 0.
+
+    Raises:
+        BadData: as ``imagesets``; or ``fitted`` is of another study.
+    """
+    hint = "use the file that lies beside the checkpoint"
+    if fitted.get("shape") != list(settings.input_shape):
+        raise BadData("the preprocessing was fitted for images of another shape than the study's", hint=hint)
+    try:
+        mean, std = (torch.tensor([float(text) for text in fitted[key]]) for key in ("mean", "std"))
+    except (KeyError, TypeError, ValueError):
+        raise BadData("the preprocessing has no mean and deviation", hint=hint) from None
+    if not len(mean) == len(std) == settings.channels or not torch.isfinite(mean).all() or not (std > 0).all():
+        raise BadData("the preprocessing's mean and deviation are not one number for each channel", hint=hint)
+    plain = settings.model_copy(update={"augment": Augmentation()})
+    images = read_plain(path, settings)
+    return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std), list(images.names)
+
+
+def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:
+    """A warning where one class only occurs."""
+    present = torch.unique(y).tolist()
+    if len(present) > 1:
+        return []
+    return [
+        f"The {part} ({len(y)} images) has one class only, `{classes[present[0]]}`: AUC is undefined there and left "
+        "out of means"
+    ]
+
+
+def _about_cache(images: ImageSet, settings: PixelSettings) -> list[str]:
+    if images.pixels.is_kept:
+        return []
+    return [
+        f"{images.path.name}: {len(images)} images take more than the study's {settings.cache_mib} MiB, so they are "
+        "read and decoded again in each epoch"
+    ]
+
+
+def _about_twins(images: ImageSet, test: ImageSet | None) -> list[str]:
+    """Warnings of images that are there more than once."""
+    hashes = images.pixels.hashes()
+    said, seen = [], set(hashes)
+    if twins := len(hashes) - len(seen):
+        said.append(f"{images.path.name}: {twins} of {len(hashes)} images are there more than once")
+    if test is not None and (known := len([one for one in test.pixels.hashes() if one in seen])):
+        said.append(f"{known} of the {len(test)} test images are also training images, so scores will be too good")
+    return said

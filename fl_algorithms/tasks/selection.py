@@ -1,0 +1,65 @@
+"""Splits made of other splits' rows, for the lab's evaluation; the same for tables and for images."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_algorithms.tasks.base import Inputs, Rows, Split
+
+
+def rows_at(x: Inputs, places: Tensor) -> Tensor:
+    """(k, *shape): the rows at ``places``, int64 (k,), as a network takes them."""
+    return x[places] if isinstance(x, Tensor) else x.take(places)
+
+
+def chosen(split: Split, places: Tensor) -> Split:
+    """The rows at ``places``, in that order."""
+    x = split.x
+    if not isinstance(x, Tensor):
+        return Split(Selected([x], torch.zeros_like(places), places), split.y[places])
+    return Split(x[places], split.y[places])
+
+
+def joined(splits: Sequence[Split]) -> Split:
+    """All rows of ``splits``, of one kind, after one another."""
+    y = torch.cat([split.y for split in splits])
+    tensors = [split.x for split in splits if isinstance(split.x, Tensor)]
+    if len(tensors) == len(splits):
+        return Split(torch.cat(tensors), y)
+    parts = [split.x for split in splits if not isinstance(split.x, Tensor)]
+    of = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
+    return Split(Selected(parts, of, torch.cat([torch.arange(len(part)) for part in parts])), y)
+
+
+class Selected:
+    """``Rows`` out of others': row i is row ``places[i]`` of ``parts[of[i]]``."""
+
+    def __init__(self, parts: Sequence[Rows], of: Tensor, places: Tensor) -> None:
+        self._parts, self._of, self._places = parts, of, places
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._parts[0].shape
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self, places: Tensor) -> Tensor:
+        out = torch.empty(len(places), *self.shape)
+        for rows, part, own in self._by_part(places):
+            out[rows] = part.take(own)
+        return out
+
+    def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """As each part's own: rows at the same place of two parts draw alike."""
+        out, labels = torch.empty(len(places), *self.shape), y.clone()
+        for rows, part, own in self._by_part(places):
+            out[rows], labels[rows] = part.augmented(own, y[rows], seed)
+        return out, labels
+
+    def _by_part(self, places: Tensor) -> list[tuple[Tensor, Rows, Tensor]]:
+        """For each part that is asked for: which of ``places``, the part, and its own places."""
+        of = self._of[places]
+        groups = [(torch.nonzero(of == number).flatten(), part) for number, part in enumerate(self._parts)]
+        return [(rows, part, self._places[places[rows]]) for rows, part in groups if len(rows)]
