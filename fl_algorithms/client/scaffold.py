@@ -6,7 +6,8 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled 
 2020, Algorithm 1. https://arxiv.org/abs/1910.06378
 
 c_i+ is the mean of the round's gradients only where a step is eta times the gradient: plain SGD. Only trainable
-parameters have a control variate. A site whose update came too late has moved its c_i all the same.
+parameters have a control variate. A site whose update is not accepted keeps its c_i: the state of a round becomes
+current with its receipt.
 """
 
 import torch

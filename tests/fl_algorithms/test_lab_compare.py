@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -368,22 +366,32 @@ def test_bad_data_is_said_once_before_any_run(tmp_path: Path, data: Path) -> Non
 LONG = STUDY.replace("rounds = 2", "rounds = 10").replace("local_steps = 3", "local_steps = 10")
 
 
+STOPPED_AT_TWO = """
+import os, signal
+from fl_algorithms.lab import compare
+from fl_algorithms.lab.cli import main
+
+say = compare.say
+
+def say_and_stop(text):
+    say(text)
+    if "(2 of 13 runs)" in text:
+        os.killpg(0, signal.SIGINT)  # as a terminal does: to the workers too
+
+compare.say = say_and_stop
+main()
+"""
+
+
 def test_an_interrupted_comparison_leaves_whole_files_and_the_next_call_does_the_rest(
     tmp_path: Path, data: Path
 ) -> None:
     path, out = suite_file(tmp_path, HEAD + FEDAVG + FENDA + TUNED, LONG), tmp_path / "out"
     words = ["compare", str(path), "--data", str(data), "--seeds", "3", "--out", str(out), "--jobs", "1"]
-    program = "from fl_algorithms.lab.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    process = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_TWO, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    with process:
-        assert process.stderr is not None
-        said = [process.stderr.readline()]
-        while said[-1] and "(2 of 13 runs)" not in said[-1]:
-            said.append(process.stderr.readline())
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-        said += process.stderr.readlines()
+    said = process.stderr.splitlines(keepends=True)
     assert process.returncode == 130, said
     kept = run_files(out)  # every file is whole JSON
     assert 2 <= len(kept) < 13

@@ -172,7 +172,7 @@ def test_predictions_are_written_by_an_isolated_child(hospital: Hospital, tmp_pa
 def test_checkpoint_of_another_name_is_refused(hospital: Hospital, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="there is no checkpoint `best`") as refused:
         give(hospital, "predict", NAME, "--checkpoint", "best", "--table", hospital.test, "--out", tmp_path / "o")
-    assert refused.value.hint == "there are: best_local, latest, best_global"
+    assert refused.value.hint == "there are: best_local, fine_tuned, latest, best_global"
 
 
 def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_path: Path) -> None:
