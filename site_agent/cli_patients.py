@@ -1,4 +1,4 @@
-"""The commands that have to do with patients: ``data``, ``models`` and ``predict``. They read no table themselves.
+"""The commands that have to do with patients: ``data``, ``models`` and ``predict``. They read no patient themselves.
 
 Whatever reads patients does it in an isolated child process: the trainer's if it runs, else one that ends with its
 answer. Where the trainer has a user of its own, only that user can read the models and the tables, so its listener is
@@ -6,6 +6,7 @@ asked, and writes what is asked for as that user. Importing this needs neither t
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,8 @@ import typer
 
 from site_agent import handoff
 from site_agent.state import SiteState
-from site_agent.trainer import KINDS
-from site_agent.trainer import data as tables
+from site_agent.trainer import KINDS, kinds
+from site_agent.trainer import data as sources
 from wardround import cli
 from wardround.errors import NeedsPerson, UsageProblem
 
@@ -25,39 +26,71 @@ State = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
+NETWORK = re.compile(r"[a-z0-9-]{1,40}")
 KIND_HELP = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
 
-data_app = typer.Typer(no_args_is_help=True, help="Say which tables of this hospital may be trained on.")
+data_app = typer.Typer(no_args_is_help=True, help="Say what data of this hospital may be trained on.")
 models_app = typer.Typer(no_args_is_help=True, help="The models that this hospital keeps.")
+
+
+def _file(text: str, metavar: str = "FILE.csv") -> Any:
+    return typer.Option(help=text, metavar=metavar)
+
+
+def _column(text: str) -> Any:
+    return typer.Option(help=text, metavar="COLUMN")
 
 
 @data_app.command("add")
 def data_add(
     name: Annotated[str, typer.Argument(help="What you will call it.")],
     state: State,
-    table: Annotated[Path, typer.Option(help="A CSV file with a header.", metavar="FILE.csv")],
-    label: Annotated[str, typer.Option(help="The column that holds the class.", metavar="COLUMN")],
-    test: Annotated[
-        Path | None, typer.Option(help="Patients kept apart, for the models' scores.", metavar="FILE.csv")
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Name another table under the same name.")] = False,
+    table: Annotated[Path | None, _file("A CSV file with a header.")] = None,
+    test: Annotated[Path | None, _file("Patients kept apart, for the models' scores: a table as --table.")] = None,
+    images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
+    labels: Annotated[Path | None, _file("What the images show, one row each; beside masks, who it is.")] = None,
+    masks: Annotated[Path | None, _file("A folder with a mask for each image, of its name.", "DIR")] = None,
+    test_images: Annotated[Path | None, _file("Images kept apart, for the models' scores.", "DIR")] = None,
+    test_labels: Annotated[Path | None, _file("Their labels.")] = None,
+    test_masks: Annotated[Path | None, _file("Their masks.", "DIR")] = None,
+    arrays: Annotated[Path | None, _file("Images, and labels or masks, as arrays of one file.", "FILE.npz")] = None,
+    test_arrays: Annotated[Path | None, _file("Such a file kept apart, for scores.", "FILE.npz")] = None,
+    label: Annotated[str, _column("The column of the class; of images, where it is not the study's own.")] = "",
+    image: Annotated[str, _column("The column of the image's name, where it is not the study's own.")] = "",
+    patient: Annotated[str, _column("The column that says who it is, where it is not the study's own.")] = "",
+    network: Annotated[
+        str, typer.Option(metavar="LABEL", help="Train this one of the networks that a study allows.")
+    ] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Name other data under the same name.")] = False,
 ) -> None:
-    """Name a table, after looking at it in an isolated process. Nothing is copied, and its path never leaves."""
+    """Name a table or images, after looking at them in an isolated process. Nothing is copied; no path ever leaves."""
     _must_exist(state)
-    found = handoff.ask(
-        state, "inspect", table=str(_absolute(table)), test=None if test is None else str(_absolute(test)), label=label
-    )
-    source = tables.DataSource(
-        table=str(_absolute(table)),
-        label=label,
-        test=None if test is None else str(_absolute(test)),
-        digest=found["digest"],
-    )
-    tables.add(state, name, source, replace=replace)
-    tested = "" if found["test_rows"] is None else f", and {found['test_rows']} rows kept apart for scores"
-    cli.say(f"Data `{name}`: {found['rows']} rows, {found['columns']} columns{tested}")
+    paths = {
+        "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
+        "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
+    }  # fmt: skip
+    named: dict[str, Any] = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
+    named |= {key: text for key, text in {"label": label, "image": image, "patient": patient}.items() if text}
+    kinds.kind_of(named)
+    if network and not NETWORK.fullmatch(network):
+        raise UsageProblem(f"{network[:80]!r} is not a network's label of 1 to 40 of a-z, 0-9 and -")
+    found = handoff.ask(state, "inspect", **named)
+    source = sources.DataSource.model_validate({**named, "network": network, "digest": found["digest"]})
+    sources.add(state, name, source, replace=replace)
+    cli.say(f"Data `{name}`: {_counted(found)}")
     cli.say(f"Written to {state / 'data.toml'}; digest {found['digest'][:12]}…")
     cli.say("next: `site-agent studies`, then `site-agent approve STUDY --data " + name + "`")
+
+
+def _counted(found: dict[str, Any]) -> str:
+    """What an inspection counted, as a person reads it."""
+    what = "images" if found["columns"] is None else "rows"
+    counted = f"{found['rows']} {what}"
+    if found["columns"] is not None:
+        counted += f", {found['columns']} columns"
+    if found["patients"] is not None:
+        counted += f" of {found['patients']} patients"
+    return counted + ("" if found["test_rows"] is None else f", and {found['test_rows']} {what} kept apart for scores")
 
 
 @data_app.command("check")
@@ -67,16 +100,18 @@ def data_check(
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to read it for.")],
     as_json: Json = False,
 ) -> None:
-    """Read a table as a study would, in an isolated process, and say what the study would make of it."""
+    """Read data as a study would, in an isolated process, and say what the study would make of it."""
     site_state = SiteState(state)
     offer = site_state.offer(study)
     found = handoff.ask(state, "check", study=offer.document, site=site_state.site().site, data=name)
     if as_json:
         cli.print_json({"study": study, "data": name, **found})
         return
-    rows = f"{found['rows']} rows: {found['train_rows']} to train, {found['validation_rows']} to validate"
+    what = "rows" if found["gives"] == "columns" else "images"
+    rows = f"{found['rows']} {what}: {found['train_rows']} to train, {found['validation_rows']} to validate"
     print(rows + ("" if found["test_rows"] is None else f"; {found['test_rows']} kept apart for scores"))
-    print("classes: " + ", ".join(f"{label}: {count}" for label, count in found["classes"].items()))
+    classes = ", ".join(f"{label}: {count}" for label, count in found["classes"].items())
+    print(f"masks with: {classes}" if found["gives"] == "masks" else f"classes: {classes}")
     for warning in found["warnings"]:
         print(f"warning: {warning}")
     cli.say(f"next: `site-agent approve {study} --data {name}`")
@@ -84,16 +119,16 @@ def data_check(
 
 @data_app.command("list")
 def data_list(state: State, as_json: Json = False) -> None:
-    """The tables that have a name here."""
-    known = tables.sources(state)
+    """The data that has a name here."""
+    known = sources.sources(state)
     if as_json:
-        cli.print_json({"data": [{"name": name, **source.model_dump()} for name, source in known.items()]})
+        cli.print_json({"data": [{"name": name, **source.told()} for name, source in known.items()]})
         return
     for name, source in known.items():
-        tested = "" if source.test is None else f", test {source.test}"
-        print(f"{name}: {source.table}, label {source.label}{tested}, digest {source.digest[:12]}…")
+        first, *more = (f"{key.replace('_', ' ')} {text}" for key, text in source.told().items() if key != "digest")
+        print(f"{name}: {', '.join([first.removeprefix('table '), *more])}, digest {source.digest[:12]}…")
     if not known:
-        cli.say("next: `site-agent data add NAME --table FILE.csv --label COLUMN`")
+        cli.say(f"next: `site-agent data add NAME` with {kinds.EXAMPLES}")
 
 
 @models_app.command("list")
@@ -138,18 +173,22 @@ def predict(
     study: Study,
     state: State,
     checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)],
-    table: Annotated[Path, typer.Option(help="Patients, with the study's columns.", metavar="NEW.csv")],
-    out: Annotated[Path, typer.Option(help="Where to write.", metavar="PREDICTIONS.csv")],
+    out: Annotated[
+        Path, typer.Option(help="Where to write: a CSV file; for masks a new folder.", metavar="PREDICTIONS.csv|DIR")
+    ],
+    table: Annotated[Path | None, _file("Patients, with the study's columns.", "NEW.csv")] = None,
+    images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
+    arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict the class of each row of a table with one of this hospital's models, in an isolated process."""
+    """Predict classes or masks of new patients with one of this hospital's models, in an isolated process."""
     _check_kind(checkpoint)
-    fields: dict[str, Any] = {
-        "study": study,
-        "checkpoint": checkpoint,
-        "table": str(_absolute(table)),
-        "out": str(_absolute(out)),
-    }
+    given = {"table": table, "images": images, "arrays": arrays}
+    fields: dict[str, Any] = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
+    if len(fields) != 1:
+        found = " and ".join(map(kinds.option, fields)) or "none"
+        raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {found}")
+    fields |= {"study": study, "checkpoint": checkpoint, "out": str(_absolute(out))}
     found = handoff.one_shot(state, "predict", **fields) if _may_read(state) else _trainer(state, "predict", **fields)
     if as_json:
         cli.print_json(found)

@@ -6,9 +6,9 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     command, no listener ──> one-shot worker                                     (isolated, ends with its answer)
 
     describe     {study, site}                               -> {leaves, stays}
-    inspect      {table, test, label}                        -> {digest, rows, test_rows, columns}
+    inspect      {PATHS and COLUMNS of trainer.kinds}        -> {digest, rows, test_rows, columns, patients}
     check        {study, site, data: NAME}                   -> {digest, rows, train_rows, validation_rows, test_rows,
-                                                                 classes, warnings}
+                                                                 gives, classes, warnings}
     train        {study, revision, study_digest, site, round, attempt, base, base_digest, data: {name, digest}}
                                                              -> {update, num_examples, num_validation, metrics}
     validate     the same                                    -> {num_examples, num_validation, metrics}
@@ -17,7 +17,7 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     finish       {study, revision, study_digest, site, data, best_round, best, contributors?} -> {checkpoints}
     checkpoints  {study: NAME}                               -> {checkpoints}
     export       {study: NAME, checkpoint, out}              -> {files}
-    predict      {study: NAME, checkpoint, table, out}       -> {rows, out}
+    predict      {study: NAME, checkpoint, table | images | arrays, out} -> {rows, out}
     status       {}                                          -> {isolation, user, uid, worker}
     abort        {}                                          -> {}
 

@@ -24,6 +24,12 @@ from typing import Any, Self
 BIN = Path(sys.executable).parent
 COMMAND_TIMEOUT_S = 120
 READY_TIMEOUT_S = 60
+DATA_FILES = {  # of the lab -> the option of `site-agent data add`
+    "train.csv": "--table", "test.csv": "--test", "train.npz": "--arrays", "test.npz": "--test-arrays",
+    "images": "--images", "labels.csv": "--labels", "masks": "--masks", "patients.csv": "--labels",
+    "test_images": "--test-images", "test_labels.csv": "--test-labels", "test_masks": "--test-masks",
+    "test_patients.csv": "--test-labels",
+}  # fmt: skip
 
 
 class CommandFailed(Exception):
@@ -182,8 +188,10 @@ class World:
         return self.ask_site(site, "join", "--invitation", "-", stdin=invitation)
 
     def add_data(self, site: str, folder: Path, label: str, name: str = "patients") -> None:
-        test = ["--test", folder / "test.csv"] if (folder / "test.csv").exists() else []
-        self.ask_site(site, "data", "add", name, "--table", folder / "train.csv", "--label", label, *test)
+        """Name what lies in ``folder`` under the lab's names: a table, arrays, or images with labels or masks."""
+        found = {file: option for file, option in DATA_FILES.items() if (folder / file).exists()}
+        options = [word for file, option in found.items() for word in (option, folder / file)]
+        self.ask_site(site, "data", "add", name, *options, *(["--label", label] if label else []))
 
     def run_agent(self, site: str) -> Service:
         agent = Service(self.logs / f"{site}.log", "site-agent", "run", "--state", self.state / site)
@@ -209,13 +217,13 @@ class World:
         with study.open("rb") as file:
             return str(tomllib.load(file)["study"]["name"])
 
-    def approve(self, study: str, sites: Sequence[str]) -> None:
+    def approve(self, study: str, sites: Sequence[str], data: str = "patients") -> None:
         """At each site: a policy that allows just this study, unless the site has one, and the approval."""
 
         def act(site: str) -> None:
             if not (self.state / site / "policy.toml").exists():
                 self.ask_site(site, "policy", "draft", study)
-            self.ask_site(site, "approve", study, "--data", "patients")
+            self.ask_site(site, "approve", study, "--data", data)
 
         in_parallel(act, sites)
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_algorithms import catalog
+from fl_algorithms.lab.cli_data import data_app
 from wardround import study as study_file
 from wardround.cli import print_json, run, say
 from wardround.study import Named, StudyFile
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fl_algorithms.lab.federation import Outcome
 
 app = typer.Typer(
@@ -21,7 +24,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-data_app = typer.Typer(help="Make example data: one folder for each site, with train.csv and test.csv.")
 app.add_typer(data_app, name="data", no_args_is_help=True)
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
@@ -32,7 +34,12 @@ SetOption = Annotated[
 VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
 DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")]
-OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights", metavar="FILE.safetensors", help="Start from these shared tensors; others stay as they are drawn."
+    ),
+]
 
 
 @app.command()
@@ -41,15 +48,16 @@ def init(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the tensors.")],
     setting: SetOption = None,
     variant: VariantOption = "",
+    weights: WeightsOption = None,
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
     resolved = catalog.resolve(study_file.load(study, setting, variant), source=study.name)
-    from fl_algorithms.client.partition import describe, initial_model
+    from fl_algorithms.client.partition import describe
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.durable import write_file
     from wardround.tensors import file_header
 
-    tensors = initial_model(resolved)
+    tensors = _initial(resolved, weights)
     specs = describe(resolved, resolved.study.sites[0]).leaves
     write_file(out, (file_header(specs), *(payload(tensors[spec.key]) for spec in specs)), mode=0o644)
     digest = manifest(tensors, specs).digest()
@@ -67,13 +75,14 @@ def run_study(
     setting: SetOption = None,
     variant: VariantOption = "",
     alone: AloneOption = False,
+    weights: WeightsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
     resolved = _resolved(study, setting, variant, alone=alone)
     from fl_algorithms.lab.evaluation import summary
 
-    outcomes = _run_seeds(resolved, data, seeds)
+    outcomes = _run_seeds(resolved, data, seeds, weights)
     first = resolved.study.seed
     result = {
         "method": resolved.algorithm.name,
@@ -137,25 +146,6 @@ def methods(
         cards.print_overview(cards.overview())
 
 
-@data_app.command("breast-cancer")
-def breast_cancer(out: OutOption) -> None:
-    """Wisconsin breast cancer patients, divided into four unlike hospitals. Comes with scikit-learn."""
-    from fl_algorithms.lab.data import breast_cancer as make
-
-    _say_rows(make(out), out)
-
-
-@data_app.command("heart-disease")
-def heart_disease(
-    raw: Annotated[Path, typer.Argument(metavar="RAW", help="The folder of the four processed.*.data files of UCI.")],
-    out: OutOption,
-) -> None:
-    """The four hospitals of the UCI heart disease study, divided as the papers do."""
-    from fl_algorithms.lab.data import heart_disease as make
-
-    _say_rows(make(raw, out), out)
-
-
 def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> StudyFile:
     study = study_file.load(path, settings, variant)
     if alone:
@@ -163,7 +153,25 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
     return catalog.resolve(study, lab=True, source=path.name)
 
 
-def _run_seeds(study: StudyFile, folder: Path, seeds: int) -> "list[Outcome]":
+def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "dict[str, Tensor]":
+    """The study's initial model, from ``weights`` where they have it; ``told``: say what is from where."""
+    if weights is None:
+        from fl_algorithms.client.partition import initial_model
+
+        return initial_model(study)
+    from fl_algorithms.lab.weights import weighted
+
+    start = weighted(study, weights)
+    if told:
+        say(f"{len(start.tensors) - len(start.drawn)} of {len(start.tensors)} shared tensors are from {weights}")
+        for name in start.drawn:
+            say(f"as drawn, not in the file: {name}")
+        for name in start.unused:
+            say(f"not used, stays at each site: {name}")
+    return start.tensors
+
+
+def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None) -> "list[Outcome]":
     from fl_algorithms.client.partition import task_of
     from fl_algorithms.lab.federation import load_sites, run_federation
 
@@ -176,7 +184,7 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int) -> "list[Outcome]":
             for site, site_data in sites.items():
                 for warning in site_data.warnings:
                     say(f"warning: {site}: {warning}")
-        outcomes.append(run_federation(one, task, sites))
+        outcomes.append(run_federation(one, task, sites, start=_initial(one, weights, told=not outcomes)))
         say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes
 
@@ -210,13 +218,6 @@ def _print_table(study: StudyFile, result: dict[str, Any]) -> None:
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
-
-
-def _say_rows(made: list[tuple[str, int, int]], out: Path) -> None:
-    for site, train, test in made:
-        say(f"{site}: {train} rows to train, {test} to test")
-    say(f"written to {out}")
-    say(f"next: `fl-lab run STUDY.toml --data {out}`")
 
 
 def main() -> None:

@@ -40,17 +40,22 @@ class Outcome:
 
 
 def run_federation(
-    study: StudyFile, task: Task, data: Mapping[str, SiteData], progress: Progress | None = None
+    study: StudyFile,
+    task: Task,
+    data: Mapping[str, SiteData],
+    progress: Progress | None = None,
+    start: Mapping[str, Tensor] | None = None,
 ) -> Outcome:
     """Run a resolved study with every site in every round, and its closing validation.
 
     Args:
         data: site -> its data, for each of the study's sites.
+        start: the initial model; without it as the study's seed draws it.
     """
     rounds, row = study.study.rounds, catalog.method(study)
     sessions = {site: SiteSession(study, site, task, data[site]) for site in study.study.sites}
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
-    start = initial_model(study)
+    start = initial_model(study) if start is None else start
     half = server_half(study, describe(study, study.study.sites[0]).leaves)
     model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
     best, best_model = BestGlobal(), model

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from wardround.errors import BadData, NeedsPerson
 
 Array = NDArray[Any]
+Result = TypeVar("Result")
 PILLOW = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 NIFTI, DICOM, ARRAYS = (".nii", ".nii.gz"), ".dcm", ".npz"
 MAX_FILE_BYTES = 1 << 32
@@ -104,7 +105,7 @@ def finite(path: Path, array: Array) -> Array:
     return array
 
 
-def _guarded(path: Path, decoded: Callable[[], Array]) -> Array:
+def _guarded(path: Path, decoded: Callable[[], Result]) -> Result:
     """Decoders of foreign bytes fail in many ways; only our own errors leave here."""
     try:
         return decoded()
@@ -244,11 +245,34 @@ def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple
     return sha256(data), found
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str, max_bytes: int) -> Array:
+def array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of a .npz file, as its header says.
+
+    Raises:
+        BadData: it is no such file, or damaged.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}") from None
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        raise BadData(f"{path}: not a .npz file, or cut off", hint=AGAIN) from None
+    with archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+        heads = {name: _guarded(path, partial(_head, archive, name)) for name in names}
+    return {name: shape for name, (shape, _) in heads.items()}
+
+
+def _head(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     with archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str, max_bytes: int) -> Array:
+    shape, dtype = _head(archive, name)
     if dtype.kind not in "buifU":
         raise BadData(
             f"{path}: `{name}` holds Python objects or records, which are never unpacked",
@@ -317,6 +341,25 @@ def _cut_or_fill(array: Array, size: tuple[int, ...], filling: Any) -> Array:
         here.append(slice((side - common) // 2, (side - common) // 2 + common))
         there.append(slice((wanted - common) // 2, (wanted - common) // 2 + common))
     out[tuple(there)] = array[tuple(here)]
+    return out
+
+
+def mask_at(mask: NDArray[np.uint8], sides: tuple[int, ...], fit: str) -> NDArray[np.uint8]:
+    """The way back of ``fitted_to`` for a mask of places of classes: at the ``sides`` that its image has.
+
+    What the study's size leaves out of the image is of class 0.
+    """
+    if mask.shape == sides:
+        return mask
+    if len(sides) == 3:
+        cut: NDArray[np.uint8] = _cut_or_fill(mask, sides, 0)
+        return cut
+    left, upper, right, lower = (0, 0, sides[1], sides[0])
+    if fit == "crop":
+        left, upper, right, lower = (round(edge) for edge in _middle(sides, (mask.shape[0], mask.shape[1])))
+    out = np.zeros(sides, dtype=np.uint8)
+    whole = (0.0, 0.0, float(mask.shape[1]), float(mask.shape[0]))
+    out[upper:lower, left:right] = _resized(mask, (lower - upper, right - left), whole, True)
     return out
 
 

@@ -23,12 +23,22 @@ SMALLEST_DEVIATION = 1e-6  # below it a channel counts as constant and is only c
 class ImageRows:
     """``fl_algorithms.tasks.base.Rows`` of images: (x - mean) / std, per channel."""
 
-    def __init__(self, pixels: Pixels, places: Tensor, settings: PixelSettings, mean: Tensor, std: Tensor) -> None:
+    def __init__(
+        self,
+        pixels: Pixels,
+        places: Tensor,
+        settings: PixelSettings,
+        mean: Tensor,
+        std: Tensor,
+        sides: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """
         Args:
             places: of the rows among ``pixels``, int64 (n,).
             mean, std: (channels,), float32.
+            sides: of each image before it was brought to the study's size; () where nobody will ask.
         """
+        self.sides = sides
         self._pixels, self._places, self._settings = pixels, places, settings
         column = (-1, *(1 for _ in settings.size))
         self._mean, self._std = mean.reshape(column), std.reshape(column)
@@ -170,7 +180,7 @@ def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -
         raise BadData("the preprocessing's mean and deviation are not one number for each channel", hint=hint)
     plain = settings.model_copy(update={"augment": Augmentation()})
     images = read_plain(path, settings)
-    return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std), list(images.names)
+    return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std, images.sides), list(images.names)
 
 
 def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:

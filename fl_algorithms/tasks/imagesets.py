@@ -85,7 +85,9 @@ class Pixels:
         data = read_bytes(path)
         if sha256(data) != digest:
             raise BadData(
-                f"{path}: not the file that was read at the start", hint="leave the data alone while training"
+                f"{path}: not the file that was read at the start",
+                hint="leave the data alone while training",
+                code="DECLINED_DATA_CHANGED",
             )
         return unit(_image(path, data, self._settings))
 
@@ -100,6 +102,7 @@ class ImageSet:
         y: class of each, int64 (n,); or of each pixel, uint8 (n, *size); None for images to be predicted.
         patients: of each image; () where nobody told.
         digests: role -> what was read.
+        sides: of each image to be predicted, before it was brought to the study's size.
     """
 
     path: Path
@@ -108,6 +111,7 @@ class ImageSet:
     y: Array | None
     patients: tuple[str, ...]
     digests: Mapping[str, Digests]
+    sides: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -124,7 +128,8 @@ def source_digest(source: Source) -> str:
 
 def digest_of(digests: Mapping[str, Digests], source: Source) -> str:
     """SHA-256 (hex) of the canonical JSON of every file's name and SHA-256, by role, with the columns' names."""
-    return canonical.digest({"files": dict(digests), "label": source.label, "patient": source.patient})
+    columns = {"label": source.label, "patient": source.patient, "image": source.image}
+    return canonical.digest({"files": dict(digests), **columns})
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -248,11 +253,11 @@ def read_plain(path: Path, settings: PixelSettings) -> ImageSet:
     """
     if path.suffix.lower() == ARRAYS:
         digest, found = read_arrays(path, {"images": True}, settings.cache_mib * MIB)
-        pixels, _ = _kept_arrays(path, found["images"], settings)
-        return ImageSet(path, pixels, tuple(map(str, range(len(pixels)))), None, (), {"arrays": digest})
+        pixels, sides = _kept_arrays(path, found["images"], settings)
+        return ImageSet(path, pixels, tuple(map(str, range(len(pixels)))), None, (), {"arrays": digest}, tuple(sides))
     files = files_in(path)
-    pixels, _, digests = _kept_files(path, files, settings)
-    return ImageSet(path, pixels, tuple(files), None, (), {"images": digests})
+    pixels, sides, digests = _kept_files(path, files, settings)
+    return ImageSet(path, pixels, tuple(files), None, (), {"images": digests}, tuple(sides))
 
 
 def _from_arrays(
@@ -279,17 +284,17 @@ def _from_folder(
     role: str, source: Source, settings: PixelSettings, read_y: Callable[[Found], Array], *, masks: bool, prefix: str
 ) -> ImageSet:
     folder, label = source.path(role), source.label or _own_label(settings)
-    files, patient = files_in(folder), source.patient or settings.patient
+    files, patient, image = files_in(folder), source.patient or settings.patient, source.image or settings.image
     digests: dict[str, Digests] = {}
     table = None
     if patient or not masks:
         at = source.path(f"{prefix}labels")
-        table = read_table(at, [settings.image, *([] if masks else [label]), *([patient] if patient else [])])
+        table = read_table(at, [image, *([] if masks else [label]), *([patient] if patient else [])])
         digests[f"{prefix}labels"] = table.sha256
     elif f"{prefix}labels" in source.paths:
         digests[f"{prefix}labels"] = sha256(read_bytes(source.paths[f"{prefix}labels"]))
-    rows = _rows_of(table, folder, files, settings.image) if table else []
-    mask_files = _paired(folder, files, source.path(f"{prefix}masks")) if masks else []
+    rows = rows_of(table, folder, files, image) if table else []
+    mask_files = paired(folder, files, source.path(f"{prefix}masks")) if masks else []
     pixels, sides, digests[role] = _kept_files(folder, files, settings)
     found = Found(
         table.path if table and not masks else folder,
@@ -310,8 +315,12 @@ def _from_folder(
     return ImageSet(folder, pixels, found.names, y, patients, digests)
 
 
-def _rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str) -> list[int]:
-    """The table's row of each file, which must be one."""
+def rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str) -> list[int]:
+    """The table's row of each file, which must be one.
+
+    Raises:
+        BadData: a row has no file, a file has no row or several.
+    """
     rows = {name: row for row, name in enumerate(table.columns[column])}
     counts = Counter(table.columns[column])
     absent = [line for line, name in zip(table.lines, table.columns[column], strict=True) if name not in files]
@@ -331,13 +340,17 @@ def _rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str)
     return [rows[name] for name in files]
 
 
-def _paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple[str, Path]]:
-    """Each image's mask, with its name in its folder: the same name but for the ending."""
-    found = {_stem(name): (name, path) for name, path in files_in(masks).items()}
-    stems = Counter(map(_stem, images))
-    if twice := [name for name in images if stems[_stem(name)] > 1]:
+def paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple[str, Path]]:
+    """Each image's mask, with its name in its folder: the same name but for the ending.
+
+    Raises:
+        BadData: an image has no mask or several, a mask has no image.
+    """
+    found = {stem(name): (name, path) for name, path in files_in(masks).items()}
+    stems = Counter(map(stem, images))
+    if twice := [name for name in images if stems[stem(name)] > 1]:
         raise BadData(f"{folder}: {_named(twice)} the same name but for the ending", hint="rename one, and its mask")
-    if absent := [name for name in images if _stem(name) not in found]:
+    if absent := [name for name in images if stem(name) not in found]:
         raise BadData(
             f"{folder}: {_named(absent)} no mask in {masks}",
             hint="a mask has its image's name, whatever the ending; add it, or move the image elsewhere",
@@ -346,7 +359,7 @@ def _paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple
         raise BadData(f"{masks}: {_named(extra)} no image in {folder}", hint="add it, or move the mask elsewhere")
     if len(files_in(masks)) != len(found):
         raise BadData(f"{masks}: two masks have the same name but for the ending", hint="one mask for each image")
-    return [found[_stem(name)] for name in images]
+    return [found[stem(name)] for name in images]
 
 
 def _mask_arrays(
@@ -463,6 +476,7 @@ def _sides(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _stem(name: str) -> str:
+def stem(name: str) -> str:
+    """Without the ending that says how the file is read."""
     kind = kind_of(Path(name))
     return name[: len(name) - len(kind)] if kind else name

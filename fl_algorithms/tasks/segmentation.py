@@ -85,7 +85,7 @@ class SegmentationTask:
         if len(y) == 0 or not torch.isfinite(logits).all():
             return {"dice": None}
         parts = zip(torch.split(logits.detach(), PART), torch.split(y, PART), strict=True)
-        each = torch.cat([dice(self._likeliest(some), masks, len(self.classes)) for some, masks in parts])
+        each = torch.cat([dice(self.likeliest(some), masks, len(self.classes)) for some, masks in parts])
         return {"dice": float(each.mean())}
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -95,7 +95,8 @@ class SegmentationTask:
             return torch.cat((1 - positive, positive), dim=1)
         return torch.softmax(logits, dim=1)
 
-    def _likeliest(self, logits: Tensor) -> Tensor:
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The class of each pixel, (n, *size), int64."""
         return (logits > 0).squeeze(1).long() if len(self.classes) == 2 else logits.argmax(1)
 
 

@@ -18,11 +18,13 @@ class Source:
     Attributes:
         label: the column of the class in this site's files; "" for the study's own.
         patient: the column of the patient; "" for the study's own, or one row a patient.
+        image: the column of a file's name, in a table beside a folder; "" for the study's own.
     """
 
     paths: Mapping[str, Path]
     label: str = ""
     patient: str = ""
+    image: str = ""
 
     def path(self, role: str) -> Path:
         """What lies under ``role``.

@@ -1,4 +1,4 @@
-"""Where a hospital's tables are, and what they were when a person named them. No torch.
+"""Where a hospital's data is, and what it was when a person named it. No torch.
 
 ``STATE/data.toml`` has one table per name. Its paths never leave the hospital, and the gateway never reads it.
 
@@ -7,18 +7,24 @@
     label = "disease"
     test = "/srv/registry/test.csv"
     digest = "9f2c..."
+
+    [lesions]
+    images = "/srv/dermoscopy/images"
+    labels = "/srv/dermoscopy/labels.csv"
+    patient = "lesion"
+    digest = "04be..."
 """
 
-import csv
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fl_algorithms.tasks.source import Source
-from fl_algorithms.tasks.table import data_digest, read_table
+from fl_algorithms.tasks.table import data_digest
+from site_agent.trainer import kinds
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
@@ -30,40 +36,63 @@ _BLOCK = 1 << 20
 
 
 class DataSource(Strict):
-    """A table that a hospital trains on: absolute paths, and the digest that ``data add`` found."""
+    """What a hospital trains on: absolute paths of one of ``kinds.KINDS``, columns, and the digest that ``data add``
+    found.
 
-    table: str
-    label: str = Field(min_length=1)
+    Attributes:
+        label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
+        network: the label of a network that the study allows; "" for the one that it assigns.
+    """
+
+    table: str | None = None
     test: str | None = None
+    arrays: str | None = None
+    test_arrays: str | None = None
+    images: str | None = None
+    labels: str | None = None
+    masks: str | None = None
+    test_images: str | None = None
+    test_labels: str | None = None
+    test_masks: str | None = None
+    label: str = ""
+    image: str = ""
+    patient: str = ""
+    network: str = Field(default="", pattern=r"^[a-z0-9-]{0,40}$")
     digest: str = Field(pattern=r"[0-9a-f]{64}")
 
-    @property
-    def table_path(self) -> Path:
-        return Path(self.table)
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        try:
+            kinds.kind_of(self._given(), kinds.key)
+        except UsageProblem as problem:
+            raise ValueError(problem.message) from None
+        return self
 
     @property
-    def test_path(self) -> Path | None:
-        return None if self.test is None else Path(self.test)
+    def kind(self) -> kinds.Kind:
+        return kinds.kind_of(self._given())
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """What is named, by key."""
+        return {name: Path(value) for name in kinds.PATHS if (value := getattr(self, name)) is not None}
 
     @property
     def files(self) -> Source:
         """The same, as a task takes it."""
-        test = {} if self.test is None else {"test": Path(self.test)}
-        return Source({"table": self.table_path, **test}, self.label)
+        roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
+        return Source(roles, self.label, self.patient, self.image)
 
+    def told(self) -> dict[str, str]:
+        """What is there, by key."""
+        return {key: value for key, value in self.model_dump().items() if value}
 
-@dataclass(frozen=True)
-class Inspection:
-    """What can be said of a table without a study."""
-
-    digest: str
-    rows: int
-    test_rows: int | None
-    columns: int
+    def _given(self) -> list[str]:
+        return [name for name in (*kinds.PATHS, *kinds.COLUMNS) if getattr(self, name)]
 
 
 def sources(state: Path) -> dict[str, DataSource]:
-    """The named tables, by name; {} before the first.
+    """What has a name here, by name; {} before the first.
 
     Raises:
         BadData: data.toml is not what ``add`` writes; the message has the key.
@@ -75,7 +104,7 @@ def sources(state: Path) -> dict[str, DataSource]:
 
 
 def source(state: Path, name: str) -> DataSource:
-    """The table called ``name``.
+    """The data called ``name``.
 
     Raises:
         UsageProblem: there is none of that name.
@@ -86,7 +115,7 @@ def source(state: Path, name: str) -> DataSource:
             f"no data is called `{name[:80]}` here",
             hint=f"there is: {', '.join(sorted(known))}"
             if known
-            else "`site-agent data add NAME --table FILE.csv --label COLUMN`",
+            else f"`site-agent data add NAME` with {kinds.EXAMPLES}",
             code=DATA_INVALID,
         )
     return known[name]
@@ -103,23 +132,11 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
     known = sources(state)
     if name in known and known[name] != added and not replace:
         raise UsageProblem(
-            f"data `{name}` is already {known[name].table}",
-            hint="add `--replace` if this is meant; studies approved with the old table must then be approved again",
+            f"data `{name}` is already {next(iter(known[name].paths.values()))}",
+            hint="add `--replace` if this is meant; studies approved with the old data must then be approved again",
         )
     tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
     durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
-
-
-def inspect(table: Path, test: Path | None, label: str) -> Inspection:
-    """Read the files as CSV with that label column.
-
-    Raises:
-        BadData: they are not; the message has file, line and column, never a value.
-    """
-    read = read_table(table, [label])
-    tested = None if test is None else read_table(test, [label])
-    digest = data_digest(read.sha256, None if tested is None else tested.sha256, label)
-    return Inspection(digest, len(read), None if tested is None else len(tested), _width(table))
 
 
 def digest_now(named: DataSource) -> str:
@@ -128,19 +145,26 @@ def digest_now(named: DataSource) -> str:
     Raises:
         BadData: one cannot be read.
     """
-    test = named.test_path
-    return data_digest(_sha256(named.table_path), None if test is None else _sha256(test), named.label)
+    if named.kind is kinds.TABLE:
+        paths = named.paths
+        return data_digest(_sha256(paths["table"]), _sha256(paths["test"]) if "test" in paths else None, named.label)
+    from fl_algorithms.tasks.imagesets import source_digest
+
+    try:
+        return source_digest(named.files)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 
 
 def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
-    """Refuse a table other than the approved one. Both digests are hex.
+    """Refuse data other than the approved. Both digests are hex.
 
     Raises:
         BadData: they differ.
     """
     if found != approved:
         raise BadData(
-            f"data `{name}` is not the table that was approved for study `{study}`: "
+            f"data `{name}` is not what was approved for study `{study}`: "
             f"its digest is {found[:12]}…, {approved[:12]}… was approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
@@ -158,15 +182,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _width(table: Path) -> int:
-    """How many columns the header names; ``read_table`` has found the file to be CSV."""
-    with table.open(encoding="utf-8-sig", newline="") as file:
-        return len(next(row for row in csv.reader(file) if row))
-
-
 def _as_toml(name: str, named: DataSource) -> str:
-    rows = {"table": named.table, "test": named.test, "label": named.label, "digest": named.digest}
-    lines = [f"{key} = {_quoted(value)}" for key, value in rows.items() if value is not None]
+    lines = [f"{key} = {_quoted(value)}" for key, value in named.told().items()]
     return "\n".join([f"[{name}]", *lines, ""])
 
 

@@ -7,14 +7,16 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from site_agent.handoff import ROUND_COMMANDS, TRAINING_FAILED
-from site_agent.trainer import data, vault
+from site_agent.trainer import inspection, vault
+from site_agent.trainer.kinds import PREDICTABLE
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 
 if TYPE_CHECKING:
@@ -67,9 +69,7 @@ class Requests:
             return BOOKKEEPING[command](self._state, request)
         match command:
             case "inspect":
-                test = request.get("test")
-                found = data.inspect(Path(request["table"]), None if test is None else Path(test), request["label"])
-                return asdict(found)
+                return asdict(_inspected({key: value for key, value in request.items() if key != "command"}))
             case "describe":
                 return self._rounds.describe(request["study"], request["site"])
             case "check":
@@ -81,8 +81,8 @@ class Requests:
             case "finish":
                 return self._rounds.finish(request)
             case "predict":
-                table, out = Path(request["table"]), Path(request["out"])
-                return self._rounds.predict(request["study"], request["checkpoint"], table, out)
+                given = {form: Path(request[form]) for form in PREDICTABLE if request.get(form)}
+                return self._rounds.predict(request["study"], request["checkpoint"], given, Path(request["out"]))
             case _:
                 raise TryAgain(
                     f"the trainer knows no request `{command[:40]}`",
@@ -91,17 +91,29 @@ class Requests:
 
     @cached_property
     def _rounds(self) -> "Rounds":
-        try:
+        with _installed("training and predicting need it"):
             from site_agent.trainer.rounds import Rounds
-        except ModuleNotFoundError as error:
-            if error.name not in ("torch", "torchvision", "sklearn"):
-                raise
-            raise NeedsPerson(
-                f"{error.name} is not installed here, and training and predicting need it",
-                hint="pip install 'wardround[site]'",
-                code="DECLINED_RESOURCES",
-            ) from None
         return Rounds(self._state)
+
+
+@contextmanager
+def _installed(why: str) -> Iterator[None]:
+    """Say what to install where an import fails, and ``why``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torchvision", "sklearn", "PIL"):
+            raise
+        raise NeedsPerson(
+            f"{error.name} is not installed here, and {why}",
+            hint="pip install 'wardround[site]'",
+            code="DECLINED_RESOURCES",
+        ) from None
+
+
+def _inspected(fields: Request) -> inspection.Inspection:
+    with _installed("reading images needs it"):
+        return inspection.inspect(fields)
 
 
 def _commit(state: Path, request: Request) -> dict[str, Any]:

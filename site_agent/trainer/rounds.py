@@ -6,9 +6,7 @@ what comes of it. A round ends in this order, so that it can be asked again afte
     update file in staging ──> checkpoints ──> private state, pending ──> the answer ──> commit or discard
 """
 
-import csv
 import datetime
-import io
 import json
 import math
 import shutil
@@ -26,6 +24,7 @@ from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.training import Progress, make_deterministic
 from site_agent.handoff import staged
 from site_agent.trainer import data as tables
+from site_agent.trainer import predictions
 from site_agent.trainer import vault as vaults
 from site_agent.trainer.tensorfiles import (
     from_bytes,
@@ -38,8 +37,8 @@ from site_agent.trainer.tensorfiles import (
     write_update,
 )
 from site_agent.trainer.vault import Kept, Vault
-from wardround import __version__, canonical, durable
-from wardround.errors import BadData, CannotWrite, UsageProblem
+from wardround import __version__, canonical
+from wardround.errors import BadData, CannotWrite
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile, TensorSpec
 
@@ -97,7 +96,7 @@ class Rounds:
         }  # fmt: skip
 
     def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
-        """Read a hospital's table as a study would.
+        """Read a hospital's data as a study would.
 
         Raises:
             BadData: it is not what the study needs; code DECLINED_DATA_INVALID.
@@ -110,14 +109,14 @@ class Rounds:
             warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
         labels = torch.cat([data.train.y, data.validation.y])
         classes = study.task.classes
-        counts = torch.bincount(labels, minlength=len(classes)).tolist()
         return {
             "digest": data.digest,
             "rows": len(labels),
             "train_rows": len(data.train),
             "validation_rows": len(data.validation),
             "test_rows": None if data.test is None else len(data.test),
-            "classes": dict(zip(classes, counts, strict=True)),
+            "gives": catalog.task(study.file).gives,
+            "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
             "warnings": warnings,
         }
 
@@ -156,31 +155,27 @@ class Rounds:
             vault.name_contributors(request["contributors"])
         return {"checkpoints": [checkpoint.row() for checkpoint in vault.checkpoints()]}
 
-    def predict(self, name: str, kind: str, table: Path, out: Path) -> dict[str, Any]:
-        """Write one row of ``out`` (CSV) for each row of ``table``: its line, the predicted class, each probability.
+    def predict(self, name: str, kind: str, given: Mapping[str, Path], out: Path) -> dict[str, Any]:
+        """Write what a checkpoint says of new rows or images: see ``predictions``.
+
+        Args:
+            given: one of ``kinds.PREDICTABLE`` and what lies there.
 
         Raises:
-            UsageProblem: there is no such checkpoint.
-            BadData: the checkpoint is damaged, or the table is not what the study needs.
+            UsageProblem: there is no such checkpoint, or ``out`` is no place for it.
+            BadData: the checkpoint is damaged, or the rows or images are not what the study needs.
             CannotWrite: ``out`` does not take it.
         """
-        if out.exists() and out.samefile(table):
-            raise UsageProblem(f"{out} is the table itself", hint="give the predictions a file of their own")
         vault, found = vaults.checkpoint(self._state, name, kind)
         vaults.verify_model(found)
         study = installed(vault.document())
+        path = predictions.rows_for(study, given, out)
         make_deterministic(study.study.threads)
         task = task_of(study)
-        x, lines = task.read_new(table, found.preprocessing())
-        probabilities = Restored(study, task, from_bytes(found.model.read_bytes())).probabilities(x)
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["line", "predicted", *(f"probability_{name}" for name in task.classes)])
-        for line, row in zip(lines, probabilities.tolist(), strict=True):
-            best = max(range(len(row)), key=row.__getitem__)
-            writer.writerow([line, task.classes[best], *(f"{value:.6f}" for value in row)])
-        durable.write_file(out, text.getvalue().encode())
-        return {"rows": len(lines), "out": str(out)}
+        x, names = task.read_new(path, found.preprocessing())
+        restored = Restored(study, task, from_bytes(found.model.read_bytes()))
+        predictions.write(restored, task, x, names, out)
+        return {"rows": len(names), "out": str(out)}
 
     def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
         # 1. The study as it is installed here, and the state that the round starts from.
@@ -346,6 +341,13 @@ def installed(document: Any) -> StudyFile:
             code="DECLINED_MODEL_MISMATCH",
         )
     return study
+
+
+def _counts(y: torch.Tensor, classes: int) -> list[int]:
+    """How many rows are of each class; of masks, how many have a pixel of it."""
+    if y.ndim == 1:
+        return [int(count) for count in torch.bincount(y, minlength=classes)]
+    return [int((y == place).flatten(1).any(1).sum()) for place in range(classes)]
 
 
 def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:

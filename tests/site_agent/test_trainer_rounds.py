@@ -243,9 +243,7 @@ def test_table_changed_since_approval_is_refused_with_the_command_that_approves_
     run(hospital, 1, 1)
     request = hospital.round(2)
     hospital.table.write_text(hospital.table.read_text() + "50,0.1,no,Ines\n")
-    with pytest.raises(
-        BadData, match=r"data `patients` is not the table that was approved for study `small`"
-    ) as refused:
+    with pytest.raises(BadData, match=r"data `patients` is not what was approved for study `small`") as refused:
         hospital.requests.answer(request, lambda _: None)
     assert refused.value.code == "DECLINED_DATA_CHANGED"
     assert refused.value.hint.startswith("`site-agent approve small --data patients`")

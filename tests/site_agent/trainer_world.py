@@ -9,7 +9,7 @@ import safetensors.torch
 
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model
-from site_agent.trainer import data
+from site_agent.trainer import data, inspection
 from site_agent.trainer.requests import Requests
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
@@ -68,8 +68,8 @@ class Hospital:
         return hospital
 
     def name_data(self) -> None:
-        found = data.inspect(self.table, self.test, "ill")
-        source = data.DataSource(table=str(self.table), test=str(self.test), label="ill", digest=found.digest)
+        fields = {"table": str(self.table), "test": str(self.test), "label": "ill"}
+        source = data.DataSource(**fields, digest=inspection.inspect(fields).digest)
         data.add(self.state, "patients", source, replace=True)
 
     @property

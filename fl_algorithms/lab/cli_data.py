@@ -1,0 +1,72 @@
+"""`fl-lab data`: example data, one folder for each site. Importing this needs no torch."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from wardround.cli import say
+
+data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
+
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
+
+
+def _raw(what: str) -> typer.models.ArgumentInfo:
+    argument: typer.models.ArgumentInfo = typer.Argument(metavar="RAW", help=f"The folder of {what}.")
+    return argument
+
+
+@data_app.command("breast-cancer")
+def breast_cancer(out: OutOption) -> None:
+    """Wisconsin breast cancer patients, divided into four unlike hospitals. Comes with scikit-learn."""
+    from fl_algorithms.lab.data import breast_cancer as make
+
+    _say_rows(make(out), out, "rows")
+
+
+@data_app.command("heart-disease")
+def heart_disease(raw: Annotated[Path, _raw("the four processed.*.data files of UCI")], out: OutOption) -> None:
+    """The four hospitals of the UCI heart disease study, divided as the papers do."""
+    from fl_algorithms.lab.data import heart_disease as make
+
+    _say_rows(make(raw, out), out, "rows")
+
+
+@data_app.command("skin")
+def skin(
+    raw: Annotated[Path, _raw("skin_32.npz and skin_64.npz")],
+    out: OutOption,
+    size: Annotated[Literal["32", "64"], typer.Option(help="Pixels a side.")] = "32",
+) -> None:
+    """Dermoscopy of the four sources of HAM10000, at 32 pixels with ISIC 2017; no lesion is in both parts."""
+    from fl_algorithms.lab.image_data import skin as make
+
+    _say_rows(make(raw, out, 32 if size == "32" else 64), out, "images")
+
+
+@data_app.command("wbc")
+def wbc(raw: Annotated[Path, _raw("wbc_128.npz")], out: OutOption) -> None:
+    """White blood cells of two laboratories, with their kind and their masks."""
+    from fl_algorithms.lab.image_data import wbc as make
+
+    _say_rows(make(raw, out), out, "images")
+
+
+@data_app.command("nuclei")
+def nuclei(
+    raw: Annotated[Path, _raw("nuclei_128.npz")],
+    out: OutOption,
+    by: Annotated[Literal["organ", "hospital"], typer.Option(help="What a site is.")] = "organ",
+) -> None:
+    """Tiles of stained slides with masks of their nuclei; no slide is in both parts."""
+    from fl_algorithms.lab.image_data import nuclei as make
+
+    _say_rows(make(raw, out, by), out, "images")
+
+
+def _say_rows(made: list[tuple[str, int, int]], out: Path, what: str) -> None:
+    for site, train, test in made:
+        say(f"{site}: {train} {what} to train, {test} to test")
+    say(f"written to {out}")
+    say(f"next: `fl-lab run STUDY.toml --data {out}`")

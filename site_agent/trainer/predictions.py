@@ -1,0 +1,107 @@
+"""What a site's model says of new patients, in files: a table of classes, or a folder of masks."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fl_algorithms import catalog
+from fl_algorithms.client.session import Restored
+from fl_algorithms.tasks.base import Inputs, Task
+from fl_algorithms.tasks.segmentation import SegmentationTask
+from site_agent.trainer import kinds
+from wardround import durable
+from wardround.errors import BadData, UsageProblem
+from wardround.study import StudyFile
+
+PART = 16  # images whose masks are in memory together
+BYTE = 255
+
+
+def rows_for(study: StudyFile, given: Mapping[str, Path], out: Path) -> Path:
+    """What is to be predicted, if it is of the study's kind and ``out`` is a place for what comes of it.
+
+    Raises:
+        UsageProblem: it is not.
+    """
+    gives = catalog.task(study).gives
+    fitting = ("table",) if gives == catalog.COLUMNS else ("images", "arrays")
+    if len(given) != 1 or not given.keys() <= set(fitting):
+        found = " and ".join(map(kinds.option, given)) or "nothing"
+        raise UsageProblem(
+            f"study `{study.study.name}` predicts from {' or '.join(map(kinds.option, fitting))}, found {found}"
+        )
+    [(form, path)] = given.items()
+    if form == "images" and not path.is_dir():
+        raise UsageProblem(f"{path}: not a folder", hint="one .npz file of images is given as `--arrays FILE.npz`")
+    if form == "arrays" and path.suffix.lower() != ".npz":
+        raise UsageProblem(f"{path}: not a .npz file by its name", hint="a folder is given as `--images DIR`")
+    if form == "images" and out.resolve().is_relative_to(path.resolve()):
+        raise UsageProblem(f"{out} lies among the images", hint="write the predictions elsewhere")
+    if out.exists() and path.exists() and out.samefile(path):
+        what = "table" if form == "table" else "file of images"
+        raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
+    if gives == catalog.MASKS and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageProblem(f"{out} exists already", hint="masks are written into a new or an empty folder")
+    return path
+
+
+def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str], out: Path) -> None:
+    """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
+
+    A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
+    the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
+    ``mask``.
+
+    Raises:
+        BadData: two images would have the same mask's name.
+        CannotWrite: ``out`` does not take it.
+    """
+    if isinstance(task, SegmentationTask):
+        _write_masks(restored, task, x, names, out)
+        return
+    probabilities = restored.probabilities(x)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    first = "line" if isinstance(x, torch.Tensor) else "image"
+    writer.writerow([first, "predicted", *(f"probability_{name}" for name in task.classes)])
+    for name, row in zip(names, probabilities.tolist(), strict=True):
+        best = max(range(len(row)), key=row.__getitem__)
+        writer.writerow([name, task.classes[best], *(f"{value:.6f}" for value in row)])
+    durable.write_file(out, text.getvalue().encode())
+
+
+def _write_masks(restored: Restored, task: SegmentationTask, x: Inputs, names: Sequence[int | str], out: Path) -> None:
+    from fl_algorithms.tasks.imagefiles import mask_at
+    from fl_algorithms.tasks.imagerows import ImageRows
+    from fl_algorithms.tasks.imagesets import stem
+
+    assert isinstance(x, ImageRows)
+    stems = [stem(str(name)) for name in names]
+    if len(set(stems)) < len(stems):
+        twice = next(one for one in stems if stems.count(one) > 1)
+        raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
+    values = task.settings.mask_values
+    numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
+    for places in torch.split(torch.arange(len(x)), PART):
+        classes = task.likeliest(restored.logits(x.take(places))).to(torch.uint8).numpy()
+        for place, mask in zip(places.tolist(), classes, strict=True):
+            _write_mask(out, stems[place], numbers[mask_at(mask, x.sides[place], task.settings.fit)])
+
+
+def _write_mask(out: Path, name: str, mask: NDArray[Any]) -> None:
+    from PIL import Image
+
+    packed, ending = io.BytesIO(), ".png" if mask.ndim == 2 else ".npz"
+    if ending == ".png":
+        Image.fromarray(mask).save(packed, "PNG")
+    else:
+        np.savez_compressed(packed, mask=mask)
+    path = out / f"{name}{ending}"
+    durable.make_folder(path.parent)
+    durable.write_file(path, packed.getbuffer())

@@ -1,0 +1,235 @@
+"""Images in a running federation against the lab: the same bits, and no word of a path or a name anywhere but here."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+from PIL import Image
+
+from coordinator.state import State
+from fl_algorithms import catalog
+from fl_algorithms.client.partition import initial_model, task_of
+from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
+from site_agent import audit
+from site_agent.state import SiteState
+from tests.fl_algorithms.image_toys import packed, pictures, write_images, write_table
+from tools.world import World, in_parallel
+from wardround import control
+from wardround import study as study_file
+from wardround.identity import Name
+from wardround.study import StudyFile
+
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("images")]
+
+FEDERATION = "images"
+SITES = ("ash", "birch")
+WAIT_S = 60
+ROWS = {"ash": 16, "birch": 22}
+COMMON = """
+[study]
+name = "{name}"
+sites = ["ash", "birch"]
+rounds = 2
+threads = 1
+
+[training]
+batch_size = 4
+local_steps = 3
+drop_last = true
+
+[checkpoints]
+validation_fraction = 0.25
+"""
+SHAPES = (
+    COMMON.format(name="shapes")
+    + """
+[task]
+name = "images"
+size = [8, 8]
+channels = 1
+label = "shape"
+patient = "patient"
+classes = ["round", "oval"]
+class_weights = "balanced"
+augment = { flip_horizontal = true, rotate_degrees = 10 }
+
+[model]
+name = "resnet10"
+width = 0.0625
+
+[algorithm]
+name = "fedbn"
+
+[told]
+metrics = ["val_loss", "auc"]
+"""
+)
+BLOCKS = (
+    COMMON.format(name="blocks")
+    + """
+[task]
+name = "segmentation"
+size = [8, 8]
+channels = 1
+
+[model]
+name = "unet"
+widths = [4, 8]
+
+[algorithm]
+name = "fedavg"
+
+[told]
+metrics = ["val_loss", "dice"]
+"""
+)
+
+
+def make_folders(folder: Path, rows: int, seed: int) -> None:
+    """PNG files with a table of labels, two images a patient; some apart for testing."""
+    for prefix, count, first in (("", rows, "p"), ("test_", 6, "q")):
+        names = write_images(folder / f"{prefix}images", list(pictures(count, seed + count)[0]))
+        labels = [("round", "oval")[place % 2] for place in range(count)]
+        patients = [f"{first}{place // 2}" for place in range(count)]
+        write_table(folder / f"{prefix}labels.csv", {"image": names, "shape": labels, "patient": patients})
+
+
+def study_of(text: str, folder: Path) -> StudyFile:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return catalog.resolve(study_file.load(path))
+
+
+def policy_for(studies: list[StudyFile]) -> str:
+    """A policy that allows ``studies`` what they ask."""
+    shared = {key for study in studies for key in initial_model(study)}
+    statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
+    rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
+    metrics = sorted({metric for study in studies for metric in study.told.metrics})
+    return (
+        f'[study]\ncoordinator = "{Name(FEDERATION, "coordinator").uri}"\nstudies = ["*"]\n'
+        f"[tensors]\nallow = [\n{rules}]\n"
+        f"[metrics]\nallow = [{', '.join(f'{{ name = {json.dumps(metric)} }}' for metric in metrics)}]\n"
+        '[counts]\nform = "exact"\n'
+        "[quotas]\nbytes_per_round = 1000000\nbytes_per_day = 10000000\n"
+    )
+
+
+class Federation:
+    """A coordinator and the agents of two sites, each with its folders and its arrays."""
+
+    def __init__(self, world: World, data: Path) -> None:
+        self.world, self.data = world, data
+        self._coordinator = State(world.coordinator_state).control
+
+    def run(self, study: StudyFile, name: str) -> dict[str, Any]:
+        """Create, approve and run a study on the data called ``name``. Returns its status."""
+        initial = self.world.state / f"{name}.safetensors"
+        safetensors.torch.save_file(initial_model(study), initial)
+        self._ask("create", document=study.document(), initial=str(initial))
+
+        def approve(site: str) -> None:
+            service = SiteState(self.world.state / site).control
+            control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
+            person = {"name": "dpo", "uid": 1000}
+            request = {"command": "approve", "study": study.study.name, "data": name, "by": person}
+            assert control.call(service, request, timeout_s=WAIT_S)["told"]
+
+        in_parallel(approve, SITES)
+        self._ask("start", study=study.study.name)
+        status: dict[str, Any] = self._ask("follow", study=study.study.name)
+        return status
+
+    def lab(self, study: StudyFile, name: str) -> Outcome:
+        task = task_of(study)
+        return run_federation(study, task, load_sites(study, task, self.data / name))
+
+    def _ask(self, command: str, **fields: Any) -> Any:
+        return control.call(self._coordinator, {"command": command, **fields}, timeout_s=WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("images")
+    data = folder / "data"
+    for seed, site in enumerate(SITES):
+        make_folders(data / "folders" / site, ROWS[site], seed)
+        packed(data / "arrays" / site / "train.npz", ROWS[site], seed)
+    policy = policy_for([study_of(text, folder) for text in (SHAPES, BLOCKS)])
+    with World(folder / "world", FEDERATION) as world:
+        world.init()
+        world.serve()
+
+        def admit(site: str) -> None:
+            world.join(site)
+            for name in ("folders", "arrays"):
+                world.add_data(site, data / name / site, "", name)
+            (world.state / site / "policy.toml").write_text(policy)
+            world.run_agent(site)
+
+        in_parallel(admit, SITES)
+        yield Federation(world, data)
+
+
+def test_folders_of_images_reach_the_same_bits_as_the_lab(federation: Federation, tmp_path: Path) -> None:
+    study = study_of(SHAPES, tmp_path)
+    status = federation.run(study, "folders")
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    outcome = federation.lab(study, "folders")
+    assert status["model_digest"] == outcome.digest
+    for site in SITES:
+        leaves = {leaf["name"] for leaf in federation.world.site_json(site, "preview", "shapes")["leaves"]}
+        assert leaves
+        assert not any(".bn" in name for name in leaves), leaves
+    listed = federation.world.site_json("ash", "models", "list", "shapes")["checkpoints"]
+    ours = {row["kind"]: row["score"] for row in listed}
+    assert ours == {kind: checkpoint.score for kind, checkpoint in outcome.checkpoints["ash"].items()}
+
+    images, out = federation.data / "folders" / "ash" / "test_images", tmp_path / "predictions.csv"
+    federation.world.ask_site("ash", "predict", "shapes", "--checkpoint", "latest", "--images", images, "--out", out)
+    with out.open(newline="") as file:
+        assert [row["image"] for row in csv.DictReader(file)] == sorted(path.name for path in images.iterdir())
+
+
+def test_arrays_with_masks_reach_the_same_bits_as_the_lab(federation: Federation, tmp_path: Path) -> None:
+    study = study_of(BLOCKS, tmp_path)
+    status = federation.run(study, "arrays")
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    outcome = federation.lab(study, "arrays")
+    assert (status["model_digest"], (status["best"] or {}).get("round")) == (outcome.digest, outcome.best_round)
+
+    new, out = federation.data / "arrays" / "ash" / "train.npz", tmp_path / "masks"
+    federation.world.ask_site("ash", "predict", "blocks", "--checkpoint", "best_global", "--arrays", new, "--out", out)
+    assert {np.asarray(Image.open(path)).shape for path in out.iterdir()} == {(8, 8)}
+    assert len(list(out.iterdir())) == ROWS["ash"]
+
+
+def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:
+    """After the two studies. What the coordinator keeps, and what left a site, are searched byte by byte."""
+    secrets = [str(federation.data).encode(), b"000.png", b"labels.csv", b"train.npz"]
+    places = [federation.world.coordinator_state, *(federation.world.state / site / "ledger" for site in SITES)]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        assert not [secret for secret in secrets if secret in content], path
+
+
+def test_an_image_changed_since_the_approval_is_said_by_the_commands(federation: Federation) -> None:
+    """Comes last: it changes the data."""
+    image = federation.data / "folders" / "birch" / "images" / "000.png"
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(image)
+    said = json.loads(federation.world.ask_site("birch", "data", "check", "folders", "--study", "shapes", "--json"))
+    assert any("have changed since `data add`" in warning for warning in said["warnings"])
+
+
+def test_every_ledger_of_that_federation_verifies(federation: Federation) -> None:
+    for site in SITES:
+        federation.world.agents[site].stop()
+        verdict = audit.verify(federation.world.state / site / "ledger")[0]
+        assert (verdict.ok, verdict.unresolved) == (True, 0), verdict
