@@ -164,8 +164,11 @@ def reopen(
 
 @study_app.command("check")
 def study_check(file: FileArgument, setting: SetOption = None) -> None:
-    """Check a study file and print the study with all its defaults."""
+    """Check a study file and print the study with all its defaults. Of several networks, whether they share alike."""
     resolved = _resolved(file, setting)
+    if resolved.networks and find_spec("torch") is not None:
+        with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
+            _make_initial(file, Path(folder), setting)  # which compares what the networks share
     print_json(resolved.document())
     section = resolved.study
     say(f"{file.name}: {section.rounds} rounds of {resolved.algorithm.name}, sites {', '.join(section.sites)}")

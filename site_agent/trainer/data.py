@@ -7,6 +7,10 @@
     label = "disease"
     test = "/srv/registry/test.csv"
     digest = "9f2c..."
+    network = "small"
+
+``network`` may be left out; it is the label of the network that this hospital trains on the table, where a study has
+several.
 """
 
 import csv
@@ -22,6 +26,7 @@ from fl_algorithms.tasks.table import data_digest, read_table
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
+from wardround.study import NETWORK_LABEL
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
 FILE_MODE = 0o640  # the trainer's user reads it through the group
@@ -36,6 +41,7 @@ class DataSource(Strict):
     label: str = Field(min_length=1)
     test: str | None = None
     digest: str = Field(pattern=r"[0-9a-f]{64}")
+    network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")  # "": the one assigned to this site
 
     @property
     def table_path(self) -> Path:
@@ -147,6 +153,20 @@ def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
         )
 
 
+def must_be_approved_network(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse to train another network of the study than the approved one.
+
+    Raises:
+        BadData: the labels differ.
+    """
+    if found != approved:
+        raise BadData(
+            f"network `{found}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
@@ -165,7 +185,10 @@ def _width(table: Path) -> int:
 
 
 def _as_toml(name: str, named: DataSource) -> str:
-    rows = {"table": named.table, "test": named.test, "label": named.label, "digest": named.digest}
+    rows = {
+        "table": named.table, "test": named.test, "label": named.label, "digest": named.digest,
+        "network": named.network or None,
+    }  # fmt: skip
     lines = [f"{key} = {_quoted(value)}" for key, value in rows.items() if value is not None]
     return "\n".join([f"[{name}]", *lines, ""])
 

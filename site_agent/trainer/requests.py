@@ -71,7 +71,7 @@ class Requests:
                 found = data.inspect(Path(request["table"]), None if test is None else Path(test), request["label"])
                 return asdict(found)
             case "describe":
-                return self._rounds.describe(request["study"], request["site"])
+                return self._rounds.describe(request["study"], request["site"], request.get("data", ""))
             case "check":
                 return self._rounds.check(request["study"], request["site"], request["data"])
             case "train":
