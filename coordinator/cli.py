@@ -349,7 +349,10 @@ def _make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
         raise BadData(f"`fl-lab init {file.name}` did not end in {INITIAL_S} s", hint=by_hand) from None
     if done.returncode != 0 or not out.exists():
         first = next((row.removeprefix("error: ") for row in done.stderr.splitlines() if row.startswith("error: ")), "")
-        raise BadData(f"`fl-lab init {file.name}` failed: {first or f'exit code {done.returncode}'}", hint=by_hand)
+        hint = next(
+            (row.removeprefix("hint: ") for row in done.stderr.splitlines() if row.startswith("hint: ")), by_hand
+        )
+        raise BadData(f"`fl-lab init {file.name}` failed: {first or f'exit code {done.returncode}'}", hint=hint)
     out.chmod(0o644)
     return out
 
