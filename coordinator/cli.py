@@ -164,8 +164,11 @@ def reopen(
 
 @study_app.command("check")
 def study_check(file: FileArgument, setting: SetOption = None) -> None:
-    """Check a study file and print the study with all its defaults."""
+    """Check a study file and print the study with all its defaults. Of several networks, whether they share alike."""
     resolved = _resolved(file, setting)
+    if resolved.networks and find_spec("torch") is not None:
+        with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
+            _make_initial(file, Path(folder), setting)  # which compares what the networks share
     print_json(resolved.document())
     section = resolved.study
     say(f"{file.name}: {section.rounds} rounds of {resolved.algorithm.name}, sites {', '.join(section.sites)}")
@@ -346,7 +349,10 @@ def _make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
         raise BadData(f"`fl-lab init {file.name}` did not end in {INITIAL_S} s", hint=by_hand) from None
     if done.returncode != 0 or not out.exists():
         first = next((row.removeprefix("error: ") for row in done.stderr.splitlines() if row.startswith("error: ")), "")
-        raise BadData(f"`fl-lab init {file.name}` failed: {first or f'exit code {done.returncode}'}", hint=by_hand)
+        hint = next(
+            (row.removeprefix("hint: ") for row in done.stderr.splitlines() if row.startswith("hint: ")), by_hand
+        )
+        raise BadData(f"`fl-lab init {file.name}` failed: {first or f'exit code {done.returncode}'}", hint=hint)
     out.chmod(0o644)
     return out
 

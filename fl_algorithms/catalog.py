@@ -28,13 +28,16 @@ from fl_algorithms.settings.methods import (
     FedSoupSettings,
     FedYogiSettings,
     HeadSettings,
+    LcFedSettings,
     MeanSettings,
     MethodSettings,
+    MhPflgbSettings,
     MoonSettings,
     ScaffoldSettings,
 )
 from fl_algorithms.settings.models import (
     BODY_AND_HEAD,
+    DEPTHS,
     NORM_LAYERS,
     TWO_EXTRACTORS,
     BallastSettings,
@@ -48,12 +51,13 @@ from fl_algorithms.settings.vision import (
     DenseNetSettings,
     SqueezeNetSettings,
     UnetSettings,
+    UShapeSettings,
     VggSettings,
     VisionSettings,
 )
 from wardround.errors import BadData
 from wardround.schema import Strict, check
-from wardround.study import Named, StudyFile
+from wardround.study import DEFAULT_NETWORK, Named, StudyFile
 
 VAL_LOSS = "val_loss"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
@@ -215,6 +219,18 @@ METHODS: Mapping[str, MethodRow] = {
             one_global_model=True, needs=DIVIDED,
         ),
         _method(
+            "mhpflgb", "MH-pFLGB", "Xie et al., MICCAI 2024, https://arxiv.org/abs/2407.00474",
+            "the bypass: a small network beside the site's own",
+            "records, the site's own network, which may be another at each site, the fusion layers, optimizer state",
+            settings=MhPflgbSettings, needs=DIVIDED,
+        ),
+        _method(
+            "lcfed", "LC-Fed", "Wang, Jin, Wang, ECCV 2022, https://arxiv.org/abs/2207.04655",
+            "the body with the channel selection; the head, kept apart and sent to all sites (not without calibration)",
+            "records, the calibration, optimizer state", settings=LcFedSettings,
+            server="fl_algorithms.server.lcfed:lcfed", needs=frozenset({BODY_AND_HEAD, DEPTHS}), exposure="sites",
+        ),
+        _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
             settings=MethodSettings,
         ),
@@ -243,8 +259,13 @@ MODELS: Mapping[str, ModelRow] = {
             )
         ),
         *(
-            ModelRow(name, UnetSettings, f"fl_algorithms.models.unet:{name}", MASKS)
-            for name in ("unet", "resunet", "unetpp", "fcn")
+            ModelRow(name, settings, f"fl_algorithms.models.unet:{name}", MASKS)
+            for name, settings in (
+                ("unet", UShapeSettings),
+                ("resunet", UShapeSettings),
+                ("unetpp", UnetSettings),
+                ("fcn", UnetSettings),
+            )
         ),
     )
 }
@@ -309,6 +330,48 @@ def method(study: StudyFile) -> MethodRow:
     return _row(METHODS, study.algorithm, "algorithm", "study.toml")
 
 
+def exposure(study: StudyFile) -> str:
+    """Who has a site's own model, as in ``MethodRow``; "" where the method as it is set shows none."""
+    _, _, settings = settings_of(study)
+    return method(study).exposure if settings.exposes else ""
+
+
+def network_label(study: StudyFile, site: str, chosen: str = "") -> str:
+    """What the network that ``site`` trains is called: as the site chose, else as [assigned] says, else "default".
+
+    Raises:
+        BadData: the study allows no network of the chosen label.
+    """
+    label = chosen or study.assigned.get(site, DEFAULT_NETWORK)
+    if label != DEFAULT_NETWORK and label not in study.networks:
+        raise BadData(
+            f"study `{study.study.name}` has no network `{label[:60]}`",
+            hint=f"it has: {', '.join((DEFAULT_NETWORK, *sorted(study.networks)))}",
+        )
+    return label
+
+
+def network_of(study: StudyFile, site: str, chosen: str = "") -> StudyFile:
+    """The study as ``site`` trains it: with one network, which is its own. ``site = ""``: with the default one.
+
+    Args:
+        chosen: the label that the site itself chose, if any.
+
+    Raises:
+        BadData: as ``network_label``.
+    """
+    if not (study.networks or study.assigned or chosen):
+        return study
+    label = network_label(study, site, chosen)
+    own = study.model if label == DEFAULT_NETWORK else study.networks[label]
+    return study.model_copy(update={"model": own, "networks": {}, "assigned": {}})
+
+
+def each_network(study: StudyFile) -> dict[str, StudyFile]:
+    """Label -> the study as a site with that network trains it; "default" first."""
+    return {label: network_of(study, "", label) for label in (DEFAULT_NETWORK, *study.networks)}
+
+
 def settings_of(study: StudyFile, source: str = "study.toml") -> tuple[Strict, Strict, MethodSettings]:
     """The study's task, model and method settings as objects, defaults filled.
 
@@ -334,18 +397,27 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that does not take the task's data, a network or a training that lacks what the method needs, or
-            a method that runs only in the lab.
+            a network that does not take the task's data, a network or a training that lacks what the method needs, an
+            assignment of a network that the study does not have or to a site that is not in it, or a method that runs
+            only in the lab.
     """
-    task_settings, model_settings, method_settings = settings_of(study, source)
-    task_row, model_row, method_row = task(study), model(study), method(study)
+    task_settings, _, method_settings = settings_of(study, source)
+    task_row, method_row = task(study), method(study)
     if method_row.lab_only and not lab:
         raise BadData(
             f"{source}: algorithm `{method_row.name}` runs only in the lab",
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
         )
-    _refuse_misfit(study, task_settings, model_settings, source)
-    _refuse_unfit(study, method_row, model_settings, method_settings, source)
+    networks = {}
+    for label, one in each_network(study).items():
+        table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
+        where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
+        row = _row(MODELS, one.model, "model", where)
+        found = check(row.settings, one.model.settings, source, table)
+        _refuse_misfit(one, task_settings, found, where)
+        _refuse_unfit(one, method_row, found, method_settings, where)
+        networks[label] = _named(row.name, found)
+    _refuse_odd_assignment(study, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -355,7 +427,9 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     return study.model_copy(
         update={
             "task": _named(task_row.name, task_settings),
-            "model": _named(model_row.name, model_settings),
+            "model": networks.pop(DEFAULT_NETWORK),
+            "networks": dict(sorted(networks.items())),
+            "assigned": dict(sorted(study.assigned.items())),
             "algorithm": _named(method_row.name, method_settings),
         }
     )
@@ -377,6 +451,20 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str)
         )
     if isinstance(network, NetworkSettings) and shape and (needs := network.misfit(shape)):
         raise BadData(f"{source}: model `{model_row.name}` {needs}, task `{task_row.name}` gives {given}")
+
+
+def _refuse_odd_assignment(study: StudyFile, source: str) -> None:
+    for site, label in study.assigned.items():
+        if site not in study.study.sites:
+            raise BadData(
+                f"{source}: [assigned] names site `{site[:60]}`, which the study does not have",
+                hint=_nearest(site, study.study.sites),
+            )
+        if label != DEFAULT_NETWORK and label not in study.networks:
+            raise BadData(
+                f"{source}: [assigned] gives `{site}` the network `{label[:60]}`, which [networks] does not have",
+                hint=_nearest(label, (DEFAULT_NETWORK, *study.networks)),
+            )
 
 
 JUDGES = {IMAGES: "the class of an image", MASKS: "the class of each pixel"}
@@ -412,6 +500,7 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
 NEED_HINTS = {
     TWO_EXTRACTORS: 'model `fenda` has: `name = "fenda"` in [model]',
     BODY_AND_HEAD: "model `mlp` has, with hidden layers: `hidden = [5]` in [model]",
+    DEPTHS: 'models `unet` and `resunet` have: `name = "unet"` in [model]',
     NORM_LAYERS: 'model `mlp` has, with hidden layers and `norm = "batch"` in [model]',
 }
 

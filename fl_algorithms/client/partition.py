@@ -15,7 +15,7 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Networks, seeded
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.study import DEFAULT_NETWORK, StudyFile
 from wardround.tensors import MODEL, TensorSpec
 
 DTYPES = {
@@ -26,6 +26,9 @@ DTYPES = {
 
 
 PARAMETERS_TOLD = 12  # in a hint
+UNLIKE_HINT = (
+    "methods for different networks: mhpflgb, whose shared network is its own; lgfedavg, where the heads are alike"
+)
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,18 @@ class Partition:
     exposure: str
 
 
-def describe(study: StudyFile, site: str) -> Partition:
-    """What leaves ``site`` in a resolved study, what comes to it and what stays. Needs torch, no data."""
+def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
+    """What leaves ``site`` in a resolved study, what comes to it and what stays. Needs torch, no data.
+
+    Args:
+        chosen: the label of the network that the site itself chose, if any.
+
+    Raises:
+        BadData: two networks of the study share different tensors; or as ``build``.
+    """
     task = task_of(study)
+    refuse_unlike_networks(study, task)
+    study = catalog.network_of(study, site, chosen)
     algorithm = algorithm_of(study)
     networks = build(study, task, algorithm, site)
     leaves = leaving(study, algorithm, networks)
@@ -73,12 +85,20 @@ def describe(study: StudyFile, site: str) -> Partition:
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
-    return Partition(leaves, private + kept, comes, catalog.method(study).exposure)
+    return Partition(leaves, private + kept, comes, catalog.exposure(study))
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:
-    """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload."""
+    """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload.
+
+    Of a study with several networks, those of the default one.
+
+    Raises:
+        BadData: as ``describe``.
+    """
     task = task_of(study)
+    refuse_unlike_networks(study, task)
+    study = catalog.network_of(study, site="")
     algorithm = algorithm_of(study)
     networks = build(study, task, algorithm, site="")
     tensors = all_tensors(networks)
@@ -86,6 +106,32 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
         spec.key: tensors[spec.key].detach().clone() if spec.key in tensors else torch.zeros(spec.shape)
         for spec in leaving(study, algorithm, networks)
     }
+
+
+def refuse_unlike_networks(study: StudyFile, task: Task) -> None:
+    """What leaves must be the same list of tensors at every site, whichever of the study's networks it trains.
+
+    Raises:
+        BadData: naming the first network and tensor of which that is not so.
+    """
+    if not study.networks:
+        return
+    shared: dict[str, dict[str, TensorSpec]] = {}
+    for label, one in catalog.each_network(study).items():
+        algorithm = algorithm_of(one)
+        leaves = leaving(one, algorithm, build(one, task, algorithm, site=""))
+        shared[label] = {spec.key: spec for spec in leaves}
+    default = shared.pop(DEFAULT_NETWORK)
+    for label, found in shared.items():
+        odd = next((key for key in sorted(default.keys() | found.keys()) if default.get(key) != found.get(key)), None)
+        if odd is not None:
+            ours, theirs = (f"`{odd}` {list(t[odd].shape)}" if odd in t else f"no `{odd}`" for t in (found, default))
+            theirs = theirs if odd not in found or odd not in default else f"it as {list(default[odd].shape)}"
+            raise BadData(
+                f"network `{label}` of [networks] shares {ours}, the default network shares {theirs}; algorithm "
+                f"`{study.algorithm.name}` needs one architecture",
+                hint=UNLIKE_HINT,
+            )
 
 
 def task_of(study: StudyFile) -> Task:
@@ -96,7 +142,7 @@ def task_of(study: StudyFile) -> Task:
 
 
 def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
-    """The networks as they start: shared parts equal everywhere, private parts the site's own.
+    """The networks of [model] as they start: shared parts equal everywhere, private parts the site's own.
 
     ``site = ""`` gives what all sites have in common.
 

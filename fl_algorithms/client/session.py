@@ -88,7 +88,10 @@ class SessionState:
 
 
 class Restored:
-    """A model of a study out of a checkpoint's tensors, to be asked about any rows."""
+    """A model of a study out of a checkpoint's tensors, to be asked about any rows.
+
+    Of a study with several networks, ``catalog.network_of`` gives the study to be restored from.
+    """
 
     def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor]) -> None:
         """Raises BadData: the tensors are not those of the study's network."""
@@ -126,9 +129,14 @@ class SiteSession:
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
+        Args:
+            study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
+                which other it chose.
+
         Raises:
             BadData: ``state`` is of another study or another network.
         """
+        study = catalog.network_of(study, site)
         make_deterministic(study.study.threads)
         algorithm = algorithm_of(study)
         networks = build(study, task, algorithm, site)

@@ -69,6 +69,7 @@ def run_central(
 
 def pooled_study(study: StudyFile, site: str = POOL) -> StudyFile:
     """The study as ``site`` would train it with everyone's records and nobody to share with."""
+    study = catalog.network_of(study, site="")
     section = study.study.model_copy(update={"sites": (site,), "quorum": None})
     return catalog.resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
 

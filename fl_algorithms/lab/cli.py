@@ -131,6 +131,21 @@ def report(
 
 
 @app.command()
+def size(
+    study: StudyArgument,
+    setting: SetOption = None,
+    variant: VariantOption = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Count each network's parameters, shared and private, and the operations of one answer."""
+    resolved = _resolved(study, setting, variant, alone=False)
+    from fl_algorithms.lab import sizes
+
+    found = sizes.sizes(resolved)
+    print_json({"method": resolved.algorithm.name, "networks": found}) if as_json else sizes.print_sizes(found)
+
+
+@app.command()
 def methods(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One method, with its settings.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,

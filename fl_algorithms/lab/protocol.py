@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
 from fl_algorithms.client.partition import build
 from fl_algorithms.client.session import Restored
@@ -31,7 +32,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 Score: TypeAlias = float | None  # None where a metric is undefined; it is left out of means
 Scores: TypeAlias = dict[str, Score]  # metric -> score
 Data: TypeAlias = Mapping[str, SiteData]
-Judge: TypeAlias = Callable[[Tensors, Split], Scores]
+Judge: TypeAlias = Callable[[str, Tensors, Split], Scores]  # (site of the model, its tensors, rows)
 
 
 def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol: Protocol) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Matrix:
     def of(cls, models: Mapping[str, Tensors], data: Data, judge: Judge) -> "Matrix":
         """Of each site's model, on each site's held-out rows."""
         judged = {
-            j: {i: judge(tensors, held_out(of_site)) for i, of_site in data.items()} for j, tensors in models.items()
+            j: {i: judge(j, tensors, held_out(of_site)) for i, of_site in data.items()} for j, tensors in models.items()
         }
         metrics = next(iter(next(iter(judged.values())).values()))
         return cls(
@@ -159,11 +160,14 @@ class LocalGlobal:
 
     def mean_scores(self, models: Mapping[str, Tensors], judge: Judge) -> dict[str, Scores]:
         """Metric -> the mean over the sites' models: "local" on each one's own rows, "global" on everyone's."""
-        local = [judge(tensors, self.own[site]) for site, tensors in models.items()]
+        local = [judge(site, tensors, self.own[site]) for site, tensors in models.items()]
         everyone = self.everyone
         if everyone is None:
             return {"local": _means(local), "global": dict.fromkeys(local[0])}
-        return {"local": _means(local), "global": _means([judge(tensors, everyone) for tensors in models.values()])}
+        return {
+            "local": _means(local),
+            "global": _means([judge(site, tensors, everyone) for site, tensors in models.items()]),
+        }
 
 
 class Asked:
@@ -173,23 +177,27 @@ class Asked:
         self.study, self.task = study, task
         self.algorithm: Algorithm = algorithm_of(study)
 
-    def scores(self, tensors: Tensors, split: Split) -> Scores:
-        """Every metric of the model as it is."""
-        return self.task.metrics(Restored(self.study, self.task, tensors).logits(split.x), split.y)
+    def model(self, site: str, tensors: Tensors) -> Restored:
+        """The model of ``site``, in the site's own network."""
+        return Restored(catalog.network_of(self.study, site), self.task, tensors)
 
-    def batch_statistics_scores(self, tensors: Tensors, split: Split) -> Scores:
+    def scores(self, site: str, tensors: Tensors, split: Split) -> Scores:
+        """Every metric of the model as it is."""
+        return self.task.metrics(self.model(site, tensors).logits(split.x), split.y)
+
+    def batch_statistics_scores(self, site: str, tensors: Tensors, split: Split) -> Scores:
         """Every metric, with the rows' own statistics in the batch norms."""
-        networks = with_batch_statistics(Restored(self.study, self.task, tensors).networks)
+        networks = with_batch_statistics(self.model(site, tensors).networks)
         return self.task.metrics(compute_logits(self.algorithm, networks, split.x), split.y)
 
     def adapting(self, protocol: Protocol) -> Judge:
         """Every metric of the model under Tent. The rows come in an order that is the same in every run of the seed."""
 
-        def judge(tensors: Tensors, split: Split) -> Scores:
+        def judge(site: str, tensors: Tensors, split: Split) -> Scores:
             generator = torch.Generator().manual_seed(stream_seed(self.study.study.seed, "", 0, "protocol.tent"))
             stream = chosen(split, torch.randperm(len(split), generator=generator))
             logits = adapted_logits(
-                Restored(self.study, self.task, tensors).networks,
+                self.model(site, tensors).networks,
                 self.algorithm.infer,
                 stream.x,
                 batch=protocol.tent_batch,
@@ -204,7 +212,7 @@ class Asked:
         """Of the task's loss in the study's batches of ``split``; None where a loss has left the finite numbers."""
         seed = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness")
         value = sharpness(
-            Restored(self.study, self.task, tensors).networks,
+            self.model(site, tensors).networks,
             lambda networks, x, y: self.task.losses(self.algorithm.infer(networks, x), y).mean(),
             split.x,
             split.y,
@@ -215,7 +223,10 @@ class Asked:
 
     def misses_norms(self) -> bool:
         """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""
-        networks = build(self.study, self.task, self.algorithm, site="")
+        return any(self._misses_norms(study) for study in catalog.each_network(self.study).values())
+
+    def _misses_norms(self, study: StudyFile) -> bool:
+        networks = build(study, self.task, self.algorithm, site="")
         for slot, network in networks.items():
             chosen = {name for share in self.algorithm.shares if share.slot == slot for name in share.tensors(networks)}
             if chosen and any(name.endswith("running_mean") for name in network.state_dict().keys() - chosen):
@@ -256,7 +267,7 @@ def leave_one_out(study: StudyFile, task: Task, data: Data) -> dict[str, Any]:
             "rows": len(rows),
             "digest": outcome.digest,
             "kinds": {
-                kind: _means([judge(tensors, rows) for tensors in models.values()])
+                kind: _means([judge(site, tensors, rows) for site, tensors in models.items()])
                 for kind, models in _by_kind(outcome).items()
             },
         }
@@ -275,7 +286,8 @@ def without(study: StudyFile, site: str) -> StudyFile:
     """The study of the other sites."""
     sites = tuple(name for name in study.study.sites if name != site)
     section = study.study.model_copy(update={"sites": sites, "quorum": None})
-    return study.model_copy(update={"study": section})
+    assigned = {name: label for name, label in study.assigned.items() if name != site}
+    return study.model_copy(update={"study": section, "assigned": assigned})
 
 
 def held_out(data: SiteData) -> Split:

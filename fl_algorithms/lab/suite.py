@@ -297,12 +297,13 @@ def _refuse_unlike(row: Row, first: StudyFile, source: str) -> None:
 def _refuse_no_norms(row: Row, source: str) -> None:
     """Tent adapts norm layers; better said now than by every run."""
     for point in row.points:
-        network = catalog.settings_of(point.study)[1]
-        if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
-            raise BadData(
-                f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
-                hint=catalog.NEED_HINTS[NORM_LAYERS],
-            )
+        for site in point.study.study.sites:
+            network = catalog.settings_of(catalog.network_of(point.study, site))[1]
+            if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
+                raise BadData(
+                    f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
+                    hint=catalog.NEED_HINTS[NORM_LAYERS],
+                )
 
 
 def _flattened(tables: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 logits. The sides must be divided by 2 once for each width after the first.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import gcd
 
@@ -66,11 +67,13 @@ class UnetBody(nn.Module):
         self.merge = nn.ModuleList(Double(2 * b, b, dimensions, norm, residual=residual) for _, b in steps)
         self.dropout = settings.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, choose: Callable[[int, Tensor], Tensor] | None = None) -> Tensor:
+        """``choose``: (depth, its features on the way down) -> what is made of them."""
         skips: list[Tensor] = []
         for place, block in enumerate(self.down):
             x = block(_halved(x) if place else x)
-            skips.append(x)
+            skips.append(x if choose is None else choose(place, x))
+            x = skips[-1]
         x = _dropped(skips.pop(), self.dropout, self.training)
         for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat([skips.pop(), up(x)], dim=1))

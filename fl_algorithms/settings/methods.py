@@ -81,6 +81,11 @@ class MethodSettings(Strict):
 
     fine_tuning: FineTuning | None = None
 
+    @property
+    def exposes(self) -> bool:
+        """Whether it shows a site's own model as far as its row says, or, as it is set, to nobody."""
+        return True
+
     def filled(self, rounds: int) -> Self:
         """These settings with every default that depends on the study's number of rounds put in."""
         return self
@@ -173,3 +178,51 @@ class FedSmSettings(MethodSettings):
     selector_hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (16,)
     selector_learning_rate: Rate = 1e-3
     selector_epochs: int = Field(default=1, ge=0, le=1000)
+
+
+Widths = tuple[Annotated[int, Field(ge=1, le=4096)], ...]
+
+
+class MhPflgbSettings(ServerSettings):
+    """``own`` and ``other`` weigh the losses of the stage's own head and of the other one."""
+
+    widths: Widths = Field(default=(), max_length=6)  # of the bypass; none: as its task asks, see models.bypass
+    train_local: Amount = Amount(epochs=4)
+    train_global: Amount = Amount(epochs=1)
+    local_learning_rate: Rate = 1e-4
+    global_learning_rate: Rate = 1e-5
+    own: float = Field(default=0.9, ge=0)
+    other: float = Field(default=0.1, ge=0)
+    global_body: bool = True  # without: the bypass is a head on what the site's own body sees
+    global_head: bool = True  # without: the bypass is a body, and the site's own head alone is asked
+    feature_fusion: bool = True  # without: both sources count alike, whatever the channels hold
+
+    @model_validator(mode="after")
+    def _something_shared(self) -> Self:
+        if not (self.global_body or self.global_head):
+            raise ValueError("without `global_body` and `global_head` nothing is shared")
+        return self
+
+
+class LcFedSettings(MethodSettings):
+    train_head: Amount = Amount(steps=10)
+    train_body: Amount | None = None  # None: as long as [training] says
+    train_calibration: Amount | None = None  # the same
+    selection: bool = True  # channels of the body are chosen by the site's code
+    calibration: bool = True  # the head is corrected where the sites' heads disagree, and so each is shown to all
+    reduction: int = Field(default=16, ge=1, le=4096)  # of the selection's squeeze
+    alpha: float = Field(default=0.0, ge=0)  # how strongly the selections of two sites are driven apart
+    blur: int = Field(default=31, ge=1, le=255)  # pixels, of the kernel that softens what the calibration looks at
+    blur_sigma: float = Field(default=4.0, gt=0)  # pixels
+
+    @model_validator(mode="after")
+    def _odd(self) -> Self:
+        if self.blur % 2 == 0:
+            raise ValueError(f"`blur` is {self.blur}; a kernel has a middle, so it is odd")
+        if self.alpha and not self.selection:
+            raise ValueError("`alpha` drives the selections of sites apart, and `selection` is off")
+        return self
+
+    @property
+    def exposes(self) -> bool:
+        return self.calibration

@@ -9,6 +9,7 @@ from wardround.schema import Strict
 TWO_EXTRACTORS = "a shared and a private extractor"
 BODY_AND_HEAD = "a body and a head"
 NORM_LAYERS = "norm layers"
+DEPTHS = "depths of a U"
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]

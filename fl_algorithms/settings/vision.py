@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, Dropout, NetworkSettings
+from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, Dropout, NetworkSettings
 
 Channels = Annotated[int, Field(ge=1, le=4096)]
 
@@ -84,3 +84,11 @@ class UnetSettings(NetworkSettings):
         if any(side % shrinks for side in shape[1:]):
             return f"with {len(self.widths)} `widths` needs sides that {shrinks} divides"
         return ""
+
+
+class UShapeSettings(UnetSettings):
+    """One that goes down and up again through its depths."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return super().offers | {DEPTHS}

@@ -3,13 +3,15 @@
     [study]        who takes part, how many rounds, until when
     [task]         an installed task and its schema
     [model]        an installed network and its sizes
+    [networks.X]   another network that sites may train, called X
+    [assigned]     site = X; the others train [model]
     [algorithm]    a method of the catalogue and its settings
     [training]     the local steps
     [checkpoints]  how the best models are chosen
     [told]         which numbers leave beside the tensors, and how exactly
     [variants.X]   whole tables that replace the ones above when X is chosen
 
-``[task]``, ``[model]`` and ``[algorithm]`` name something installed; their other keys are checked by
+``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
 ``fl_algorithms.catalog``, which also fills their defaults. A study is *resolved* when all that is done; the digest of a
 resolved study, with its initial model, is what a hospital approves.
 """
@@ -29,6 +31,8 @@ from wardround.schema import Strict, check, read_toml
 SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 STUDY_NAME = SITE_NAME
 METRIC_NAME = re.compile(r"[a-z0-9_]{1,40}")
+NETWORK_LABEL = re.compile(r"[a-z0-9-]{1,40}")
+DEFAULT_NETWORK = "default"  # the label of [model]
 
 
 class StudySection(Strict):
@@ -153,11 +157,29 @@ class StudyFile(Strict):
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
     told: ToldSection = ToldSection()
+    networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
+    assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
+
+    @field_validator("networks")
+    @classmethod
+    def _networks(cls, networks: dict[str, Named]) -> dict[str, Named]:
+        for label in networks:
+            if not NETWORK_LABEL.fullmatch(label) or label == DEFAULT_NETWORK:
+                raise ValueError(
+                    f"{label[:60]!r} is not a label of 1 to 40 of a-z, 0-9 and -, other than {DEFAULT_NETWORK!r}"
+                )
+        return networks
 
     def document(self) -> dict[str, Any]:
-        """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study."""
+        """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
+
+        A table that came with later releases stands in it where the study uses it, so older studies keep their digests.
+        """
         document = canonical.with_text_floats(self.model_dump(mode="json"))
         assert isinstance(document, dict)
+        for table in ("networks", "assigned"):
+            if not document[table]:
+                del document[table]
         return document
 
     def digest(self, initial_model: str) -> str:

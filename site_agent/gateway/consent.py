@@ -31,7 +31,7 @@ def grant(
     Args:
         described: what the installed model shares (``leaves``), begins a round with (``comes``) and keeps (``stays``),
             and who has this site's own model (``exposure``), from the trainer.
-        data: name and digest of the table.
+        data: name and digest of the table, and the label of the network that trains on it, where there are several.
         checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
         person: name and uid of who approves.
 

@@ -85,7 +85,7 @@ class Desk:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
         policy = self._gate.policy()
         before = self._state.consent(study)
-        described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site)
+        described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site, data=data)
         for change in consents.differences(before, offer, described) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         narrate(f"checking table `{data}`")
@@ -93,8 +93,11 @@ class Desk:
         for warning in checked.get("warnings", []):
             narrate(f"warning: {warning}")
         table = {"name": data, "digest": checked["digest"]}
-        if before is not None and before.data != table:
+        if before is not None and {key: before.data[key] for key in table} != table:
             narrate(f"changed since it was approved: the table is `{data}`, {table['digest'][:12]}…")
+        if described.get("network"):
+            table["network"] = described["network"]
+            narrate(f"of the study's networks, this site trains `{table['network']}`")
         consent = consents.grant(offer, described, table, checked, person)
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)

@@ -13,6 +13,10 @@
     labels = "/srv/dermoscopy/labels.csv"
     patient = "lesion"
     digest = "04be..."
+    network = "small"
+
+``network`` may be left out; it is the label of the network that this hospital trains on the table, where a study has
+several.
 """
 
 import hashlib
@@ -28,6 +32,7 @@ from site_agent.trainer import kinds
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
+from wardround.study import NETWORK_LABEL
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
 FILE_MODE = 0o640  # the trainer's user reads it through the group
@@ -57,8 +62,8 @@ class DataSource(Strict):
     label: str = ""
     image: str = ""
     patient: str = ""
-    network: str = Field(default="", pattern=r"^[a-z0-9-]{0,40}$")
     digest: str = Field(pattern=r"[0-9a-f]{64}")
+    network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -166,6 +171,20 @@ def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
         raise BadData(
             f"data `{name}` is not what was approved for study `{study}`: "
             f"its digest is {found[:12]}…, {approved[:12]}… was approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
+def must_be_approved_network(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse to train another network of the study than the approved one.
+
+    Raises:
+        BadData: the labels differ.
+    """
+    if found != approved:
+        raise BadData(
+            f"network `{found}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
         )

@@ -71,7 +71,7 @@ class Requests:
             case "inspect":
                 return asdict(_inspected({key: value for key, value in request.items() if key != "command"}))
             case "describe":
-                return self._rounds.describe(request["study"], request["site"])
+                return self._rounds.describe(request["study"], request["site"], request.get("data", ""))
             case "check":
                 return self._rounds.check(request["study"], request["site"], request["data"])
             case "train":

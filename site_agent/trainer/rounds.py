@@ -8,6 +8,7 @@ what comes of it. A round ends in this order, so that it can be asked again afte
 
 import datetime
 import json
+import logging
 import math
 import shutil
 from collections.abc import Mapping
@@ -42,15 +43,18 @@ from wardround.errors import BadData, CannotWrite
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile, TensorSpec
 
+log = logging.getLogger(__name__)
 REMEMBERED_STUDIES = 16
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
 
 
 @dataclass(frozen=True)
 class _Installed:
-    """A study as the programs installed here understand it, at one site."""
+    """A study as the programs installed here understand it, at one site that trains one of its networks."""
 
     file: StudyFile
+    own: StudyFile  # the same with that network alone
+    network: str  # its label; "" where the study has one network
     digest: str  # of the document alone
     site: str
     task: Task
@@ -75,7 +79,7 @@ class Rounds:
         self._state = state
         self._session: tuple[tuple[str, ...], SiteSession] | None = None  # what it continues, and the session
         self._data: tuple[tuple[str, ...], SiteData] | None = None
-        self._studies: dict[tuple[str, str], _Installed] = {}  # by digest and site
+        self._studies: dict[tuple[str, str, str], _Installed] = {}  # by digest, site and chosen network
 
     def warm_up(self) -> None:
         """Take one step with an optimizer: torch imports its compiler's front (a second) with the first one."""
@@ -83,16 +87,20 @@ class Rounds:
         weight.sum().backward()  # type: ignore[no-untyped-call]
         torch.optim.AdamW([weight], fused=True).step()
 
-    def describe(self, document: Any, site: str) -> dict[str, Any]:
-        """The tensors of a study that would leave, that come, and that stay and why; who has this site's own model."""
-        partition = self._installed(document, site).partition
+    def describe(self, document: Any, site: str, name: str = "") -> dict[str, Any]:
+        """The tensors of a study that would leave, that come, and that stay and why; who has this site's own model.
+
+        ``name``: of the data, which may choose the network; without it, what is assigned to the site.
+        """
+        study = self._installed(document, site, tables.source(self._state, name).network if name else "")
+        partition = study.partition
         stays = [
             {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes, "why": s.why}
             for s in partition.stays
         ]
         return {
             "leaves": _rows(partition.leaves), "comes": _rows(partition.comes), "stays": stays,
-            "exposure": partition.exposure,
+            "exposure": partition.exposure, "network": study.network,
         }  # fmt: skip
 
     def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
@@ -101,8 +109,8 @@ class Rounds:
         Raises:
             BadData: it is not what the study needs; code DECLINED_DATA_INVALID.
         """
-        study = self._installed(document, site)
         source = tables.source(self._state, name)
+        study = self._installed(document, site, source.network)
         data = self._load(study, source)
         warnings = list(data.warnings)
         if data.digest != source.digest:
@@ -136,7 +144,7 @@ class Rounds:
 
     def finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The study has ended: keep the best global model, and write into the cards who contributed."""
-        study = self._installed(request["study"], request["site"])
+        study = self._approved_study(request)
         vault = Vault(self._state, study.file.study.name, request["revision"])
         if request["best"] is not None and request["best_round"] is not None:
             vault.open(request["study_digest"], request["study"])
@@ -168,7 +176,7 @@ class Rounds:
         """
         vault, found = vaults.checkpoint(self._state, name, kind)
         vaults.verify_model(found)
-        study = installed(vault.document())
+        study = catalog.network_of(installed(vault.document()), found.card["site"], found.card.get("network", ""))
         path = predictions.rows_for(study, given, out)
         make_deterministic(study.study.threads)
         task = task_of(study)
@@ -179,7 +187,7 @@ class Rounds:
 
     def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
         # 1. The study as it is installed here, and the state that the round starts from.
-        study, number = self._installed(request["study"], request["site"]), request["round"]
+        study, number = self._approved_study(request), request["round"]
         name = study.file.study.name
         vault = Vault(self._state, name, request["revision"])
         vault.open(request["study_digest"], request["study"])
@@ -198,6 +206,7 @@ class Rounds:
             "base_digest": request["base_digest"],
             "data_digest": data.digest,
             "start": "" if asked.start is None else asked.start.folder,
+            **({"network": study.network} if study.network else {}),
         }
         answer = vault.pending(number, seed)
         if answer is not None and self._is_whole(answer):
@@ -220,19 +229,35 @@ class Rounds:
         for checkpoint in result.checkpoints:
             self._keep(asked, checkpoint, data)
         exported = session.export_state()
-        kept = vault.keep_pending(number, to_bytes(exported.tensors), exported.meta, seed, answer)
+        meta = {**exported.meta, "network": study.network} if study.network else exported.meta
+        kept = vault.keep_pending(number, to_bytes(exported.tensors), meta, seed, answer)
         self._session = (_key(asked, data, kept), session)
         return _told(answer)
 
-    def _installed(self, document: Any, site: str) -> _Installed:
+    def _approved_study(self, request: Mapping[str, Any]) -> _Installed:
+        """The study of a request, with the network that a person approved.
+
+        Raises:
+            BadData: the data chooses another by now; DECLINED_DATA_CHANGED.
+        """
+        data = request["data"]
+        study = self._installed(request["study"], request["site"], tables.source(self._state, data["name"]).network)
+        tables.must_be_approved_network(study.file.study.name, data["name"], data.get("network", ""), study.network)
+        return study
+
+    def _installed(self, document: Any, site: str, chosen: str) -> _Installed:
         """The study at ``site``; building its networks to see what they share is done once."""
         digest = canonical.digest(document)
-        if (digest, site) not in self._studies:
+        key = (digest, site, chosen)
+        if key not in self._studies:
             study = installed(document)
             if len(self._studies) >= REMEMBERED_STUDIES:
                 self._studies.clear()
-            self._studies[digest, site] = _Installed(study, digest, site, task_of(study), describe(study, site))
-        return self._studies[digest, site]
+            own = catalog.network_of(study, site, chosen)
+            label = catalog.network_label(study, site, chosen) if study.networks else ""
+            partition = describe(study, site, chosen)
+            self._studies[key] = _Installed(study, own, label, digest, site, task_of(study), partition)
+        return self._studies[key]
 
     def _approved(self, asked: _Asked, approved: str) -> SiteData:
         """The data, which must be what a person approved; read anew only when another study had its turn."""
@@ -266,8 +291,14 @@ class Rounds:
         state = None
         if asked.start is not None:
             stored = asked.vault.load(asked.start)
-            state = SessionState(from_bytes(stored.tensors), stored.meta)
-        return SiteSession(asked.study.file, asked.study.site, asked.study.task, data, state)
+            if stored.meta.get("network", "") == asked.study.network:
+                state = SessionState(from_bytes(stored.tensors), stored.meta)
+            else:
+                log.warning(
+                    "study `%s`: this site trains network `%s` from here on and begins anew; what it kept was of `%s`",
+                    asked.study.file.study.name, asked.study.network, stored.meta.get("network", ""),
+                )  # fmt: skip
+        return SiteSession(asked.study.own, asked.study.site, asked.study.task, data, state)
 
     def _keep(self, asked: _Asked, checkpoint: Checkpoint, data: SiteData) -> None:
         specs = specs_of(checkpoint.tensors)
@@ -276,6 +307,7 @@ class Rounds:
             "revision": asked.vault.revision,
             "study_digest": asked.study_digest,
             "site": asked.study.site,
+            **({"network": asked.study.network} if asked.study.network else {}),
             "kind": checkpoint.kind,
             "round": checkpoint.round,
             "score": _finite(checkpoint.score),
@@ -359,7 +391,7 @@ def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
 def _key(asked: _Asked, data: SiteData, state: Kept | None) -> tuple[str, ...]:
     """What a session continues. A state's folder is named by its content."""
     start = "" if state is None else state.folder
-    return (str(asked.vault.folder), asked.study_digest, asked.study.site, data.digest, start)
+    return (str(asked.vault.folder), asked.study_digest, asked.study.site, asked.study.network, data.digest, start)
 
 
 def _numbers(study: StudyFile, result: RoundResult) -> dict[str, Any]:

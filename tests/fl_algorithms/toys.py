@@ -16,13 +16,22 @@ from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Source, Split
 from fl_algorithms.training import Phase
+from tests.fl_algorithms.image_toys import MASKS, SIDE
 from wardround.study import StudyFile
 from wardround.tensors import MODEL
 
 FEATURES = 3
 FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3]}
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
-MODEL_OF: dict[str, dict[str, Any]] = {"fenda": FENDA}
+U: dict[str, Any] = {"name": "unet", "widths": [2, 4], "norm": "none"}
+MODEL_OF: dict[str, dict[str, Any]] = {"fenda": FENDA, "lcfed": U}
+TABLE: dict[str, Any] = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"]}
+TASK_OF = {"lcfed": MASKS}  # of a method that is not for tables
+TWO = {"steps": 2}
+SETTINGS_OF: dict[str, dict[str, Any]] = {  # of methods whose own amounts are long
+    "lcfed": {"train_head": TWO, "train_body": TWO, "train_calibration": TWO},
+    "mhpflgb": {"train_local": TWO, "train_global": TWO},
+}
 
 
 def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -32,7 +41,7 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     """
     study = {"name": "toy", "sites": ["ash", "birch"], "rounds": 3, "seed": 5}
     training: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "local_steps": 6}
-    settings = changes.pop("algorithm_settings", {})
+    settings = SETTINGS_OF.get(algorithm, {}) | changes.pop("algorithm_settings", {})
     tables: dict[str, Any] = {"told": changes.pop("told", {}), "checkpoints": changes.pop("checkpoints", {})}
     for key, value in changes.items():
         (study if key in study or key == "quorum" else training)[key] = value
@@ -40,7 +49,7 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
         training.pop("local_steps")
     return {
         "study": study,
-        "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"]},
+        "task": TASK_OF.get(algorithm, TABLE),
         "model": model or MODEL_OF.get(algorithm, MLP),
         "algorithm": {"name": algorithm, **settings},
         "training": training,
@@ -70,6 +79,27 @@ def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> Sit
     return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64)
 
 
+def toy_masks(site: str, rows: int = 22, seed: int = 1) -> SiteData:
+    """Grey images with a block to be found, of which each site's are lighter or darker."""
+    generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "toy"))
+    light = torch.rand(1, generator=generator)
+
+    def split(n: int) -> Split:
+        y = torch.zeros(n, SIDE, SIDE, dtype=torch.uint8)
+        for mask in y:
+            row, column = torch.randint(0, SIDE - 3, (2,), generator=generator).tolist()
+            mask[row : row + 3, column : column + 3] = 1
+        x = y + light + 0.5 * torch.randn(n, SIDE, SIDE, generator=generator)
+        return Split(x.unsqueeze(1), y)
+
+    return SiteData(split(rows), split(9), split(12), digest="0" * 64)
+
+
+def data_of(study: StudyFile, site: str, rows: int = 22) -> SiteData:
+    """Patients as the study's task has them: of a table, or images with masks."""
+    return (toy_masks if study.task.name == MASKS["name"] else toy_data)(site, rows)
+
+
 def start_of(study: StudyFile) -> Downlink:
     """The first round's download."""
     return bundles(initial_model(study))
@@ -85,7 +115,7 @@ def bundles(tensors: dict[str, Tensor]) -> Downlink:
 
 
 def session_of(study: StudyFile, site: str = "ash", data: SiteData | None = None, **options: Any) -> SiteSession:
-    return SiteSession(study, site, task_of(study), data or toy_data(site), **options)
+    return SiteSession(study, site, task_of(study), data or data_of(study, site), **options)
 
 
 def plus(base: Downlink, result: RoundResult) -> Downlink:
