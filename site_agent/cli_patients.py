@@ -60,6 +60,19 @@ def data_add(
     cli.say("next: `site-agent studies`, then `site-agent approve STUDY --data " + name + "`")
 
 
+@data_app.command("common")
+def data_common(
+    name: Annotated[str, typer.Argument(help="What `data add` called the patients that are trained on with it.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A CSV or .npz file, or a folder of images.")],
+    state: State,
+) -> None:
+    """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
+    _must_exist(state)
+    tables.name_common(state, name, _absolute(path))
+    cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
+    cli.say(f"next: `site-agent data check {name} --study STUDY`")
+
+
 @data_app.command("check")
 def data_check(
     name: Annotated[str, typer.Argument(help="What `data add` called it.")],

@@ -5,7 +5,7 @@ sites in sorted order. So the final model is the same bits.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,12 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import describe, initial_model
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
-from fl_algorithms.lab.sources import find
+from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import SiteData, Task
+from fl_algorithms.tasks.common import read_common, require_common
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
 
@@ -79,18 +80,24 @@ def run_federation(
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
-    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be.
+    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
+    it comes the common set in ``folder/common``, where the method needs one.
 
     Args:
         test: False leaves what is for testing unopened.
 
     Raises:
-        BadData: a site has nothing there, or what the task refuses.
+        BadData: a site has nothing there, or what the task refuses; or the common set is not the study's.
     """
-    fraction = study.checkpoints.validation_fraction
+    fraction, common = study.checkpoints.validation_fraction, None
+    sources = find(study, folder, test=test)
+    if catalog.method(study).common == catalog.SITES:
+        path = find_common(folder)
+        require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
+        common = read_common(study, task, path)
     return {
-        site: task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction)
-        for site, source in find(study, folder, test=test).items()
+        site: replace(task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction), common=common)
+        for site, source in sources.items()
     }
 
 

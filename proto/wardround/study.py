@@ -7,6 +7,7 @@
     [training]     the local steps
     [checkpoints]  how the best models are chosen
     [told]         which numbers leave beside the tensors, and how exactly
+    [common]       a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
 
 ``[task]``, ``[model]`` and ``[algorithm]`` name something installed; their other keys are checked by
@@ -143,6 +144,13 @@ class ToldSection(Strict):
         return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
 
 
+class CommonSection(Strict):
+    """A set without patients. Each party reads its own copy; ``fl_algorithms.tasks.common`` says what the digest is."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    rows: int = Field(ge=1, le=10_000_000)
+
+
 class StudyFile(Strict):
     """A study with its variant applied. ``source`` says where it came from and is no part of it."""
 
@@ -153,11 +161,14 @@ class StudyFile(Strict):
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
     told: ToldSection = ToldSection()
+    common: CommonSection | None = None
 
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study."""
         document = canonical.with_text_floats(self.model_dump(mode="json"))
         assert isinstance(document, dict)
+        if self.common is None:
+            del document["common"]  # so that a study without one is what it was before there were any
         return document
 
     def digest(self, initial_model: str) -> str:

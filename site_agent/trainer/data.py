@@ -17,11 +17,13 @@ from pathlib import Path
 
 from pydantic import Field
 
+from fl_algorithms.tasks.common import require_common
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import data_digest, read_table
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
+from wardround.study import StudyFile
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
 FILE_MODE = 0o640  # the trainer's user reads it through the group
@@ -35,6 +37,7 @@ class DataSource(Strict):
     table: str
     label: str = Field(min_length=1)
     test: str | None = None
+    common: str | None = None  # this site's copy of the common set of the studies trained with this data
     digest: str = Field(pattern=r"[0-9a-f]{64}")
 
     @property
@@ -101,6 +104,8 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
     if not NAME.fullmatch(name):
         raise UsageProblem(f"{name[:80]!r} is not a name of 1 to 64 of A-Z, a-z, 0-9, _ and -")
     known = sources(state)
+    if name in known and added.common is None:
+        added = added.model_copy(update={"common": known[name].common})
     if name in known and known[name] != added and not replace:
         raise UsageProblem(
             f"data `{name}` is already {known[name].table}",
@@ -108,6 +113,16 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
         )
     tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
     durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
+
+
+def name_common(state: Path, name: str, path: Path) -> None:
+    """Write into data.toml that ``path`` is the common set of the studies trained with data ``name``.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+    """
+    named = source(state, name).model_copy(update={"common": str(path)})
+    add(state, name, named, replace=True)
 
 
 def inspect(table: Path, test: Path | None, label: str) -> Inspection:
@@ -147,6 +162,26 @@ def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
         )
 
 
+def common_of(study: StudyFile, name: str, named: DataSource) -> Path:
+    """This site's copy of the study's common set, which must be the study's as it lies there now.
+
+    Raises:
+        BadData: none is named, it cannot be read, or its digest is not the study's.
+    """
+    how = f"get the set from whoever leads the study, then `site-agent data common {name} PATH`"
+    if named.common is None:
+        raise BadData(
+            f"study `{study.study.name}` needs the common set, and data `{name}` names none",
+            hint=how,
+            code=DATA_INVALID,
+        )
+    try:
+        require_common(study, Path(named.common), how)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint or how, code=DATA_CHANGED) from None
+    return Path(named.common)
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
@@ -165,7 +200,9 @@ def _width(table: Path) -> int:
 
 
 def _as_toml(name: str, named: DataSource) -> str:
-    rows = {"table": named.table, "test": named.test, "label": named.label, "digest": named.digest}
+    rows = {
+        "table": named.table, "test": named.test, "common": named.common, "label": named.label, "digest": named.digest
+    }  # fmt: skip
     lines = [f"{key} = {_quoted(value)}" for key, value in rows.items() if value is not None]
     return "\n".join([f"[{name}]", *lines, ""])
 

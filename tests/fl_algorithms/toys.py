@@ -14,12 +14,13 @@ from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.client.session import RoundResult, SiteSession
 from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.base import Common, SiteData, Source, Split
 from fl_algorithms.training import Phase
 from wardround.study import StudyFile
 from wardround.tensors import MODEL
 
 FEATURES = 3
+COMMON_ROWS = 10
 FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3]}
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
 MODEL_OF: dict[str, dict[str, Any]] = {"fenda": FENDA}
@@ -38,9 +39,13 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
         (study if key in study or key == "quorum" else training)[key] = value
     if "local_epochs" in training:
         training.pop("local_steps")
+    features: list[Any] = ["u", "v", "w"]
+    if algorithm in catalog.METHODS and catalog.METHODS[algorithm].common:
+        features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
+        tables["common"] = {"digest": "c0" * 32, "rows": COMMON_ROWS}
     return {
         "study": study,
-        "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"]},
+        "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features},
         "model": model or MODEL_OF.get(algorithm, MLP),
         "algorithm": {"name": algorithm, **settings},
         "training": training,
@@ -67,7 +72,13 @@ def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> Sit
         y = (x @ plane + 0.5 * torch.randn(n, generator=generator) > 0).long()
         return Split(x, y)
 
-    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64)
+    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64, common=toy_common())
+
+
+def toy_common(rows: int = COMMON_ROWS) -> Common:
+    """Rows of nobody, the same at every site."""
+    x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(3))
+    return Common(x, (x.sum(dim=1) > 0).long())
 
 
 def start_of(study: StudyFile) -> Downlink:
