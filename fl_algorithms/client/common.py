@@ -16,32 +16,13 @@ from fl_algorithms.client.algorithm import Context, Uplink, compute_logits
 from fl_algorithms.server.fedmd import PREDICTIONS
 from fl_algorithms.settings.methods import CommonSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Inputs, Rows
+from fl_algorithms.tasks.base import Inputs, Split
+from fl_algorithms.tasks.selection import chosen
 from fl_algorithms.training import Batch, Networks, Phase
 from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
 LOGITS, PROBABILITIES = "logits", "probabilities"
-
-
-class Chosen:
-    """Some rows of ``Rows``, never augmented."""
-
-    def __init__(self, rows: Rows, places: Tensor) -> None:
-        self._rows, self._places = rows, places
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._rows.shape
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def take(self, places: Tensor) -> Tensor:
-        return self._rows.take(self._places[places])
-
-    def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        return self.take(places), y
 
 
 def rows_of_round(study: StudyFile, round_number: int) -> Tensor:
@@ -56,8 +37,8 @@ def rows_of_round(study: StudyFile, round_number: int) -> Tensor:
 
 def common_inputs(context: Context, round_number: int) -> Inputs:
     """The rows of a round."""
-    x, places = context.common.x, rows_of_round(context.study, round_number)
-    return x[places] if isinstance(x, Tensor) else Chosen(x, places)
+    x = context.common.x
+    return chosen(Split(x, torch.arange(len(x))), rows_of_round(context.study, round_number)).x
 
 
 def class_logits(logits: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """KT-pFL: each site learns from a mixture of all sites' softened predictions that is made for it alone.
 
 A site fits softmax(logits / T) to its mixture (Kullback-Leibler, mean over the rows), trains on its own patients, and
-sends softmax(logits / T) of the next round's rows. What the mixtures are made with is in ``fl_algorithms.server.ktpfl``.
+sends softmax(logits / T) of the next round's rows. ``fl_algorithms.server.ktpfl`` makes the mixtures.
 
 Zhang, Guo, Ma, Wang, Xu, Wu, Parameterized Knowledge Transfer for Personalized Federated Learning, NeurIPS 2021.
 https://arxiv.org/abs/2111.02625

@@ -2,7 +2,7 @@
 
     t_i = sum_j c_ij p_j        c_i lowers        MSE(p_i, sum_j c_ij p_j) + rho MSE(c_i, 1/N)
 
-with p_j what site j sent. Each round moves c_i by one step and keeps it on the simplex: a gradient step of length 1 / L,
+with p_j what site j sent. Each round moves c_i by one step and keeps it on the simplex: a gradient step of length 1/L,
 with L a bound of the curvature, then the nearest point. ``compat`` is the released code: a step whose mean size is
 brought near 0.01 by a power of 5, then softmax(5 c), which drives a row towards a single site.
 

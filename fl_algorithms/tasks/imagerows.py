@@ -192,7 +192,7 @@ def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     elif path.is_dir():
         raise BadData(
             f"{path}: a folder has no classes",
-            hint="a common set with classes is one .npz file: `images` and the label",
+            hint="a common set with classes is one .npz file, as a site's arrays",
         )
     else:
         plain = Source({"arrays": path}, patient="")

@@ -171,7 +171,7 @@ def common_of(study: StudyFile, name: str, named: DataSource) -> Path:
     how = f"get the set from whoever leads the study, then `site-agent data common {name} PATH`"
     if named.common is None:
         raise BadData(
-            f"study `{study.study.name}` needs the common set, and data `{name}` names none",
+            f"study `{study.study.name}` needs its common set, and data `{name}` names none",
             hint=how,
             code=DATA_INVALID,
         )
