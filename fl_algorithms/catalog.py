@@ -23,6 +23,7 @@ from fl_algorithms.settings.methods import (
     FedAdamSettings,
     FedAvgMSettings,
     FedBabuSettings,
+    FedDfSettings,
     FedFomoSettings,
     FedMdSettings,
     FedProxSettings,
@@ -96,7 +97,8 @@ class MethodRow:
     Attributes:
         leaves, stays: for people.
         client: called with its settings; the site half.
-        server: called with its settings, the study's sites and the leaving tensors; the server half.
+        server: called with its settings, the study's sites and the leaving tensors; the server half. One with a
+            common set at the coordinator is called with the study in place of its sites.
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
@@ -237,6 +239,17 @@ METHODS: Mapping[str, MethodRow] = {
             "its softened class probabilities of rows of the common set, kept apart",
             "records, the whole network, optimizer state", settings=KtPflSettings,
             server="fl_algorithms.server.ktpfl:ktpfl", common=SITES, exposure="coordinator",
+        ),
+        _method(
+            "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
+            "records, optimizer state", client="fedavg", settings=FedDfSettings,
+            server="fl_algorithms.server.feddf:feddf", one_global_model=True, common=COORDINATOR,
+        ),
+        _method(
+            "pfeddf", "pFedDF", "FedDF with a student for each site: an interpretation of a baseline of KT-pFL, "
+            "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
+            client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", common=COORDINATOR,
+            exposure="coordinator",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,

@@ -20,7 +20,7 @@ from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.tasks.base import SiteData, Task
+from fl_algorithms.tasks.base import Common, SiteData, Task
 from fl_algorithms.tasks.common import read_common, require_common
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
@@ -46,7 +46,7 @@ def run_federation(
     """Run a resolved study with every site in every round, and its closing validation.
 
     Args:
-        data: site -> its data, for each of the study's sites.
+        data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
     """
     rounds, row = study.study.rounds, catalog.method(study)
     sessions = {site: SiteSession(study, site, task, data[site]) for site in study.study.sites}
@@ -55,6 +55,7 @@ def run_federation(
     half = server_half(study, describe(study, study.study.sites[0]).leaves)
     model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
     best, best_model = BestGlobal(), model
+    common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
         results = {}
@@ -68,7 +69,7 @@ def run_federation(
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
-            model = aggregate(study, half, model, round_number, results)
+            model = aggregate(study, half, model, round_number, results, common)
             if progress is not None:
                 progress(round_number, rounds)
 
@@ -91,7 +92,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
     """
     fraction, common = study.checkpoints.validation_fraction, None
     sources = find(study, folder, test=test)
-    if catalog.method(study).common == catalog.SITES:
+    if catalog.method(study).common:
         path = find_common(folder)
         require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
         common = read_common(study, task, path)
@@ -117,8 +118,13 @@ def aggregate(
     model: Mapping[str, Tensor],
     round_number: int,
     results: Mapping[str, RoundResult],
+    common: Common | None = None,
 ) -> dict[str, Tensor]:
-    """What the coordinator keeps next, by the code that it runs, with counts as they are told."""
+    """What the coordinator keeps next, by the code that it runs, with counts as they are told.
+
+    Args:
+        common: the common set, where the coordinator distils.
+    """
     updates = [
         Update(
             site,
@@ -127,7 +133,8 @@ def aggregate(
         )
         for site, result in sorted(results.items())
     ]
-    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, _source(model), updates, sink)))
+    before = _source(model)
+    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, before, updates, sink, common)))
 
 
 def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:

@@ -207,3 +207,11 @@ class KtPflSettings(CommonSettings):
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
     compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
+
+
+class FedDfSettings(MethodSettings):
+    """The coordinator's steps on the common set, after each round."""
+
+    distil_steps: int = Field(default=500, ge=0, le=1_000_000)
+    distil_batch_size: int = Field(default=128, ge=2, le=65536)
+    distil_learning_rate: Rate = 1e-3

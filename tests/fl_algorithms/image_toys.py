@@ -33,7 +33,9 @@ def image_study(
 ) -> StudyFile:
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
-    common = {}
+    common, distilling = {}, {}
+    if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+        distilling = {"distil_steps": 1, "distil_batch_size": 4}
     if catalog.METHODS[algorithm].common:
         task = {**task, "mean": [0.25], "std": [0.25]}
         common = {"common": {"digest": hashlib.sha256(common_bytes()).hexdigest(), "rows": COMMON_ROWS}}
@@ -42,7 +44,7 @@ def image_study(
         "study": {"name": "toy", "sites": ["ash", "birch"], "rounds": 2, "seed": 5},
         "task": task,
         "model": model or (UNET if task["name"] == "segmentation" else RESNET),
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **distilling},
         "training": {**steps, **training},
         **common,
     }

@@ -1,28 +1,40 @@
-"""FedMD, DS-FL and KT-pFL: what the coordinator makes of predictions, and what a site learns from them."""
+"""FedMD, DS-FL and KT-pFL: what the coordinator makes of predictions, and what a site learns. FedDF and pFedDF."""
 
+import io
+import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fl_algorithms import ensemble
 from fl_algorithms.client.algorithm import compute_logits
-from fl_algorithms.client.partition import describe, task_of
-from fl_algorithms.client.session import SiteSession
+from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.session import Restored, SiteSession
+from fl_algorithms.ensemble import distilled, ensemble_targets
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.server import halves
 from fl_algorithms.server.dsfl import entropy_reduced
+from fl_algorithms.server.feddf import require_torch
 from fl_algorithms.server.halves import Round, ServerHalf, Update, server_half
 from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
+from fl_algorithms.tasks.common import common_digest, read_common
 from fl_algorithms.training import seeded
 from tests import reference
 from tests.fl_algorithms.toys import session_of, toy_common, toy_data, toy_study
+from wardround.errors import BadData
 from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
@@ -346,3 +358,190 @@ def test_several_classes_are_exchanged_as_many(method: str) -> None:
         data[site] = replace(one, train=replace(one.train, y=torch.arange(len(one.train)) % 3), test=None)
     outcome = run_federation(study, task_of(study), data)
     assert all(torch.isfinite(tensor).all() for tensor in outcome.shared.values())
+
+
+# FedDF and pFedDF: distilling at the coordinator
+
+
+def both(study: StudyFile, sites: list[str] | None = None) -> Any:
+    return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
+
+
+def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
+    """Whole networks of the study, unlike each other."""
+    sections = [study.study.model_copy(update={"seed": seed}) for seed in seeds]
+    return [initial_model(study.model_copy(update={"study": section})) for section in sections]
+
+
+def test_feddf_without_steps_is_fedavg() -> None:
+    fedavg, feddf = toy_study("fedavg", sites=SITES), study_of("feddf", distil_steps=0)
+    assert both(fedavg).digest == both(feddf).digest
+    assert both(study_of("feddf")).digest != both(feddf).digest
+
+
+def test_pfeddf_without_steps_is_each_site_alone() -> None:
+    alone = toy_study("silo", sites=SITES, init_private="common")
+    apart, together = both(alone), both(study_of("pfeddf", distil_steps=0))
+    for position, site in enumerate(SITES):
+        theirs = networks_of(apart.sessions[site])
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(together.shared[f"site_{position}/{name}"], tensor, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(networks_of(together.sessions[site])[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_the_ensembles_target_is_the_slow_one_whatever_the_teachers_order() -> None:
+    study = study_of("feddf")
+    teachers, common = models(study, [1, 2, 3]), toy_common()
+    found = ensemble_targets(study, common, teachers)
+    backwards = ensemble_targets(study, common, teachers[::-1])
+    logits = [Restored(study, task_of(study), teacher).logits(common.x)[:, 0].tolist() for teacher in teachers]
+    slow = [1 / (1 + math.exp(-sum(row) / 3)) for row in zip(*logits, strict=True)]
+    np.testing.assert_allclose(found[:, 1], slow, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(dim=1), 1, rtol=1e-6)
+    torch.testing.assert_close(found, backwards)
+
+
+def test_a_student_that_says_what_the_teachers_say_stays() -> None:
+    """The gradient is nought but for rounding, of which Adam makes steps as of any other: plain distances are small."""
+    study = study_of("feddf", distil_steps=1, distil_learning_rate=1e-4)
+    (network,) = models(study, [4])
+    targets = ensemble_targets(study, toy_common(), [network, network, network])
+    after = distilled(study, toy_common(), network, targets, 1)
+    assert all((after[name] - network[name]).abs().max() <= 1.1e-4 for name in network)
+
+
+def test_a_student_comes_to_say_what_the_teachers_say() -> None:
+    study, common = study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10), toy_common()
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    task = task_of(study)
+    gaps = [
+        float((Restored(study, task, network).probabilities(common.x).float() - targets).abs().mean())
+        for network in (student, distilled(study, common, student, targets, 1))
+    ]
+    assert gaps[1] < 0.2 * gaps[0]
+
+
+def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
+    study, common = study_of("feddf", distil_steps=4), toy_common()
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    unlabelled = replace(common, y=None)
+    one, other = (distilled(study, held, student, targets, 1) for held in (common, unlabelled))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # Adam moves a weight by little more than its rate, and the rates of the cosine sum to less than all steps' first.
+    assert all((one[name] - student[name]).abs().max() <= 4 * 1.1e-3 for name in one)
+
+
+def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
+    study = study_of("pfeddf")
+    half = half_of(study)
+    start, (moved_model,) = models(study, [1])[0], models(study, [2])
+    payload = bytearray()
+    half.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
+    kept = read(half, payload)
+    deltas = InMemory({key: (moved_model[key] - start[key]).numpy() for key in start})
+    out = bytearray()
+    half.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
+    after = read(half, out)
+    assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
+    assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
+    assert half.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in half.comes)
+
+
+def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
+    study = study_of("feddf")
+    base, *sites = models(study, [1, 2, 3, 4])
+    updates = [
+        Update(site, 5, InMemory({key: (model[key] - base[key]).numpy() for key in base}))
+        for site, model in zip(SITES, sites, strict=True)
+    ]
+    out = bytearray()
+    half = half_of(study)
+    kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
+    half.aggregate(Round(2, kept, updates, out.extend, toy_common()))
+    mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
+    targets = ensemble_targets(study, toy_common(), sites)
+    expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
+    found = read(half, out)
+    assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
+
+
+COORDINATOR = """
+import json, sys
+from pathlib import Path
+from fl_algorithms.server.halves import Round, Update, server_half
+from fl_algorithms.server.mean import InMemory
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import TensorFile
+folder = Path(sys.argv[1])
+study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
+base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
+half = server_half(study, base.specs)
+out = bytearray()
+common = folder / "common.csv"
+try:
+    half.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
+except BadData as error:
+    print(error.message, "|", error.hint)
+assert "torch" not in sys.modules
+(folder / "out").write_bytes(out)
+"""
+
+
+def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path) -> None:
+    rows = [f"{k},{-k}.5,{k * k / 10},no" for k in range(10)]
+    (tmp_path / "common.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
+    study = study_of("feddf", sites=2)
+    common = study.common
+    assert common is not None
+    right = common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
+    study = study.model_copy(update={"common": right})
+    (tmp_path / "study.json").write_text(json.dumps(study.document()))
+    base, delta = models(study, [1, 2])
+    for name, tensors in (("base", base), ("delta", delta)):
+        safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
+    done = subprocess.run([sys.executable, "-c", COORDINATOR, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    here, arrays = bytearray(), [InMemory({k: t.numpy() for k, t in one.items()}) for one in (base, delta)]
+    held = read_common(study, task_of(study), tmp_path / "common.csv")
+    updates = [Update("ash", 5, arrays[1]), Update("birch", 7, arrays[0])]
+    half_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
+    assert (tmp_path / "out").read_bytes() == here
+
+
+def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "common.csv").write_text("u,v,w,ill\n")
+    study = study_of("feddf")
+    head = {"study": study.document(), "round": 1, "common": str(tmp_path / "common.csv"), "students": 1, "teachers": 0}
+    out = SimpleNamespace(buffer=io.BytesIO())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(head).encode() + b"\n")))
+    monkeypatch.setattr(sys, "stdout", out)
+    ensemble.main()
+    said = json.loads(out.buffer.getvalue())
+    assert "is not the common set of study `toy`" in said["error"]
+    assert said["hint"] == "create the study again with the right file"
+    assert study.common is not None
+    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
+    head["study"] = study.model_copy(update={"common": right}).document()
+    (tmp_path / "common.csv").write_text("")
+    with pytest.raises(BadData):
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n"), io.BytesIO())
+    with pytest.raises(BadData, match="what is to be distilled was cut short"):
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_common())
+
+
+def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = study_of("feddf", sites=1)
+    (base,) = models(study, [1])
+    kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
+    with pytest.raises(BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the common"):
+        half_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
+    monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
+    with pytest.raises(BadData) as refused:
+        require_torch("feddf")
+    assert refused.value.message.startswith("algorithm `feddf` distils at the coordinator, which needs torch")
+    assert "pip install 'wardround[site]'" in refused.value.hint

@@ -43,6 +43,8 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     if algorithm in catalog.METHODS and catalog.METHODS[algorithm].common:
         features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
         tables["common"] = {"digest": "c0" * 32, "rows": COMMON_ROWS}
+        if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+            settings = {"distil_steps": 3, "distil_batch_size": 4, **settings}
     return {
         "study": study,
         "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features},

@@ -48,6 +48,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedavgm": {},
     "fedbabu": {"training": {"init_private": "common"}, "algorithm": {"fine_tuning": {"steps": 2}}},
     "fedbn": {"model": NORMED},
+    "feddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "fedfomo": {},
     "fedmd": {"algorithm": {"transfer": {"steps": 2}}},
     "fedper": {},
@@ -60,6 +61,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ktpfl": {},
     "lgfedavg": {},
     "moon": {},
+    "pfeddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
@@ -125,7 +127,9 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        self._ask("create", document=study.document(), initial=str(initial))
+        distils = catalog.method(study).common == catalog.COORDINATOR
+        common = str(self.data / "common" / "common.csv") if distils else None
+        self._ask("create", document=study.document(), initial=str(initial), common=common)
 
         def approve(site: str) -> None:
             service = self.site(site).control
