@@ -134,7 +134,7 @@ def _refuse_idle_settings(study: StudyFile, algorithm: Algorithm, networks: Netw
                     "called",
                     hint=f"there are: {', '.join(sorted(set(names.values()))[:PARAMETERS_TOLD])}",
                 )
-    if algorithm.shares and not names.keys() & set(shared):
+    if algorithm.shares and not names.keys() & set(shared) and not catalog.method(study).lab_only:
         raise BadData(
             f"algorithm `{study.algorithm.name}` as it is set shares no parameter of model `{study.model.name}`",
             hint="`head` in [algorithm] takes all of them" if head else "",
