@@ -6,6 +6,7 @@ result made durable. It can be cut off anywhere and done again, to the same bits
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from coordinator.blobs import Blobs
 from fl_algorithms.server.halves import Round, ServerHalf, Update
@@ -27,7 +28,13 @@ def begin(blobs: Blobs, half: ServerHalf, initial: Manifest, label: str) -> Mani
 
 
 def aggregate(
-    blobs: Blobs, half: ServerHalf, kept: str, updates: Sequence[tuple[str, int, str]], round_number: int, label: str
+    blobs: Blobs,
+    half: ServerHalf,
+    kept: str,
+    updates: Sequence[tuple[str, int, str]],
+    round_number: int,
+    label: str,
+    common: Path | None = None,
 ) -> Manifest:
     """Make durable what is kept after a round, and return its manifest.
 
@@ -35,6 +42,7 @@ def aggregate(
         kept: digest of what was kept when the round opened.
         updates: (site, number of examples as told, upload id), of the accepted; any order.
         label: of the file while it is written.
+        common: the coordinator's copy of the common set, for a half that distils.
 
     Raises:
         BadData: the result is beyond float32, or what was kept is damaged on disk.
@@ -48,5 +56,5 @@ def aggregate(
             for site, count, upload in sorted(updates)
         )
         new = stack.enter_context(blobs.new_model(half.kept_specs, label))
-        half.aggregate(Round(round_number, before, accepted, new.write))
+        half.aggregate(Round(round_number, before, accepted, new.write, common))
         return new.keep()

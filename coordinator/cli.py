@@ -181,13 +181,17 @@ def study_create(
     initial: Annotated[
         Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, of `fl-lab init`.")
     ] = None,
+    common: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The common set, for a method that distils here (.csv, .npz).")
+    ] = None,
     setting: SetOption = None,
 ) -> None:
     """Make a study known to its sites. Prints its id and its digest."""
     resolved = _resolved(file, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else _make_initial(file, Path(folder), setting)
-        answer = _ask(state, "create", document=resolved.document(), initial=str(path))
+        here = None if common is None else str(common.resolve())
+        answer = _ask(state, "create", document=resolved.document(), initial=str(path), common=here)
     print(f"{answer['id']} {answer['study_digest']}", flush=True)
     if not answer["new"]:
         say(f"Study `{answer['id']}` is known with exactly this content, at revision {answer['revision']}")

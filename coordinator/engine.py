@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from coordinator import store
+from coordinator import distil, store
 from coordinator.aggregation import aggregate
 from coordinator.assignments import Assignments
 from coordinator.blobs import Blobs
@@ -383,7 +383,8 @@ class Engine:
                     assert upload is not None
                     updates.append((site, upload.num_examples, upload.id))
             label = f"{study.name}-{study.revision}-{one.number}"
-            manifest = aggregate(self._blobs, study.half, study.newest, updates, one.number, label)
+            common = distil.copy_of(study.file, self._blobs)
+            manifest = aggregate(self._blobs, study.half, study.newest, updates, one.number, label, common)
             digest = manifest.digest()
 
             def keep(records: Records) -> None:

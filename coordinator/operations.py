@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator import report, store
+from coordinator import distil, report, store
 from coordinator.admission import has_usable_values
 from coordinator.aggregation import begin
 from coordinator.blobs import Blobs
@@ -194,17 +194,19 @@ class Operations:
             raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
         return row
 
-    def create(self, document: Any, initial: str) -> dict[str, Any]:
+    def create(self, document: Any, initial: str, common: str | None = None) -> dict[str, Any]:
         """Make a resolved study known to its sites.
 
         Args:
             initial: path of the initial shared tensors, a safetensors file.
+            common: path of the common set, where the coordinator distils on it.
 
         Raises:
             NeedsPerson: a study of that name runs.
-            BadData: the document is no study, or the tensors are not finite float32.
+            BadData: the document is no study, the tensors are not finite float32, or what distilling needs is missing.
         """
         file = StudyFile.from_document(document)
+        distil.prepare(file, self._parts.blobs, None if common is None else Path(common))
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
             digest = file.digest(tensors.manifest().digest())

@@ -16,18 +16,23 @@ from typing import Any, TypeVar
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.methods import (
     ApflSettings,
+    CommonSettings,
     DittoSettings,
+    DsFlSettings,
     FedAdagradSettings,
     FedAdamSettings,
     FedAvgMSettings,
     FedBabuSettings,
+    FedDfSettings,
     FedFomoSettings,
+    FedMdSettings,
     FedProxSettings,
     FedRepSettings,
     FedSmSettings,
     FedSoupSettings,
     FedYogiSettings,
     HeadSettings,
+    KtPflSettings,
     LcFedSettings,
     MeanSettings,
     MethodSettings,
@@ -60,6 +65,8 @@ from wardround.schema import Strict, check
 from wardround.study import DEFAULT_NETWORK, Named, StudyFile
 
 VAL_LOSS = "val_loss"
+COMMON = "common"  # the folder of the common set in the lab's data
+SITES, COORDINATOR = "sites", "coordinator"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
 # image of which every pixel is judged
 
@@ -94,10 +101,12 @@ class MethodRow:
     Attributes:
         leaves, stays: for people.
         client: called with its settings; the site half.
-        server: called with its settings, the study's sites and the leaving tensors; the server half.
+        server: called with its settings, the study's sites and the leaving tensors; the server half. One with a
+            common set at the coordinator is called with the study in place of its sites.
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
+        common: who holds a copy of the study's [common] set, SITES or COORDINATOR; "": the method has no use for one.
         exposure: whether the coordinator keeps a site's own model apart ("coordinator"), and also sends it to the
             other sites ("sites"); a site's policy must allow that.
     """
@@ -116,6 +125,7 @@ class MethodRow:
     same_start: bool = False
     validation: bool = False  # also used by the method itself, not only to choose checkpoints
     exposure: str = ""
+    common: str = ""
     lab_only: bool = False
 
 
@@ -229,6 +239,33 @@ METHODS: Mapping[str, MethodRow] = {
             "the body with the channel selection; the head, kept apart and sent to all sites (not without calibration)",
             "records, the calibration, optimizer state", settings=LcFedSettings,
             server="fl_algorithms.server.lcfed:lcfed", needs=frozenset({BODY_AND_HEAD, DEPTHS}), exposure="sites",
+        ),
+        _method(
+            "fedmd", "FedMD", "Li and Wang, 2019, https://arxiv.org/abs/1910.03581",
+            "its scores (logits) of rows of the common set", "records, the whole network, optimizer state",
+            settings=FedMdSettings, server="fl_algorithms.server.fedmd:fedmd", common=SITES,
+        ),
+        _method(
+            "dsfl", "DS-FL", "Itahara et al., IEEE TMC 2023, https://arxiv.org/abs/2008.06180",
+            "its class probabilities of rows of the common set", "records, the whole network, optimizer state",
+            settings=DsFlSettings, server="fl_algorithms.server.dsfl:dsfl", common=SITES,
+        ),
+        _method(
+            "ktpfl", "KT-pFL", "Zhang et al., NeurIPS 2021, https://arxiv.org/abs/2111.02625",
+            "its softened class probabilities of rows of the common set, kept apart",
+            "records, the whole network, optimizer state", settings=KtPflSettings,
+            server="fl_algorithms.server.ktpfl:ktpfl", common=SITES, exposure="coordinator",
+        ),
+        _method(
+            "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
+            "records, optimizer state", client="fedavg", settings=FedDfSettings,
+            server="fl_algorithms.server.feddf:feddf", one_global_model=True, common=COORDINATOR,
+        ),
+        _method(
+            "pfeddf", "pFedDF", "FedDF with a student for each site: an interpretation of a baseline of KT-pFL, "
+            "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
+            client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", common=COORDINATOR,
+            exposure="coordinator",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
@@ -391,15 +428,17 @@ def settings_of(study: StudyFile, source: str = "study.toml") -> tuple[Strict, S
 def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
+    [common] is left out where the method has no use for it, so that one file can be run with methods of both kinds.
+
     Args:
         lab: also take the methods that run only in the lab.
         source: the file's name, for messages.
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that does not take the task's data, a network or a training that lacks what the method needs, an
-            assignment of a network that the study does not have or to a site that is not in it, or a method that runs
-            only in the lab.
+            a network that does not take the task's data, a network, a training or a common set that lacks what the
+            method needs, an assignment of a network that the study does not have or to a site that is not in it, or a
+            method that runs only in the lab.
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
@@ -418,6 +457,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         _refuse_unfit(one, method_row, found, method_settings, where)
         networks[label] = _named(row.name, found)
     _refuse_odd_assignment(study, source)
+    _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -431,6 +471,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "networks": dict(sorted(networks.items())),
             "assigned": dict(sorted(study.assigned.items())),
             "algorithm": _named(method_row.name, method_settings),
+            "common": study.common if method_row.common else None,
         }
     )
 
@@ -497,6 +538,38 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
         )
 
 
+def _refuse_without_common_set(
+    study: StudyFile, row: MethodRow, data: Strict, method: MethodSettings, source: str
+) -> None:
+    """What a method that works on a common set asks of it, and of the task: the same input at every party."""
+    if not row.common:
+        return
+    if study.common is None:
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs a common set: [common] with `digest` and `rows`",
+            hint=f"`fl-lab common {source} PATH` reads one and prints that table",
+        )
+    if COMMON in study.study.sites:
+        raise BadData(f"{source}: a site is called `{COMMON}`, as the common set is in the lab", hint="rename the site")
+    if task(study).gives == MASKS:
+        raise BadData(
+            f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task(study).name}` judges pixels"
+        )
+    unscaled: tuple[str, ...] = getattr(data, "unscaled", ())
+    if unscaled:
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs every input on one scale at all parties, [task] gives none for "
+            f"{', '.join(f'`{name}`' for name in unscaled[:SHOWN_NAMES])}"
+            + (f" and {len(unscaled) - SHOWN_NAMES} more" if len(unscaled) > SHOWN_NAMES else ""),
+            hint="`mean` and `std` of each, from the literature or from the common set itself",
+        )
+    if isinstance(method, CommonSettings) and (method.subset or 0) > study.common.rows:
+        raise BadData(
+            f"{source}: `subset` in [algorithm] is {method.subset}, the common set has {study.common.rows} rows"
+        )
+
+
+SHOWN_NAMES = 3
 NEED_HINTS = {
     TWO_EXTRACTORS: 'model `fenda` has: `name = "fenda"` in [model]',
     BODY_AND_HEAD: "model `mlp` has, with hidden layers: `hidden = [5]` in [model]",

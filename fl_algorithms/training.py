@@ -43,6 +43,8 @@ class Phase:
         optimizer: phases with the same key continue one optimizer.
         learning_rate: None: as the study says.
         loss: (context, batch) -> a scalar; None: the method's ``loss``.
+        rows: (inputs, what the loss sees as y) in place of the site's training rows.
+        batch_size: of ``rows``.
     """
 
     name: str = ""
@@ -52,6 +54,8 @@ class Phase:
     optimizer: str = "main"
     learning_rate: float | None = None
     loss: Callable[[Any, Batch], Tensor] | None = None
+    rows: tuple[Inputs, Tensor] | None = None
+    batch_size: int = 32
 
 
 def make_deterministic(threads: int) -> None:

@@ -93,6 +93,19 @@ def _counted(found: dict[str, Any]) -> str:
     return counted + ("" if found["test_rows"] is None else f", and {found['test_rows']} {what} kept apart for scores")
 
 
+@data_app.command("common")
+def data_common(
+    name: Annotated[str, typer.Argument(help="What `data add` called the patients that are trained on with it.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A CSV or .npz file, or a folder of images.")],
+    state: State,
+) -> None:
+    """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
+    _must_exist(state)
+    sources.name_common(state, name, _absolute(path))
+    cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
+    cli.say(f"next: `site-agent data check {name} --study STUDY`")
+
+
 @data_app.command("check")
 def data_check(
     name: Annotated[str, typer.Argument(help="What `data add` called it.")],

@@ -341,3 +341,28 @@ def calibrated(
             ]
         )
     return answers
+
+
+# Methods that use a common set
+
+
+def era(rows: list[Vector], temperature: float) -> list[Vector]:
+    """softmax(qbar / T) of each row. Itahara et al. 2023, section 3.2."""
+    raised = [[exp(value / temperature) for value in row] for row in rows]
+    return [[value / sum(row) for value in row] for row in raised]
+
+
+def coefficient_loss(c: Vector, predictions: list[Vector], i: int, rho: float) -> float:
+    """MSE(p_i, sum_j c_j p_j) + rho MSE(c, 1/N). Zhang et al. 2021."""
+    mixed = [sum(weight * p[k] for weight, p in zip(c, predictions, strict=True)) for k in range(len(predictions[0]))]
+    data = sum((one - other) ** 2 for one, other in zip(mixed, predictions[i], strict=True)) / len(mixed)
+    return data + rho * sum((weight - 1 / len(c)) ** 2 for weight in c) / len(c)
+
+
+def on_simplex(values: Vector) -> Vector:
+    """The nearest point of the simplex: the threshold by bisection."""
+    low, high = min(values) - 1, max(values)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(max(v - middle, 0) for v in values) > 1 else (low, middle)
+    return [max(value - low, 0) for value in values]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import catalog
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
-from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Common, Inputs, SiteData, Split, Task, in_parts
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
 from wardround.errors import BadData
 from wardround.study import StudyFile
@@ -111,6 +111,17 @@ class Context:
     def position(self) -> int:
         """The site's place among the study's sites, which are sorted."""
         return self.study.study.sites.index(self.site)
+
+    @property
+    def common(self) -> Common:
+        """The study's common set.
+
+        Raises:
+            BadData: it was not read.
+        """
+        if self.data.common is None:
+            raise BadData(f"algorithm `{self.study.algorithm.name}` needs the study's common set, which was not read")
+        return self.data.common
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""

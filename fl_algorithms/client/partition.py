@@ -151,7 +151,7 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
     """
     networks = _draw(study, task, algorithm, "")
     shared = {spec.key for spec in leaving(study, algorithm, networks)}
-    _refuse_idle_settings(study, networks, shared)
+    _refuse_idle_settings(study, algorithm, networks, shared)
     if not site or study.training.init_private == "common" or all_tensors(networks).keys() <= shared:
         return networks
     own = all_tensors(_draw(study, task, algorithm, site))
@@ -162,7 +162,7 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
     return networks
 
 
-def _refuse_idle_settings(study: StudyFile, networks: Networks, shared: Collection[str]) -> None:
+def _refuse_idle_settings(study: StudyFile, algorithm: Algorithm, networks: Networks, shared: Collection[str]) -> None:
     _, _, settings = catalog.settings_of(study)
     names = {
         name if slot == MODEL else f"{slot}/{name}": name
@@ -180,7 +180,7 @@ def _refuse_idle_settings(study: StudyFile, networks: Networks, shared: Collecti
                     "called",
                     hint=f"there are: {', '.join(sorted(set(names.values()))[:PARAMETERS_TOLD])}",
                 )
-    if not names.keys() & set(shared) and not catalog.method(study).lab_only:
+    if algorithm.shares and not names.keys() & set(shared) and not catalog.method(study).lab_only:
         raise BadData(
             f"algorithm `{study.algorithm.name}` as it is set shares no parameter of model `{study.model.name}`",
             hint="`head` in [algorithm] takes all of them" if head else "",

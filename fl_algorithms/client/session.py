@@ -281,8 +281,11 @@ class SiteSession:
     def _run(self, phase: Phase, progress: Progress | None) -> None:
         context, study = self._context, self._context.study
         place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
-        train = context.data.train
-        batches = Batches(train.x, train.y, study, context.site, context.round_number, phase.name, place)
+        x, y = context.data.train.x, context.data.train.y
+        if phase.rows is not None:
+            (x, y), place = phase.rows, {}
+            study = _of_own_rows(study, phase.batch_size, len(y))
+        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place)
         parameters = trainable_parameters(context.networks, phase.trainable)
         optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
         steps = _steps(phase, study, batches.per_epoch)
@@ -331,6 +334,15 @@ def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
     if study.training.local_steps is not None:
         return study.training.local_steps
     return (study.training.local_epochs or 0) * per_epoch
+
+
+def _of_own_rows(study: StudyFile, batch_size: int, rows: int) -> StudyFile:
+    """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
+    norm could learn from, is left out.
+    """
+    lone = rows > 1 and rows % batch_size == 1
+    changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
+    return study.model_copy(update={"training": study.training.model_copy(update=changed)})
 
 
 def _refuse_single_rows(study: StudyFile, networks: Networks, rows: int) -> None:

@@ -67,6 +67,23 @@ def init(
     say(f"next: `coordinator study create {study} --initial {out} --state DIR`")
 
 
+@app.command()
+def common(
+    study: StudyArgument,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The set: a CSV or .npz file, or a folder of images.")],
+    setting: SetOption = None,
+    variant: VariantOption = "",
+) -> None:
+    """Read a set without patients as the study's task does, and print the [common] table that pins it."""
+    loaded = study_file.load(study, setting, variant)
+    from fl_algorithms.client.partition import task_of
+    from fl_algorithms.tasks.common import common_digest, read_common
+
+    found = read_common(loaded.model_copy(update={"common": None}), task_of(loaded), path)
+    print(f'[common]\ndigest = "{common_digest(path)}"\nrows = {len(found.x)}')
+    say(f"next: put this into {study}, and give every site a copy of {path.name}")
+
+
 @app.command("run")
 def run_study(
     study: StudyArgument,

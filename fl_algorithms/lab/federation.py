@@ -5,7 +5,7 @@ sites in sorted order. So the final model is the same bits.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,12 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import describe, initial_model
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
-from fl_algorithms.lab.sources import find
+from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.tasks.base import SiteData, Task
+from fl_algorithms.tasks.base import Common, SiteData, Task
+from fl_algorithms.tasks.common import read_common, require_common
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
 
@@ -49,7 +50,7 @@ def run_federation(
     """Run a resolved study with every site in every round, and its closing validation.
 
     Args:
-        data: site -> its data, for each of the study's sites.
+        data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
         start: the initial model; without it as the study's seed draws it.
     """
     rounds, row = study.study.rounds, catalog.method(study)
@@ -59,6 +60,7 @@ def run_federation(
     half = server_half(study, describe(study, study.study.sites[0]).leaves)
     model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
     best, best_model = BestGlobal(), model
+    common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
         results = {}
@@ -72,7 +74,7 @@ def run_federation(
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
-            model = aggregate(study, half, model, round_number, results)
+            model = aggregate(study, half, model, round_number, results, common)
             if progress is not None:
                 progress(round_number, rounds)
 
@@ -84,18 +86,24 @@ def run_federation(
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
-    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be.
+    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
+    it comes the common set in ``folder/common``, where the method needs one.
 
     Args:
         test: False leaves what is for testing unopened.
 
     Raises:
-        BadData: a site has nothing there, or what the task refuses.
+        BadData: a site has nothing there, or what the task refuses; or the common set is not the study's.
     """
-    fraction = study.checkpoints.validation_fraction
+    fraction, common = study.checkpoints.validation_fraction, None
+    sources = find(study, folder, test=test)
+    if catalog.method(study).common:
+        path = find_common(folder)
+        require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
+        common = read_common(study, task, path)
     return {
-        site: task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction)
-        for site, source in find(study, folder, test=test).items()
+        site: replace(task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction), common=common)
+        for site, source in sources.items()
     }
 
 
@@ -115,8 +123,13 @@ def aggregate(
     model: Mapping[str, Tensor],
     round_number: int,
     results: Mapping[str, RoundResult],
+    common: Common | None = None,
 ) -> dict[str, Tensor]:
-    """What the coordinator keeps next, by the code that it runs, with counts as they are told."""
+    """What the coordinator keeps next, by the code that it runs, with counts as they are told.
+
+    Args:
+        common: the common set, where the coordinator distils.
+    """
     updates = [
         Update(
             site,
@@ -125,7 +138,8 @@ def aggregate(
         )
         for site, result in sorted(results.items())
     ]
-    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, _source(model), updates, sink)))
+    before = _source(model)
+    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, before, updates, sink, common)))
 
 
 def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:

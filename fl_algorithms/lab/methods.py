@@ -108,6 +108,8 @@ def _needs(row: MethodRow) -> list[str]:
         needs.append('`init_private = "common"`')
     if row.validation:
         needs.append("validation rows, for the method itself")
+    if row.common:
+        needs.append(f"a common set at {'every site' if row.common == catalog.SITES else 'the coordinator'}: [common]")
     return needs
 
 

@@ -47,6 +47,20 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     return sources
 
 
+def find_common(folder: Path) -> Path:
+    """The common set of the lab's data: ``folder/common/common.csv``, ``common.npz`` or the folder ``images`` there.
+
+    Raises:
+        BadData: there is none of them.
+    """
+    there = [folder / catalog.COMMON / name for name in ("common.csv", "common.npz", "images")]
+    found = next((path for path in there if path.exists()), None)
+    if found is None:
+        names = ", ".join(map(str, there[:-1])) + f" nor {there[-1]}"
+        raise BadData(f"the study needs a common set, and there is neither {names}", hint="put a copy of it there")
+    return found
+
+
 HINTS = {
     True: "one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
     False: "one folder for each site, with train.npz and test.npz, or images and labels.csv or masks; "

@@ -62,12 +62,14 @@ class Round:
         kept: the kept tensors as the round opened.
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
+        common: the common set, for a half that distils: the path of the coordinator's copy, or the set as read.
     """
 
     number: int
     kept: BlockSource
     updates: Sequence[Update]
     sink: Sink
+    common: object = None
 
 
 def everything(kept: BlockSource, site: str, round_number: int) -> None:
@@ -122,7 +124,8 @@ def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
-    half: ServerHalf = catalog.load(implementation)(settings, study.study.sites, leaves)
+    whole = catalog.method(study).common == catalog.COORDINATOR  # it makes networks, of which the study tells
+    half: ServerHalf = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
     return half
 
 

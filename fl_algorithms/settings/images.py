@@ -67,6 +67,11 @@ class PixelSettings(Strict):
         return self
 
     @property
+    def unscaled(self) -> tuple[str, ...]:
+        """What a scale for all sites lacks."""
+        return () if self.mean else ("channels",)
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Of one image as a network is fed it: (channels, *size)."""
         return (self.channels, *self.size)

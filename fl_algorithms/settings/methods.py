@@ -226,3 +226,45 @@ class LcFedSettings(MethodSettings):
     @property
     def exposes(self) -> bool:
         return self.calibration
+
+
+class CommonSettings(MethodSettings):
+    """A method whose sites exchange predictions on the study's common set, and learn from them ("distil")."""
+
+    subset: int | None = Field(default=None, ge=2)  # rows drawn for each round; None: all of them
+    distil: Amount = Amount(epochs=1)  # passes are over the round's rows
+    distil_batch_size: int = Field(default=128, ge=2, le=65536)
+    distil_learning_rate: Rate | None = None  # None: that of [training]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the classes of the common set's rows are needed too."""
+        return False
+
+
+class FedMdSettings(CommonSettings):
+    transfer: Amount | None = None  # train on the common set's own classes before anything else
+
+    @property
+    def labelled(self) -> bool:
+        return self.transfer is not None
+
+
+class DsFlSettings(CommonSettings):
+    aggregation: Literal["era", "mean"] = "era"  # entropy reduction, or the mean as it is
+    temperature: float = Field(default=0.1, gt=0)  # of era
+
+
+class KtPflSettings(CommonSettings):
+    distil_batch_size: int = Field(default=256, ge=2, le=65536)
+    temperature: float = Field(default=10.0, gt=0)  # of the predictions
+    rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
+    compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
+
+
+class FedDfSettings(MethodSettings):
+    """The coordinator's steps on the common set, after each round."""
+
+    distil_steps: int = Field(default=500, ge=0, le=1_000_000)
+    distil_batch_size: int = Field(default=128, ge=2, le=65536)
+    distil_learning_rate: Rate = 1e-3

@@ -155,6 +155,16 @@ class TabularSettings(Strict):
         return (*encoded, *(f"missing({name})" for name in self.missing.indicators))
 
     @property
+    def unscaled(self) -> tuple[str, ...]:
+        """The numeric features whose scale the study leaves to each site's statistics."""
+        return tuple(f.name for f in self.features if f.kind == "numeric" and f.mean is None)
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the study gives the scale of each of its numbers, so that no site's statistics enter the inputs."""
+        return not self.unscaled
+
+    @property
     def inputs(self) -> int:
         """How many numbers a network is fed for each row."""
         return len(self.columns)

@@ -60,6 +60,17 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Common:
+    """A study's common set as each party reads it: no patients, the same rows in the same order everywhere.
+
+    ``y`` is int64 (n,), class indices, where the method asks for them.
+    """
+
+    x: Inputs
+    y: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class SiteData:
     """One site's data, read, checked and split. It stays in the process that read it.
 
@@ -76,6 +87,7 @@ class SiteData:
     digest: str
     warnings: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    common: Common | None = None  # from a file of its own, which the study pins and ``digest`` does not
 
 
 class Task(Protocol):
@@ -152,4 +164,16 @@ class Pooling(Protocol):
 
         Raises:
             BadData: as ``Task.load``.
+        """
+
+
+@runtime_checkable
+class ReadsCommon(Protocol):
+    """What a task may also offer: to read a study's common set."""
+
+    def read_common(self, path: Path, *, labelled: bool) -> Common:
+        """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labelled``.
+
+        Raises:
+            BadData: as ``Task.load``; or a value is missing.
         """

@@ -141,7 +141,8 @@ def classes_of(table: Table, label: str, classes: Sequence[str]) -> NDArray[np.i
 def fit(values: Values, settings: TabularSettings) -> Preprocessing:
     """The statistics of a site's own table, from all of its rows, in float64 and correctly rounded sums.
 
-    A feature whose scale the study gives has that one.
+    A feature whose scale the study gives has that one. If all numeric ones have, categories and indicators are 0 and 1
+    as they stand, so that a row is the same input at every site.
     """
     medians: dict[str, float] = {}
     commonest: dict[str, str] = {}
@@ -158,6 +159,9 @@ def fit(values: Values, settings: TabularSettings) -> Preprocessing:
     columns = _matrix(values, settings, medians, commonest).T.tolist()
     mean = [math.fsum(column) / len(column) for column in columns]
     std = [_deviation(column, center) for column, center in zip(columns, mean, strict=True)]
+    if settings.one_scale:
+        given = scale_of(settings)
+        mean, std = list(given.mean), list(given.std)
     for feature in settings.features:
         if feature.mean is not None and feature.std is not None:
             place = settings.columns.index(feature.name)
@@ -169,6 +173,14 @@ def fit(values: Values, settings: TabularSettings) -> Preprocessing:
         medians=medians,
         commonest=commonest,
     )
+
+
+def scale_of(settings: TabularSettings) -> Preprocessing:
+    """The scale of a study of ``one_scale``, for rows without missing values."""
+    given = {feature.name: (feature.mean or 0.0, feature.std or 1.0) for feature in settings.features}
+    pairs = [given.get(column, (0.0, 1.0)) for column in settings.columns]
+    mean, std = (tuple(pair[i] for pair in pairs) for i in (0, 1))
+    return Preprocessing(columns=settings.columns, mean=mean, std=std, medians={}, commonest={})
 
 
 def encode(values: Values, settings: TabularSettings, fitted: Preprocessing) -> NDArray[np.float32]:

@@ -11,9 +11,17 @@ from torch import Tensor
 from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.augment import augmented
-from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.base import Common, SiteData, Source, Split
 from fl_algorithms.tasks.imagefiles import Array
-from fl_algorithms.tasks.imagesets import Found, ImageSet, Pixels, digest_of, read_plain, read_set
+from fl_algorithms.tasks.imagesets import (
+    Found,
+    ImageSet,
+    Pixels,
+    classes_among,
+    digest_of,
+    read_plain,
+    read_set,
+)
 from wardround.errors import BadData
 
 STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
@@ -181,6 +189,30 @@ def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -
     plain = settings.model_copy(update={"augment": Augmentation()})
     images = read_plain(path, settings)
     return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std, images.sides), list(images.names)
+
+
+def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> Common:
+    """A study's common set, on the study's scale and never augmented; with the class of each where ``classes`` are.
+
+    Raises:
+        BadData: as ``imagesets``; or classes are wanted of a folder.
+    """
+    if not classes:
+        images: ImageSet | None = read_plain(path, settings)
+    elif path.is_dir():
+        raise BadData(
+            f"{path}: a folder has no classes",
+            hint="a common set with classes is one .npz file, as a site's arrays",
+        )
+    else:
+        plain = Source({"arrays": path}, patient="")
+        own = settings.model_copy(update={"patient": ""})
+        images = read_set(plain, own, lambda found: classes_among(found, classes), test=False, masks=False)
+    assert images is not None
+    mean, std = statistics(images.pixels, settings)
+    still = settings.model_copy(update={"augment": Augmentation()})
+    rows = ImageRows(images.pixels, torch.arange(len(images)), still, mean, std)
+    return Common(rows, None if images.y is None else torch.from_numpy(images.y))
 
 
 def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:

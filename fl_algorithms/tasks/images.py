@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.tasks.base import SiteData, Source
-from fl_algorithms.tasks.imagerows import ImageRows, about_classes, load_images, new_images
+from fl_algorithms.tasks.base import Common, SiteData, Source
+from fl_algorithms.tasks.imagerows import ImageRows, about_classes, common_images, load_images, new_images
 from fl_algorithms.tasks.imagesets import classes_among
 from fl_algorithms.tasks.metrics import scores
 
@@ -64,6 +64,10 @@ class ImageTask:
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[ImageRows, list[str]]:
         """Images of a folder or a .npz file, and their names."""
         return new_images(rows, fitted, self.settings)
+
+    def read_common(self, path: Path, *, labelled: bool) -> Common:
+        """See ``fl_algorithms.tasks.base.ReadsCommon``: an .npz file or, without classes, a folder."""
+        return common_images(path, self.settings, self.classes if labelled else ())
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Of each sample, (n,): w_y (1 - p_y)^gamma (-log p_y), gamma 0 but for "focal".

@@ -9,6 +9,7 @@
     [training]     the local steps
     [checkpoints]  how the best models are chosen
     [told]         which numbers leave beside the tensors, and how exactly
+    [common]       a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
 
 ``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
@@ -147,6 +148,13 @@ class ToldSection(Strict):
         return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
 
 
+class CommonSection(Strict):
+    """A set without patients. Each party reads its own copy; ``fl_algorithms.tasks.common`` says what the digest is."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    rows: int = Field(ge=1, le=10_000_000)
+
+
 class StudyFile(Strict):
     """A study with its variant applied. ``source`` says where it came from and is no part of it."""
 
@@ -157,6 +165,7 @@ class StudyFile(Strict):
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
     told: ToldSection = ToldSection()
+    common: CommonSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
 
@@ -180,6 +189,8 @@ class StudyFile(Strict):
         for table in ("networks", "assigned"):
             if not document[table]:
                 del document[table]
+        if self.common is None:
+            del document["common"]  # so that a study without one is what it was before there were any
         return document
 
     def digest(self, initial_model: str) -> str:

@@ -26,13 +26,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from fl_algorithms.tasks.common import require_common
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import data_digest
 from site_agent.trainer import kinds
 from wardround import durable
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
-from wardround.study import NETWORK_LABEL
+from wardround.study import NETWORK_LABEL, StudyFile
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
 FILE_MODE = 0o640  # the trainer's user reads it through the group
@@ -62,6 +63,7 @@ class DataSource(Strict):
     label: str = ""
     image: str = ""
     patient: str = ""
+    common: str | None = None  # this site's copy of the common set of the studies trained with this data
     digest: str = Field(pattern=r"[0-9a-f]{64}")
     network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
 
@@ -135,6 +137,8 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
     if not NAME.fullmatch(name):
         raise UsageProblem(f"{name[:80]!r} is not a name of 1 to 64 of A-Z, a-z, 0-9, _ and -")
     known = sources(state)
+    if name in known and added.common is None:
+        added = added.model_copy(update={"common": known[name].common})
     if name in known and known[name] != added and not replace:
         raise UsageProblem(
             f"data `{name}` is already {next(iter(known[name].paths.values()))}",
@@ -142,6 +146,16 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
         )
     tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
     durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
+
+
+def name_common(state: Path, name: str, path: Path) -> None:
+    """Write into data.toml that ``path`` is the common set of the studies trained with data ``name``.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+    """
+    named = source(state, name).model_copy(update={"common": str(path)})
+    add(state, name, named, replace=True)
 
 
 def digest_now(named: DataSource) -> str:
@@ -188,6 +202,26 @@ def must_be_approved_network(study: str, name: str, approved: str, found: str) -
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
         )
+
+
+def common_of(study: StudyFile, name: str, named: DataSource) -> Path:
+    """This site's copy of the study's common set, which must be the study's as it lies there now.
+
+    Raises:
+        BadData: none is named, it cannot be read, or its digest is not the study's.
+    """
+    how = f"get the set from whoever leads the study, then `site-agent data common {name} PATH`"
+    if named.common is None:
+        raise BadData(
+            f"study `{study.study.name}` needs its common set, and data `{name}` names none",
+            hint=how,
+            code=DATA_INVALID,
+        )
+    try:
+        require_common(study, Path(named.common), how)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint or how, code=DATA_CHANGED) from None
+    return Path(named.common)
 
 
 def _sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.tasks.base import SiteData, Task
+from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
 from site_agent.handoff import staged
 from site_agent.trainer import data as tables
@@ -107,11 +108,11 @@ class Rounds:
         """Read a hospital's data as a study would.
 
         Raises:
-            BadData: it is not what the study needs; code DECLINED_DATA_INVALID.
+            BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the common set is not the study's.
         """
         source = tables.source(self._state, name)
         study = self._installed(document, site, source.network)
-        data = self._load(study, source)
+        data = self._load(study, name, source)
         warnings = list(data.warnings)
         if data.digest != source.digest:
             warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
@@ -264,19 +265,23 @@ class Rounds:
         source = tables.source(self._state, asked.data_name)
         name = asked.study.file.study.name
         tables.must_be_approved(name, asked.data_name, approved, tables.digest_now(source))
+        if _needs_common(asked.study.file):
+            tables.common_of(asked.study.file, asked.data_name, source)
         key = (asked.study.digest, asked.study.site, canonical.digest(source.model_dump()), approved)
         if self._data is None or self._data[0] != key:
-            data = self._load(asked.study, source)
+            data = self._load(asked.study, asked.data_name, source)
             tables.must_be_approved(name, asked.data_name, approved, data.digest)
             self._data = (key, data)
         return self._data[1]
 
-    def _load(self, study: _Installed, source: tables.DataSource) -> SiteData:
+    def _load(self, study: _Installed, name: str, source: tables.DataSource) -> SiteData:
+        common = tables.common_of(study.file, name, source) if _needs_common(study.file) else None
         try:
-            return study.task.load(
+            data = study.task.load(
                 source.files, site=study.site, seed=study.file.study.seed,
                 validation_fraction=study.file.checkpoints.validation_fraction,
             )  # fmt: skip
+            return data if common is None else replace(data, common=read_common(study.file, study.task, common))
         except BadData as error:
             raise BadData(error.message, hint=error.hint, code=tables.DATA_INVALID) from None
 
@@ -380,6 +385,10 @@ def _counts(y: torch.Tensor, classes: int) -> list[int]:
     if y.ndim == 1:
         return [int(count) for count in torch.bincount(y, minlength=classes)]
     return [int((y == place).flatten(1).any(1).sum()) for place in range(classes)]
+
+
+def _needs_common(study: StudyFile) -> bool:
+    return catalog.method(study).common == catalog.SITES
 
 
 def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """Small studies of images, and made-up images for them."""
 
 import csv
+import hashlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from fl_algorithms.tasks.segmentation import SegmentationTask
 from wardround.study import StudyFile
 
 SIDE = 8
+COMMON_ROWS = 9
 CLASSES = ["round", "oval"]
 IMAGES: dict[str, Any] = {"name": "images", "size": [SIDE, SIDE], "channels": 1, "classes": CLASSES, "label": "shape"}
 MASKS: dict[str, Any] = {"name": "segmentation", "size": [SIDE, SIDE], "channels": 1}
@@ -30,15 +33,29 @@ def image_study(
 ) -> StudyFile:
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
+    common, distilling = {}, {}
+    if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+        distilling = {"distil_steps": 1, "distil_batch_size": 4}
+    if catalog.METHODS[algorithm].common:
+        task = {**task, "mean": [0.25], "std": [0.25]}
+        common = {"common": {"digest": hashlib.sha256(common_bytes()).hexdigest(), "rows": COMMON_ROWS}}
     steps = {"optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1, "batch_size": 4, "local_steps": 3}
     tables = {
         "study": {"name": "toy", "sites": ["ash", "birch"], "rounds": 2, "seed": 5},
         "task": task,
         "model": model or (UNET if task["name"] == "segmentation" else RESNET),
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **distilling},
         "training": {**steps, **training},
+        **common,
     }
     return catalog.resolve(StudyFile.model_validate(tables), lab=True)
+
+
+def common_bytes() -> bytes:
+    """A common set of images, an .npz file; the same bytes every time."""
+    file = io.BytesIO()
+    np.savez(file, images=pictures(COMMON_ROWS, seed=77)[0])
+    return file.getvalue()
 
 
 def settings_of(table: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
 from fl_algorithms.tasks.base import SiteData, Split
-from tests.fl_algorithms.toys import U, data_of, fit, session_of
+from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_common
 from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
@@ -59,7 +59,7 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
             step = session.validate if closing else session.train
             results[-1][site] = step(number, downlink(half, kept, site, number))
         if not closing:
-            kept = aggregate(study, half, kept, number, results[-1])
+            kept = aggregate(study, half, kept, number, results[-1], toy_common())
     digest = manifest(kept, half.kept_specs).digest() if kept else None
     return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
 

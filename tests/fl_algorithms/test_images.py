@@ -28,6 +28,7 @@ from tests import reference
 from tests.fl_algorithms.image_toys import (
     CLASSES,
     IMAGES,
+    common_bytes,
     image_study,
     image_task,
     labelled,
@@ -505,6 +506,8 @@ def site_folders(folder: Path) -> Path:
     for seed, site in enumerate(("ash", "birch")):
         packed(folder / site / "train.npz", n=18, seed=seed)
         packed(folder / site / "test.npz", n=6, seed=seed + 10)
+    (folder / "common").mkdir()
+    (folder / "common" / "common.npz").write_bytes(common_bytes())
     return folder
 
 

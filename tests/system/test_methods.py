@@ -1,6 +1,8 @@
 """Every method of the catalogue in one running federation, a short study each, against the lab: the same bits."""
 
 import csv
+import hashlib
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -26,6 +28,8 @@ pytestmark = [pytest.mark.system, pytest.mark.xdist_group("methods")]
 SITES = ("ash", "birch", "cedar")
 FEATURES = ("age", "dose", "pressure")
 LABEL = "ill"
+SCALE = ((55.0, 0.0, 120.0), (20.0, 1.0, 15.0))  # mean and std of each feature, where the study gives them
+COMMON_ROWS = 12
 WAIT_S = 60
 FEDERATION = "methods"
 
@@ -37,13 +41,16 @@ FENDA = {"name": "fenda", "shared_hidden": [3], "private_hidden": [2]}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "apfl": {},
     "ditto": {},
+    "dsfl": {"algorithm": {"subset": 7}},
     "fedadagrad": {},
     "fedadam": {},
     "fedavg": {},
     "fedavgm": {},
     "fedbabu": {"training": {"init_private": "common"}, "algorithm": {"fine_tuning": {"steps": 2}}},
     "fedbn": {"model": NORMED},
+    "feddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "fedfomo": {},
+    "fedmd": {"algorithm": {"transfer": {"steps": 2}}},
     "fedper": {},
     "fedprox": {},
     "fedrep": {"algorithm": {"train_head": {"steps": 2}}},
@@ -51,8 +58,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedsoup": {"algorithm": {"soup": {"start_after": 0}}},  # so that both rounds are soup rounds
     "fedyogi": {},
     "fenda": {"model": FENDA},
+    "ktpfl": {},
     "lgfedavg": {},
     "moon": {},
+    "pfeddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
@@ -63,27 +72,29 @@ def study_of(method: str) -> StudyFile:
     if method not in SETTINGS:
         pytest.fail(f"method `{method}` is in the catalogue and not in SETTINGS of {Path(__file__).name}: add it")
     told = SETTINGS[method]
-    tables = {
+    features: list[Any] = list(FEATURES)
+    if catalog.METHODS[method].common:
+        features = [{"name": name, "mean": mean, "std": std} for name, mean, std in zip(FEATURES, *SCALE, strict=True)]
+    tables: dict[str, Any] = {
         "study": {"name": f"short-{method.replace('_', '-')}", "sites": list(SITES), "rounds": 2, "threads": 1},
-        "task": {"name": "tabular", "label": LABEL, "classes": ["no", "yes"], "features": list(FEATURES)},
+        "task": {"name": "tabular", "label": LABEL, "classes": ["no", "yes"], "features": features},
         "model": told.get("model", MLP),
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
         "told": {"metrics": ["val_loss", "accuracy"]},
+        "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
     }
     return catalog.resolve(StudyFile.model_validate(tables))
 
 
-def write_table(path: Path, rows: int, seed: int) -> None:
-    draw = random.Random(seed)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*FEATURES, LABEL])
-        for _ in range(rows):
-            patient = [draw.uniform(20, 90), draw.gauss(0, 1), draw.gauss(120, 15)]
-            writer.writerow(
-                [*(f"{value:.3f}" for value in patient), "yes" if patient[0] / 50 + patient[1] > 1 else "no"]
-            )
+def table(rows: int, seed: int) -> str:
+    draw, text = random.Random(seed), io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([*FEATURES, LABEL])
+    for _ in range(rows):
+        patient = [draw.uniform(20, 90), draw.gauss(0, 1), draw.gauss(120, 15)]
+        writer.writerow([*(f"{value:.3f}" for value in patient), "yes" if patient[0] / 50 + patient[1] > 1 else "no"])
+    return text.getvalue()
 
 
 def policy_for(studies: list[StudyFile]) -> str:
@@ -116,7 +127,9 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        self._ask("create", document=study.document(), initial=str(initial))
+        distils = catalog.method(study).common == catalog.COORDINATOR
+        common = str(self.data / "common" / "common.csv") if distils else None
+        self._ask("create", document=study.document(), initial=str(initial), common=common)
 
         def approve(site: str) -> None:
             service = self.site(site).control
@@ -138,15 +151,18 @@ class Federation:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("methods")
     data = folder / "data"
+    (data / "common").mkdir(parents=True)
+    (data / "common" / "common.csv").write_bytes(table(COMMON_ROWS, seed=9).encode())
     for seed, site in enumerate(SITES):
-        (data / site).mkdir(parents=True)
-        write_table(data / site / "train.csv", 30 + 10 * seed, seed)
+        (data / site).mkdir()
+        (data / site / "train.csv").write_bytes(table(30 + 10 * seed, seed).encode())
     policy = policy_for([study_of(method) for method in METHODS if method in SETTINGS])
     with World(folder / "world", FEDERATION) as world:
         world.start(data, LABEL, SITES)
         federation = Federation(world, data)
         for site in SITES:
             federation.site(site).policy.write_text(policy)
+            world.ask_site(site, "data", "common", "patients", data / "common" / "common.csv")
         yield federation
 
 

@@ -1,0 +1,147 @@
+"""Ensemble distillation: students learn what teachers say together about the rows of a common set.
+
+``fl_algorithms.server.feddf`` asks for it. Where its process has no torch, this is a process of its own, whose input is
+a line of JSON and then the networks' payloads, and whose output is a line of JSON and then the students' payloads.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  its name everywhere
+from torch import Tensor, nn
+
+from fl_algorithms import catalog
+from fl_algorithms.client.algorithm import algorithm_of, compute_logits
+from fl_algorithms.client.common import class_logits
+from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
+from fl_algorithms.settings.methods import FedDfSettings
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import Common
+from fl_algorithms.tasks.common import read_common, require_common
+from fl_algorithms.training import (
+    Batch,
+    Batches,
+    make_deterministic,
+    only_trainable,
+    run_steps,
+    seeded,
+    trainable_parameters,
+)
+from wardround.errors import BadData, WardroundError
+from wardround.study import StudyFile
+from wardround.tensors import TensorSpec
+
+Network = Mapping[str, Tensor]  # the leaving tensors by key
+MAX_HEAD = 1 << 24
+CLIP = 5.0  # norm of a step's gradient
+PURPOSE = "distil"
+
+
+def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -> None:
+    """Read networks from ``request``, distil, and write the students to ``reply``.
+
+    Args:
+        common: the set as read; None: it lies where the request says.
+
+    Raises:
+        BadData: the set is not the study's, or the request is cut short.
+    """
+    head = json.loads(request.readline(MAX_HEAD))
+    study = catalog.resolve(StudyFile.from_document(head["study"]))
+    make_deterministic(study.study.threads)
+    if common is None:
+        path = Path(head["common"])
+        require_common(study, path, "create the study again with the right file")
+        common = read_common(study, task_of(study), path)
+    specs = leaving(study, algorithm_of(study), _networks(study))
+    students, teachers = ([_read(request, specs) for _ in range(head[kind])] for kind in ("students", "teachers"))
+    targets = ensemble_targets(study, common, teachers)
+    done = [distilled(study, common, student, targets, head["round"]) for student in students]
+    reply.write(b'{"ok": true}\n')
+    for student in done:
+        for spec in specs:
+            reply.write(student[spec.key].contiguous().numpy().astype("<f4", copy=False).tobytes())
+
+
+def ensemble_targets(study: StudyFile, common: Common, teachers: Sequence[Network]) -> Tensor:
+    """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper."""
+    networks, total = _networks(study), torch.zeros(())
+    for teacher in teachers:
+        _load(networks, teacher)
+        total = total + class_logits(compute_logits(algorithm_of(study), networks, common.x)).double()
+    return torch.softmax(total / len(teachers), dim=1).float()
+
+
+def distilled(
+    study: StudyFile, common: Common, student: Network, targets: Tensor, round_number: int
+) -> dict[str, Tensor]:
+    """The student after its steps: Adam with a cosine that ends at 0, the gradient cut to a norm of 5.
+
+    Every student of a round sees the same batches. A last batch that is not full is left out.
+    """
+    _, _, settings = catalog.settings_of(study)
+    assert isinstance(settings, FedDfSettings)
+    networks, infer = _networks(study), algorithm_of(study).infer
+    _load(networks, student)
+    if settings.distil_steps:
+        changed = {"batch_size": settings.distil_batch_size, "iterator": "round", "drop_last": True}
+        own = study.model_copy(update={"training": study.training.model_copy(update=changed)})
+        batches = Batches(common.x, torch.arange(len(targets)), own, "", round_number, PURPOSE, {})
+        parameters = trainable_parameters(networks, ["*"])
+        optimizer = torch.optim.Adam(parameters.values(), lr=settings.distil_learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.distil_steps)
+
+        def loss(batch: Batch) -> Tensor:
+            logits = class_logits(infer(networks, batch.x))
+            return F.kl_div(F.log_softmax(logits, dim=1), targets[batch.y], reduction="batchmean")
+
+        noise = stream_seed(study.study.seed, "", round_number, f"noise.{PURPOSE}")
+        with seeded(noise), only_trainable(networks, parameters):
+            run_steps(
+                batches,
+                settings.distil_steps,
+                optimizer,
+                loss,
+                lambda _: nn.utils.clip_grad_norm_(parameters.values(), CLIP),
+                lambda _: schedule.step(),
+            )
+    return {key: tensor.detach() for key, tensor in all_tensors(networks).items() if key in student}
+
+
+def _networks(study: StudyFile) -> dict[str, nn.Module]:
+    return build(study, task_of(study), algorithm_of(study), site="")
+
+
+def _load(networks: Mapping[str, nn.Module], values: Network) -> None:
+    live = all_tensors(networks)
+    with torch.no_grad():
+        for key, value in values.items():
+            live[key].copy_(value)
+
+
+def _read(request: IO[bytes], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    found = {}
+    for spec in specs:
+        data = request.read(spec.bytes)
+        if len(data) < spec.bytes:
+            raise BadData("what is to be distilled was cut short")
+        found[spec.key] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32)).reshape(spec.shape)
+    return found
+
+
+def main() -> None:
+    """Answer one request on the standard streams; what goes wrong is the answer's first line."""
+    try:
+        answer(sys.stdin.buffer, sys.stdout.buffer)
+    except WardroundError as error:
+        sys.stdout.buffer.write(json.dumps({"error": error.message, "hint": error.hint}).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""DS-FL's server half: the mean of the sites' class probabilities, sharpened by entropy reduction aggregation (ERA).
+
+    q = softmax(qbar / T)        of each row, with qbar the mean over the sites
+
+The softmax is over probabilities, so a row that is nearly even may come out flatter. "mean" sends qbar as it is.
+
+Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 22(1), 2023, section 3.2. https://arxiv.org/abs/2008.06180
+"""
+
+import numpy as np
+
+from fl_algorithms.server.fedmd import agreed
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.settings.methods import DsFlSettings
+
+
+def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+    """What is kept is what the last round made of the probabilities, (rows, classes)."""
+    consensus = agreed(leaves)
+
+    def aggregate(round_: Round) -> None:
+        for spec, sharpened in zip(leaves, consensus, strict=True):
+            classes = spec.shape[1]
+
+            def new(start: int, count: int, key: str = spec.key, classes: int = classes) -> F64:
+                first, last = start // classes, -(-(start + count) // classes)  # whole rows around the block
+                mean = mean_delta(round_.updates, key, first * classes, (last - first) * classes, uniform=True)
+                rows = mean.reshape(-1, classes)
+                if settings.aggregation == "era":
+                    rows = entropy_reduced(rows, settings.temperature)
+                return rows.reshape(-1)[start - first * classes :][:count]
+
+            write_tensor(sharpened, new, round_.sink)
+
+    return ServerHalf(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+
+
+def entropy_reduced(rows: F64, temperature: float) -> F64:
+    """softmax(row / temperature) of each row."""
+    with np.errstate(under="ignore"):
+        raised = np.exp((rows - rows.max(axis=1, keepdims=True)) / temperature)
+    found: F64 = raised / raised.sum(axis=1, keepdims=True)
+    return found

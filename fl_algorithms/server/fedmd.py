@@ -1,0 +1,34 @@
+"""FedMD's server half: the mean of the sites' predictions, each site counting alike. It never sees the common set.
+
+Which rows a round is about is drawn by the sites themselves, all from one stream; here row k of one is row k of all.
+
+Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019, Algorithm 1.
+https://arxiv.org/abs/1910.03581
+"""
+
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.settings.methods import FedMdSettings
+from wardround.tensors import TensorSpec
+
+PREDICTIONS = "predictions"  # bundle: what a site sends, of the next round's rows
+CONSENSUS = "consensus"  # bundle: what all sites download, of this round's rows; zeros before the first
+
+
+def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+    """What is kept is the last round's mean."""
+    consensus = agreed(leaves)
+
+    def aggregate(round_: Round) -> None:
+        for spec, mean in zip(leaves, consensus, strict=True):
+
+            def new(start: int, count: int, key: str = spec.key) -> F64:
+                return mean_delta(round_.updates, key, start, count, uniform=True)
+
+            write_tensor(mean, new, round_.sink)
+
+    return ServerHalf(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+
+
+def agreed(leaves: Specs) -> Specs:
+    """What comes of these predictions: another name, so that predictions are sent as they are and not as deltas."""
+    return tuple(TensorSpec(spec.name, spec.dtype, spec.shape, CONSENSUS) for spec in leaves)

@@ -1,0 +1,90 @@
+"""What a method that distils at the coordinator needs before its study is made known."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from coordinator import distil
+from coordinator.blobs import Blobs
+from fl_algorithms import catalog
+from tests.fl_algorithms.toys import toy_study
+from wardround.errors import BadData
+from wardround.study import StudyFile
+
+CONTENT = b"u,v,w\n1,2,3\n"
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "state")
+
+
+@pytest.fixture
+def common(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.CSV"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def study_of(algorithm: str = "feddf") -> StudyFile:
+    study = toy_study(algorithm)
+    if study.common is None:
+        return study
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    return study.model_copy(update={"common": study.common.model_copy(update={"digest": digest})})
+
+
+@pytest.mark.parametrize("algorithm", ["feddf", "pfeddf"])
+def test_the_set_is_copied_once_under_its_digest(algorithm: str, blobs: Blobs, common: Path) -> None:
+    study = study_of(algorithm)
+    assert distil.copy_of(study, blobs) is None
+    distil.prepare(study, blobs, common)
+    kept = distil.copy_of(study, blobs)
+    assert kept is not None
+    assert (kept.name, kept.read_bytes()) == (f"{hashlib.sha256(CONTENT).hexdigest()}.csv", CONTENT)
+    common.unlink()
+    distil.prepare(study, blobs, None)
+    assert distil.copy_of(study, blobs) == kept
+
+
+def test_another_set_none_and_a_folder_are_refused_with_the_command(blobs: Blobs, common: Path, tmp_path: Path) -> None:
+    study = study_of()
+    common.write_bytes(CONTENT + b"4,5,6\n")
+    found, wanted = (hashlib.sha256(data).hexdigest() for data in (common.read_bytes(), CONTENT))
+    for path, said in (
+        (common, f"is not the common set of study `toy`: its digest is {found[:12]}…, the study's is {wanted[:12]}…"),
+        (None, "algorithm `feddf` distils at the coordinator, which has no copy of the common set"),
+        (tmp_path, "the coordinator keeps a common set that is one .csv or .npz file"),
+        (tmp_path / "absent.csv", "absent.csv: No such file or directory"),
+    ):
+        with pytest.raises(BadData) as refused:
+            distil.prepare(study, blobs, path)
+        assert said in refused.value.message
+        assert "`coordinator study create STUDY.toml --common PATH`" in refused.value.hint
+    assert distil.copy_of(study, blobs) is None
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedmd"])
+def test_a_method_that_does_not_distil_here_takes_no_set(algorithm: str, blobs: Blobs, common: Path) -> None:
+    distil.prepare(study_of(algorithm), blobs, None)
+    with pytest.raises(BadData, match=f"algorithm `{algorithm}` does not distil at the coordinator"):
+        distil.prepare(study_of(algorithm), blobs, common)
+    assert not blobs.common.exists()
+
+
+def test_torch_is_asked_for_before_any_site_hears_of_the_study(
+    blobs: Blobs, common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
+    with pytest.raises(BadData, match="distils at the coordinator, which needs torch, and it is not installed here"):
+        distil.prepare(study_of(), blobs, common)
+    distil.prepare(study_of("fedavg"), blobs, None)
+
+
+def test_only_feddf_and_pfeddf_distil_here() -> None:
+    distilling = {name for name in catalog.METHODS if distil.distils(toy_study(name, **PLAIN.get(name, {})))}
+    assert distilling == {"feddf", "pfeddf"}
+
+
+PLAIN = {"scaffold": {"optimizer": "sgd", "weight_decay": 0.0}, "fedbabu": {"init_private": "common"}}

@@ -1,0 +1,547 @@
+"""FedMD, DS-FL and KT-pFL: what the coordinator makes of predictions, and what a site learns. FedDF and pFedDF."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fl_algorithms import ensemble
+from fl_algorithms.client.algorithm import compute_logits
+from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.session import Restored, SiteSession
+from fl_algorithms.ensemble import distilled, ensemble_targets
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.server import halves
+from fl_algorithms.server.dsfl import entropy_reduced
+from fl_algorithms.server.feddf import require_torch
+from fl_algorithms.server.halves import Round, ServerHalf, Update, server_half
+from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
+from fl_algorithms.server.mean import InMemory
+from fl_algorithms.tasks.common import common_digest, read_common
+from fl_algorithms.training import seeded
+from tests import reference
+from tests.fl_algorithms.toys import session_of, toy_common, toy_data, toy_study
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import TensorSpec
+
+METHODS = ["fedmd", "dsfl", "ktpfl"]
+SITES = ["ash", "birch", "cedar"]
+NAME = {"fedmd": "logits", "dsfl": "probabilities", "ktpfl": "probabilities"}
+BUNDLE = {"fedmd": "consensus", "dsfl": "consensus", "ktpfl": "mixture"}
+F32 = NDArray[np.float32]
+
+
+def study_of(method: str, *, sites: int = 3, **settings: Any) -> StudyFile:
+    changes = {key: settings.pop(key) for key in ("rounds", "model", "optimizer") if key in settings}
+    return toy_study(method, sites=SITES[:sites], algorithm_settings=settings, **changes)
+
+
+def half_of(study: StudyFile) -> ServerHalf:
+    return server_half(study, describe(study, study.study.sites[0]).leaves)
+
+
+def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
+    """Probabilities."""
+    raised = np.exp(np.random.default_rng(seed).normal(size=shape))
+    return (raised / raised.sum(axis=1, keepdims=True)).astype("<f4")
+
+
+def after(half: ServerHalf, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
+    """What is kept after a round in which these sites sent these predictions."""
+    payload = bytearray()
+    updates = [Update(site, 5, InMemory({half.leaves[0].key: array})) for site, array in sorted(sent.items())]
+    half.aggregate(Round(1, InMemory(kept), updates, payload.extend))
+    return read(half, payload)
+
+
+def begun(half: ServerHalf) -> dict[str, F32]:
+    payload = bytearray()
+    half.start(InMemory({}), payload.extend)
+    return read(half, payload)
+
+
+def read(half: ServerHalf, payload: bytearray) -> dict[str, F32]:
+    found, offset = {}, 0
+    for spec in half.kept_specs:
+        found[spec.key] = np.frombuffer(payload, "<f4", math.prod(spec.shape), offset).reshape(spec.shape)
+        offset += spec.bytes
+    assert offset == len(payload)
+    return found
+
+
+def coefficients(kept: dict[str, F32]) -> F32:
+    return np.stack([kept[f"coefficients/{i}"] for i in range(sum(key.startswith("coeff") for key in kept))])
+
+
+def networks_of(session: SiteSession) -> dict[str, torch.Tensor]:
+    return session._context.networks["model"].state_dict()
+
+
+# What the coordinator makes of predictions
+
+
+def test_fedmds_mean_counts_each_site_alike_and_is_the_slow_one() -> None:
+    half = half_of(study_of("fedmd"))
+    sent = {site: np.random.default_rng(k).normal(size=(10, 1)).astype("<f4") for k, site in enumerate(SITES)}
+    found = after(half, begun(half), sent)["consensus/logits"]
+    slow = [sum(float(sent[site][row, 0]) for site in SITES) / 3 for row in range(10)]
+    np.testing.assert_allclose(found[:, 0], slow, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
+    settings = {"aggregation": "mean"} if method == "dsfl" else {}
+    study = study_of(method, **settings)
+    half = half_of(study)
+    one = rows(1, half.leaves[0].shape)
+    kept = after(half, begun(half), dict.fromkeys(SITES, one))
+    for site in SITES:
+        (source,) = half.sources(InMemory(kept), site, 2)
+        np.testing.assert_allclose(kept[source], one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("block", [1, 3, 7])
+def test_the_size_of_blocks_changes_no_more_than_a_rounding(
+    method: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = half_of(study_of(method))
+    sent = {site: rows(k, half.leaves[0].shape) for k, site in enumerate(SITES)}
+    whole = after(half, begun(half), sent)
+    monkeypatch.setattr(halves, "BLOCK", block)
+    monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
+    pieces = after(half, begun(half), sent)
+    assert all(np.allclose(whole[key], pieces[key], rtol=1e-6, atol=1e-7) for key in whole)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=5), st.floats(0.05, 20))
+def test_era_is_the_slow_one_and_keeps_the_likeliest(qbar: list[list[float]], temperature: float) -> None:
+    q = entropy_reduced(np.array(qbar), temperature)
+    np.testing.assert_allclose(q, reference.era(qbar, temperature), rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(q.sum(axis=1), 1)
+    assert all(row[int(np.argmax(mean))] == max(row) for row, mean in zip(q.tolist(), qbar, strict=True))
+
+
+def test_era_leaves_the_even_row_sharpens_the_sure_one_and_flattens_with_temperature() -> None:
+    even, sure = np.full((1, 10), 0.1), np.eye(10)[:1]
+    np.testing.assert_allclose(entropy_reduced(even, 0.1), even)
+    assert entropy_reduced(sure, 0.1)[0, 0] == pytest.approx(1 / (1 + 9 * math.exp(-10)))  # 0.9996
+    np.testing.assert_allclose(entropy_reduced(sure, 1e9), even, rtol=1e-6)
+
+
+def test_dsfl_sends_the_sharpened_mean_or_the_mean() -> None:
+    sent = {site: rows(k) for k, site in enumerate(SITES)}
+    mean = sum(array.astype(np.float64) for array in sent.values()) / 3
+    for aggregation, expected in (("era", reference.era(mean.tolist(), 0.1)), ("mean", mean)):
+        half = half_of(study_of("dsfl", aggregation=aggregation))
+        found = after(half, begun(half), sent)["consensus/probabilities"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
+def test_the_nearest_point_of_the_simplex_is_that_of_the_bisection(values: list[float]) -> None:
+    found = nearest_on_simplex(np.array(values))
+    np.testing.assert_allclose(found, reference.on_simplex(values), atol=1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 3.0])
+def test_a_step_of_the_coefficients_lowers_the_loss_along_its_slow_gradient(rho: float) -> None:
+    predictions = [rows(k).reshape(-1).astype(np.float64) for k in range(4)]
+    spec = TensorSpec("p", "F32", (20,))
+    updates = [Update(str(k), 1, InMemory({"p": p.astype("<f4")})) for k, p in enumerate(predictions)]
+    products = mean_products(updates, spec)
+    slow = [p.tolist() for p in predictions]
+    c, i, h = np.array([0.4, 0.3, 0.2, 0.1]), 2, 1e-6
+
+    def loss(values: NDArray[np.float64]) -> float:
+        return reference.coefficient_loss(values.tolist(), slow, i, rho)
+
+    gradient = np.array([(loss(c + h * e) - loss(c - h * e)) / (2 * h) for e in np.eye(4)])
+    curvature = 2 * sum(float((p * p).mean()) for p in predictions) + 2 * rho / 4
+    expected = reference.on_simplex((c - gradient / curvature).tolist())
+    stepped = moved(c, products, i, rho, compat=False)
+    np.testing.assert_allclose(stepped, expected, atol=1e-6)
+    assert loss(stepped) < loss(c)
+
+
+def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_under_a_strong_one() -> None:
+    sent = {site: rows(k) for k, site in enumerate(SITES)}
+    free, pulled = (half_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
+    kept = begun(free)
+    for _ in range(300):
+        kept = after(free, kept, sent)
+    np.testing.assert_allclose(coefficients(kept), np.eye(3), atol=0.01)
+    np.testing.assert_allclose(kept["mixtures/1"], sent["birch"], atol=0.01)
+    np.testing.assert_allclose(coefficients(after(pulled, begun(pulled), sent)), 1 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_rows_of_coefficients_are_shares(compat: bool) -> None:
+    half = half_of(study_of("ktpfl", compat=compat))
+    kept = begun(half)
+    np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
+    for number in range(5):
+        kept = after(half, kept, {site: rows(10 * number + k) for k, site in enumerate(SITES)})
+        c = coefficients(kept)
+        assert (c >= 0).all()
+        np.testing.assert_allclose(c.sum(axis=1), 1, rtol=1e-5)
+        for i in range(3):
+            mixed = sum(c[i, j] * rows(10 * number + j).astype(np.float64) for j in range(3))
+            np.testing.assert_allclose(kept[f"mixtures/{i}"], mixed, rtol=1e-5)
+
+
+def test_the_released_codes_step_is_brought_near_a_hundredth_and_then_sharpened() -> None:
+    products, c = np.array([[2.0, 1.0], [1.0, 1.5]]), np.array([0.5, 0.5])
+    gradient = 2 * (products @ c - products[:, 0])  # (-1, 0.5): mean size 0.75, and 5**-3 brings it to 0.006
+    raised = np.exp(5 * (c - 5.0**-3 * gradient))
+    np.testing.assert_allclose(moved(c, products, 0, 0.0, compat=True), raised / raised.sum())
+
+
+def test_identical_predictions_move_no_coefficient() -> None:
+    half = half_of(study_of("ktpfl"))
+    kept = begun(half)
+    for _ in range(20):
+        kept = after(half, kept, dict.fromkeys(SITES, rows(1)))
+    np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
+
+
+def test_a_site_that_did_not_answer_keeps_its_coefficients_and_learns_from_the_others() -> None:
+    half = half_of(study_of("ktpfl"))
+    first = after(half, begun(half), {site: rows(k) for k, site in enumerate(SITES)})
+    kept = after(half, first, {"ash": rows(7), "cedar": rows(8)})
+    before, c = coefficients(first), coefficients(kept)
+    np.testing.assert_array_equal(c[1], before[1])
+    np.testing.assert_array_equal(c[:, 1], before[:, 1])
+    np.testing.assert_allclose(c.sum(axis=1), 1, rtol=1e-5)
+    ash, cedar = before[1, 0], before[1, 2]
+    np.testing.assert_allclose(kept["mixtures/1"], (ash * rows(7) + cedar * rows(8)) / (ash + cedar), rtol=1e-5)
+
+
+# What a site does
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_distillation_each_site_trains_alone(method: str) -> None:
+    data = {site: toy_data(site) for site in SITES}
+    alone = toy_study("silo", sites=SITES)
+    apart = run_federation(alone, task_of(alone), data)
+    study = study_of(method, distil={"steps": 0})
+    together = run_federation(study, task_of(study), data)
+    for site in SITES:
+        ours, theirs = (networks_of(outcome.sessions[site]) for outcome in (together, apart))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
+    study = study_of(method)
+    shape = describe(study, "ash").leaves[0].shape
+    trained = []
+    for filling in (0.0, 0.7):
+        session = session_of(study)
+        session.train(1, {BUNDLE[method]: {NAME[method]: torch.full(shape, filling)}})
+        trained.append(networks_of(session))
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+    session.train(2, {BUNDLE[method]: {NAME[method]: torch.full(shape, 0.5)}})
+    other = session_of(study)
+    for number, filling in ((1, 0.7), (2, 0.1)):
+        other.train(number, {BUNDLE[method]: {NAME[method]: torch.full(shape, filling)}})
+    ours, theirs = networks_of(session), networks_of(other)
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_distillation_brings_a_sites_predictions_to_what_came(method: str) -> None:
+    study = study_of(method, distil={"epochs": 300}, distil_learning_rate=0.05)
+    study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
+    shape = describe(study, "ash").leaves[0].shape
+    with seeded(8):
+        logits = torch.randn(10, 1)
+    soft = task_of(study).probabilities(logits / (10.0 if method == "ktpfl" else 1.0)).float()
+    target = logits if method == "fedmd" else soft
+    assert target.shape == shape
+    session = session_of(study)
+    start = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    session.train(2, {BUNDLE[method]: {NAME[method]: target}})
+    end = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    assert (end - logits).abs().mean() < 0.5 * (start - logits).abs().mean()
+
+
+def test_softened_predictions_leave_kt_pfl() -> None:
+    study = study_of("ktpfl", temperature=4.0)
+    session = session_of(study)
+    result = session.train(1, {"mixture": {"probabilities": torch.zeros(10, 2)}})
+    logits = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)[:, 0]
+    sent = result.uplink["predictions"]["probabilities"]
+    torch.testing.assert_close(sent[:, 1], torch.sigmoid(logits / 4))
+    torch.testing.assert_close(sent.sum(dim=1), torch.ones(10))
+
+
+def test_the_transfer_is_done_once_by_whoever_comes_late_too() -> None:
+    plain, transfer = study_of("fedmd"), study_of("fedmd", transfer={"epochs": 3})
+    consensus = {"consensus": {"logits": torch.zeros(10, 1)}}
+    first, plainly = session_of(transfer), session_of(plain)
+    for session in (first, plainly):
+        session.train(1, consensus)
+    ours, theirs = networks_of(first), networks_of(plainly)
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+    assert first.export_state().meta["notes"] == {"transferred": True}
+    steps: list[int] = []
+    first.train(2, consensus, lambda step, total: steps.append(total))
+    assert steps == [1, 6]  # one batch of the common rows, then [training]
+    late, told = session_of(transfer), []
+    late.train(3, consensus, lambda step, total: told.append(total))
+    assert told == [3, 1, 6]
+
+
+def test_the_transfer_learns_the_classes_of_the_common_set() -> None:
+    study = study_of("fedmd", transfer={"epochs": 150}, distil_learning_rate=0.05)
+    study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
+    session, common = session_of(study), toy_common()
+    session.train(1, {"consensus": {"logits": torch.zeros(10, 1)}})
+    logits = compute_logits(session._context.algorithm, session._context.networks, common.x)
+    assert common.y is not None
+    assert torch.equal((logits[:, 0] > 0).long(), common.y)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_with_other_networks_work_together(method: str) -> None:
+    """Nothing of a network leaves: the coordinator's tensors and another site's are the same whatever this one has."""
+    small, large = (study_of(method, sites=2, model={"name": "mlp", "hidden": hidden}) for hidden in ([], [7, 5]))
+    assert describe(small, "ash").leaves == describe(large, "ash").leaves
+    assert describe(small, "ash").comes == describe(large, "ash").comes
+    half = half_of(small)
+    sessions = {"ash": session_of(small, "ash"), "birch": session_of(large, "birch")}
+    kept: dict[str, Any] = begun(half)
+    for number in (1, 2, 3):
+        sent = {}
+        for site, session in sessions.items():
+            (source,) = half.sources(InMemory(kept), site, number)
+            base = {BUNDLE[method]: {NAME[method]: torch.from_numpy(kept[source].copy())}}
+            sent[site] = session.train(number, base).uplink["predictions"][NAME[method]].numpy()
+        kept = after(half, kept, sent)
+    assert all(np.isfinite(array).all() for array in kept.values())
+
+
+def test_a_last_batch_of_one_row_is_left_out_for_the_sake_of_batch_norms() -> None:
+    normed = {"name": "mlp", "hidden": [4], "norm": "batch"}
+    study = study_of("fedmd", model=normed, distil_batch_size=9)  # 10 rows
+    told: list[int] = []
+    session_of(study).train(2, {"consensus": {"logits": torch.zeros(10, 1)}}, lambda _, total: told.append(total))
+    assert told == [1, 6]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_classes_are_exchanged_as_many(method: str) -> None:
+    study = study_of(method, sites=2)
+    task = study.task.model_copy(update={"classes": ["a", "b", "c"]})
+    study = study.model_copy(update={"task": task})
+    assert describe(study, "ash").leaves[0].shape == (10, 3)
+    data = {}
+    for site in ("ash", "birch"):
+        one = toy_data(site)
+        data[site] = replace(one, train=replace(one.train, y=torch.arange(len(one.train)) % 3), test=None)
+    outcome = run_federation(study, task_of(study), data)
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.shared.values())
+
+
+# FedDF and pFedDF: distilling at the coordinator
+
+
+def both(study: StudyFile, sites: list[str] | None = None) -> Any:
+    return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
+
+
+def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
+    """Whole networks of the study, unlike each other."""
+    sections = [study.study.model_copy(update={"seed": seed}) for seed in seeds]
+    return [initial_model(study.model_copy(update={"study": section})) for section in sections]
+
+
+def test_feddf_without_steps_is_fedavg() -> None:
+    fedavg, feddf = toy_study("fedavg", sites=SITES), study_of("feddf", distil_steps=0)
+    assert both(fedavg).digest == both(feddf).digest
+    assert both(study_of("feddf")).digest != both(feddf).digest
+
+
+def test_pfeddf_without_steps_is_each_site_alone() -> None:
+    alone = toy_study("silo", sites=SITES, init_private="common")
+    apart, together = both(alone), both(study_of("pfeddf", distil_steps=0))
+    for position, site in enumerate(SITES):
+        theirs = networks_of(apart.sessions[site])
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(together.shared[f"site_{position}/{name}"], tensor, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(networks_of(together.sessions[site])[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_the_ensembles_target_is_the_slow_one_whatever_the_teachers_order() -> None:
+    study = study_of("feddf")
+    teachers, common = models(study, [1, 2, 3]), toy_common()
+    found = ensemble_targets(study, common, teachers)
+    backwards = ensemble_targets(study, common, teachers[::-1])
+    logits = [Restored(study, task_of(study), teacher).logits(common.x)[:, 0].tolist() for teacher in teachers]
+    slow = [1 / (1 + math.exp(-sum(row) / 3)) for row in zip(*logits, strict=True)]
+    np.testing.assert_allclose(found[:, 1], slow, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(dim=1), 1, rtol=1e-6)
+    torch.testing.assert_close(found, backwards)
+
+
+def test_a_student_that_says_what_the_teachers_say_stays() -> None:
+    """The gradient is nought but for rounding, of which Adam makes steps as of any other: plain distances are small."""
+    study = study_of("feddf", distil_steps=1, distil_learning_rate=1e-4)
+    (network,) = models(study, [4])
+    targets = ensemble_targets(study, toy_common(), [network, network, network])
+    after = distilled(study, toy_common(), network, targets, 1)
+    assert all((after[name] - network[name]).abs().max() <= 1.1e-4 for name in network)
+
+
+def test_a_student_comes_to_say_what_the_teachers_say() -> None:
+    study, common = study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10), toy_common()
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    task = task_of(study)
+    gaps = [
+        float((Restored(study, task, network).probabilities(common.x).float() - targets).abs().mean())
+        for network in (student, distilled(study, common, student, targets, 1))
+    ]
+    assert gaps[1] < 0.2 * gaps[0]
+
+
+def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
+    study, common = study_of("feddf", distil_steps=4), toy_common()
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    unlabelled = replace(common, y=None)
+    one, other = (distilled(study, held, student, targets, 1) for held in (common, unlabelled))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # Adam moves a weight by little more than its rate, and the rates of the cosine sum to less than all steps' first.
+    assert all((one[name] - student[name]).abs().max() <= 4 * 1.1e-3 for name in one)
+
+
+def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
+    study = study_of("pfeddf")
+    half = half_of(study)
+    start, (moved_model,) = models(study, [1])[0], models(study, [2])
+    payload = bytearray()
+    half.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
+    kept = read(half, payload)
+    deltas = InMemory({key: (moved_model[key] - start[key]).numpy() for key in start})
+    out = bytearray()
+    half.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
+    after = read(half, out)
+    assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
+    assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
+    assert half.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in half.comes)
+
+
+def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
+    study = study_of("feddf")
+    base, *sites = models(study, [1, 2, 3, 4])
+    updates = [
+        Update(site, 5, InMemory({key: (model[key] - base[key]).numpy() for key in base}))
+        for site, model in zip(SITES, sites, strict=True)
+    ]
+    out = bytearray()
+    half = half_of(study)
+    kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
+    half.aggregate(Round(2, kept, updates, out.extend, toy_common()))
+    mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
+    targets = ensemble_targets(study, toy_common(), sites)
+    expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
+    found = read(half, out)
+    assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
+
+
+COORDINATOR = """
+import json, sys
+from pathlib import Path
+from fl_algorithms.server.halves import Round, Update, server_half
+from fl_algorithms.server.mean import InMemory
+from wardround.errors import BadData
+from wardround.study import StudyFile
+from wardround.tensors import TensorFile
+folder = Path(sys.argv[1])
+study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
+base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
+half = server_half(study, base.specs)
+out = bytearray()
+common = folder / "common.csv"
+try:
+    half.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
+except BadData as error:
+    print(error.message, "|", error.hint)
+assert "torch" not in sys.modules
+(folder / "out").write_bytes(out)
+"""
+
+
+def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path) -> None:
+    rows = [f"{k},{-k}.5,{k * k / 10},no" for k in range(10)]
+    (tmp_path / "common.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
+    study = study_of("feddf", sites=2)
+    common = study.common
+    assert common is not None
+    right = common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
+    study = study.model_copy(update={"common": right})
+    (tmp_path / "study.json").write_text(json.dumps(study.document()))
+    base, delta = models(study, [1, 2])
+    for name, tensors in (("base", base), ("delta", delta)):
+        safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
+    done = subprocess.run([sys.executable, "-c", COORDINATOR, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    here, arrays = bytearray(), [InMemory({k: t.numpy() for k, t in one.items()}) for one in (base, delta)]
+    held = read_common(study, task_of(study), tmp_path / "common.csv")
+    updates = [Update("ash", 5, arrays[1]), Update("birch", 7, arrays[0])]
+    half_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
+    assert (tmp_path / "out").read_bytes() == here
+
+
+def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "common.csv").write_text("u,v,w,ill\n")
+    study = study_of("feddf")
+    head = {"study": study.document(), "round": 1, "common": str(tmp_path / "common.csv"), "students": 1, "teachers": 0}
+    out = SimpleNamespace(buffer=io.BytesIO())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(head).encode() + b"\n")))
+    monkeypatch.setattr(sys, "stdout", out)
+    ensemble.main()
+    said = json.loads(out.buffer.getvalue())
+    assert "is not the common set of study `toy`" in said["error"]
+    assert said["hint"] == "create the study again with the right file"
+    assert study.common is not None
+    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
+    head["study"] = study.model_copy(update={"common": right}).document()
+    (tmp_path / "common.csv").write_text("")
+    with pytest.raises(BadData):
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n"), io.BytesIO())
+    with pytest.raises(BadData, match="what is to be distilled was cut short"):
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_common())
+
+
+def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = study_of("feddf", sites=1)
+    (base,) = models(study, [1])
+    kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
+    with pytest.raises(BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the common"):
+        half_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
+    monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
+    with pytest.raises(BadData) as refused:
+        require_torch("feddf")
+    assert refused.value.message.startswith("algorithm `feddf` distils at the coordinator, which needs torch")
+    assert "pip install 'wardround[site]'" in refused.value.hint
