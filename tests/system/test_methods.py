@@ -14,6 +14,7 @@ from coordinator.state import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
 from site_agent.state import SiteState
 from tools.world import World, in_parallel
@@ -52,10 +53,16 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedyogi": {},
     "fenda": {"model": FENDA},
     "lgfedavg": {},
+    "mhpflgb": {
+        "algorithm": {"train_local": {"steps": 3}, "train_global": {"steps": 2}},
+        "networks": {"deep": {"name": "mlp", "hidden": [5, 3], "norm": "batch"}},  # each site its own
+        "assigned": {"birch": "deep"},
+    },
     "moon": {},
     "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
-METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
+FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # this federation has tables
+METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
 def study_of(method: str) -> StudyFile:
@@ -70,6 +77,7 @@ def study_of(method: str) -> StudyFile:
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
         "told": {"metrics": ["val_loss", "accuracy"]},
+        **{table: told[table] for table in ("networks", "assigned") if table in told},
     }
     return catalog.resolve(StudyFile.model_validate(tables))
 
