@@ -67,9 +67,10 @@ def fusion(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Fusion:
     Raises:
         BadData: those of the site's own body are not of the bypass's kind.
     """
-    with torch.device("meta"):  # shapes alone: nothing is computed, nothing drawn
+    with torch.random.fork_rng(devices=[]):  # built for their shapes alone; torch's "meta" device takes 2 s to import
         local = features_shape(study_network(study, task).eval(), task.input_shape)
-        beside = features_shape(bypass(MhPflgbSettings(widths=settings.widths), study, task), task.input_shape)
+        whole = bypass(MhPflgbSettings(widths=settings.widths), study, task)
+        beside = features_shape(whole.eval(), task.input_shape)
     if len(local) != len(beside):
         wanted = "one vector for each sample" if len(beside) == 1 else "one map for each channel"
         raise BadData(
@@ -82,9 +83,9 @@ def fusion(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Fusion:
 
 
 def features_shape(network: nn.Module, shape: Shape) -> Shape:
-    """What the network's body makes of one sample of ``shape``, on the "meta" device."""
-    body = network.get_submodule("body")
-    return tuple(body(torch.empty(1, *shape)).shape[1:])
+    """What the network's body makes of one sample of ``shape``."""
+    with torch.no_grad():
+        return tuple(network.get_submodule("body")(torch.zeros(1, *shape)).shape[1:])
 
 
 def fused(networks: Networks, x: Tensor) -> Tensor:

@@ -236,15 +236,8 @@ class Rounds:
         return _told(answer)
 
     def _approved_study(self, request: Mapping[str, Any]) -> _Installed:
-        """The study of a request, with the network that a person approved.
-
-        Raises:
-            BadData: the data chooses another by now; DECLINED_DATA_CHANGED.
-        """
-        data = request["data"]
-        study = self._installed(request["study"], request["site"], tables.source(self._state, data["name"]).network)
-        tables.must_be_approved_network(study.file.study.name, data["name"], data.get("network", ""), study.network)
-        return study
+        """The study of a request, with the network that a person approved."""
+        return self._installed(request["study"], request["site"], request["data"].get("network", ""))
 
     def _installed(self, document: Any, site: str, chosen: str) -> _Installed:
         """The study at ``site``; building its networks to see what they share is done once."""
@@ -255,7 +248,7 @@ class Rounds:
             if len(self._studies) >= REMEMBERED_STUDIES:
                 self._studies.clear()
             own = catalog.network_of(study, site, chosen)
-            label = catalog.network_label(study, site, chosen) if study.networks else ""
+            label = _label(study, site, chosen)
             partition = describe(study, site, chosen)
             self._studies[key] = _Installed(study, own, label, digest, site, task_of(study), partition)
         return self._studies[key]
@@ -264,6 +257,8 @@ class Rounds:
         """The data, which must be what a person approved; read anew only when another study had its turn."""
         source = tables.source(self._state, asked.data_name)
         name = asked.study.file.study.name
+        network = _label(asked.study.file, asked.study.site, source.network)
+        tables.must_be_approved_network(name, asked.data_name, asked.study.network, network)
         tables.must_be_approved(name, asked.data_name, approved, tables.digest_now(source))
         if _needs_common(asked.study.file):
             tables.common_of(asked.study.file, asked.data_name, source)
@@ -389,6 +384,11 @@ def _counts(y: torch.Tensor, classes: int) -> list[int]:
 
 def _needs_common(study: StudyFile) -> bool:
     return catalog.method(study).common == catalog.SITES
+
+
+def _label(study: StudyFile, site: str, chosen: str) -> str:
+    """What the site's network is called; "" where the study has one network. Raises BadData: not allowed."""
+    return catalog.network_label(study, site, chosen) if study.networks or chosen else ""
 
 
 def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:

@@ -185,6 +185,17 @@ def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said
 
 
+def test_study_check_compares_what_several_networks_share_where_torch_is(commands: Commands) -> None:
+    pytest.importorskip("torch")
+    two = STUDY.replace('name = "mlp"', 'name = "mlp"\nhidden = [3]\n[networks.wide]\nname = "mlp"\nhidden = [5]')
+    commands.study.write_text(two)
+    _, said = commands.run("study", "check", commands.study, code=65)
+    assert (
+        "error: `fl-lab init study.toml` failed: network `wide` of [networks] shares `body.layers.0.bias` [5]" in said
+    )
+    assert "\nhint: methods for different networks: mhpflgb" in said
+
+
 def test_without_torch_study_create_names_the_command_that_makes_the_initial_model(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

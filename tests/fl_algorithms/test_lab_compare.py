@@ -371,6 +371,7 @@ import os, signal
 from fl_algorithms.lab import compare
 from fl_algorithms.lab.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 say = compare.say
 
 def say_and_stop(text):

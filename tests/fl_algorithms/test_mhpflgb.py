@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import algorithm_of, study_network
-from fl_algorithms.client.mhpflgb import BYPASS, FUSION, features_shape, fused, own_head
+from fl_algorithms.client.algorithm import algorithm_of
+from fl_algorithms.client.mhpflgb import BYPASS, FUSION, fused, own_head
 from fl_algorithms.client.partition import build, describe, initial_model, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.lab.federation import run_federation
@@ -300,7 +300,7 @@ def test_a_network_whose_features_do_not_fit_is_refused(
     task: dict[str, Any], body: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = nn.Module()
-    odd.body = body.to("meta")
+    odd.body = body
     monkeypatch.setattr("fl_algorithms.client.mhpflgb.study_network", lambda study, task: odd)
     study = study_of(task, RESNET if task is IMAGES else U)
     with pytest.raises(BadData) as refusal:
@@ -308,12 +308,10 @@ def test_a_network_whose_features_do_not_fit_is_refused(
     assert refusal.value.message == f"algorithm `mhpflgb` {said}"
 
 
-def test_the_shape_of_features_is_found_without_computing_or_drawing() -> None:
-    state = torch.random.get_rng_state()
-    study = study_of(IMAGES, RESNET)
-    with torch.device("meta"):
-        assert features_shape(study_network(study, task_of(study)).eval(), (1, 8, 8)) == (32,)
-    assert torch.equal(torch.random.get_rng_state(), state)
+def test_the_fusion_is_drawn_from_its_own_stream_whatever_the_network_draws() -> None:
+    """Two networks whose bodies give as many features have the same fusion layers at a site."""
+    one, other = (networks_of(study_of(model={"name": "mlp", "hidden": [*first, 4]}))[FUSION] for first in ([], [9]))
+    assert same(one.state_dict(), other.state_dict())
 
 
 # A federation

@@ -43,6 +43,7 @@ class FakeTrainer:
         self.described: tuple[TensorSpec, ...] = SHARED
         self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
         self.exposure = ""
+        self.network = ""
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
         self.num_examples: Any = 80
         self.poison = ""
@@ -81,7 +82,7 @@ class FakeTrainer:
         comes = self.described if self.comes is None else self.comes
         return {
             "leaves": [leaf(spec) for spec in self.described], "comes": [leaf(spec) for spec in comes],
-            "exposure": self.exposure, "stays": STAYS,
+            "exposure": self.exposure, "stays": STAYS, "network": self.network,
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the installed method begin a round with one tensor more than leaves."""
     real = rounds_module.describe
 
-    def describe(study: StudyFile, site: str) -> Partition:
-        partition = real(study, site)
+    def describe(study: StudyFile, site: str, chosen: str) -> Partition:
+        partition = real(study, site, chosen)
         return replace(partition, comes=(*partition.leaves, CONTROL), exposure="coordinator")
 
     monkeypatch.setattr(rounds_module, "describe", describe)

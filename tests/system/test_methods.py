@@ -16,6 +16,7 @@ from coordinator.state import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
 from site_agent.state import SiteState
 from tools.world import World, in_parallel
@@ -60,11 +61,17 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fenda": {"model": FENDA},
     "ktpfl": {},
     "lgfedavg": {},
+    "mhpflgb": {
+        "algorithm": {"train_local": {"steps": 3}, "train_global": {"steps": 2}},
+        "networks": {"deep": {"name": "mlp", "hidden": [5, 3], "norm": "batch"}},  # each site its own
+        "assigned": {"birch": "deep"},
+    },
     "moon": {},
     "pfeddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
-METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only)
+FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # this federation has tables
+METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
 def study_of(method: str) -> StudyFile:
@@ -83,6 +90,7 @@ def study_of(method: str) -> StudyFile:
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
         "told": {"metrics": ["val_loss", "accuracy"]},
         "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
+        **{table: told[table] for table in ("networks", "assigned") if table in told},
     }
     return catalog.resolve(StudyFile.model_validate(tables))
 
