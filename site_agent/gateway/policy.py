@@ -334,10 +334,12 @@ def _drafted_models(asked: Asked) -> list[str]:
         "the coordinator keeps this site's own model apart from the others'",
         "the coordinator keeps this site's own model apart, and sends it to the other sites",
     )
+    needed = ("", "; it needs `kept_by_coordinator = true`", "; it needs `true` twice")
     return [
-        f"[models]                       # {reason[exposed]}",
-        f"kept_by_coordinator = {_word(exposed >= 1)}",
-        f"sent_to_other_sites = {_word(exposed >= 2)}",
+        f"# {reason[exposed]}{needed[exposed]}",
+        "[models]                       # nobody else has it unless a person writes so here",
+        "kept_by_coordinator = false",
+        "sent_to_other_sites = false",
     ]
 
 

@@ -20,7 +20,8 @@ from wardround.tensors import TensorFile, TensorSpec
 ROOT = Path(__file__).parents[2]
 CONTROL = TensorSpec("shared.bias", "F32", (64,), "control")
 COMES = (*SHARED, CONTROL)
-NEEDS_BOTH = ("sent_to_other_sites = true", "sent_to_other_sites = false")
+KEPT = ("kept_by_coordinator = false", "kept_by_coordinator = true")  # what a person writes
+SENT = ("sent_to_other_sites = false", "sent_to_other_sites = true")
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def ready(world: SiteWorld, exposure: str = "") -> None:
     world.trainer.comes, world.trainer.exposure = COMES, exposure
     world.offer()
     world.start()
+    world.draft(KEPT, SENT)
     world.approve()
     world.coordinator.wait_declared("READY")
 
@@ -173,7 +175,7 @@ def test_approving_again_says_that_others_would_now_have_the_sites_own_model(wor
     world.coordinator.offer(document(title="another"), model, revision=2)
     world.command("refresh")
     said: list[str] = []
-    world.draft()
+    world.draft(KEPT, SENT)
     world.agent.desk.approve(STUDY, "patients", PERSON, said.append)
     assert said[:2] == [
         "changed since it was approved: revision 2, approved was 1",
@@ -198,22 +200,23 @@ def test_the_ledger_says_what_was_approved_and_both_verifiers_agree(world: SiteW
 
 
 @pytest.mark.parametrize(
-    ("exposure", "edit", "rule"),
+    ("exposure", "edits", "rule"),
     [
-        ("coordinator", ("kept_by_coordinator = true", ""), "models.kept_by_coordinator = false"),
-        ("sites", NEEDS_BOTH, "models.sent_to_other_sites = false"),
-        ("sites", ("kept_by_coordinator = true", "kept_by_coordinator = false"), "models.kept_by_coordinator = false"),
+        ("coordinator", [], "models.kept_by_coordinator = false"),
+        ("coordinator", [(KEPT[0], "")], "models.kept_by_coordinator = false"),
+        ("sites", [KEPT], "models.sent_to_other_sites = false"),
+        ("sites", [SENT], "models.kept_by_coordinator = false"),
     ],
 )
 def test_a_policy_without_the_line_blocks_the_approval_and_names_it(
-    world: SiteWorld, exposure: str, edit: tuple[str, str], rule: str
+    world: SiteWorld, exposure: str, edits: list[tuple[str, str]], rule: str
 ) -> None:
     world.join()
     assert world.trainer is not None
     world.trainer.exposure = exposure
     world.offer()
     world.start()
-    world.draft(edit)
+    world.draft(*edits)
     with pytest.raises(NotPermitted) as refused:
         world.approve()
     assert f"{rule}; nothing was approved" in refused.value.message
@@ -224,7 +227,7 @@ def test_a_policy_without_the_line_blocks_the_approval_and_names_it(
 def test_a_policy_that_takes_its_word_back_blocks_the_next_round_before_any_training(world: SiteWorld) -> None:
     ready(world, "sites")
     show(world, COMES)
-    world.draft(NEEDS_BOTH)
+    world.draft(KEPT)
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     (line,) = world.lines("blocked")
@@ -250,12 +253,15 @@ def test_a_person_reads_that_the_coordinator_keeps_the_sites_own_model(shell: Sh
     assert "Before each round this site downloads 3 tensors, 16.5 KiB" in said
     shown: dict[str, Any] = shell.json("preview", STUDY)
     assert (shown["exposure"], shown["comes"]) == ("coordinator", [leaf(spec) for spec in COMES])
-    assert sentence in shell.approve().stdout
-    policy = (shell.state / "policy.toml").read_text()
-    assert (
-        "# the coordinator keeps this site's own model apart from the others'\nkept_by_coordinator = true\n" in policy
+    shell.run("policy", "draft", STUDY)
+    path = shell.state / "policy.toml"
+    drafted = path.read_text()
+    said = (
+        "# the coordinator keeps this site's own model apart from the others'; it needs `kept_by_coordinator = true`\n"
     )
-    assert "sent_to_other_sites = false\n" in policy
+    assert said in drafted
+    path.write_text(drafted.replace(*KEPT))
+    assert sentence in shell.run("approve", STUDY, "--data", "patients").stdout
     assert "a model that is this site's alone: the coordinator may keep it\n" in shell.run("policy", "check").stdout
     assert "models.kept_by_coordinator = true" in shell.run("policy", "explain", STUDY).stdout
 
@@ -273,7 +279,9 @@ def test_explain_says_which_line_blocks_a_study_that_sends_the_model_on(shell: S
 def test_diff_says_that_the_sites_own_model_may_now_be_sent_on(shell: Shell, tmp_path: Path) -> None:
     shell.run("policy", "draft", STUDY)
     expose(shell, "sites")
-    shell.run("policy", "draft", STUDY, "--out", str(tmp_path / "new.toml"))
+    new = tmp_path / "new.toml"
+    shell.run("policy", "draft", STUDY, "--out", str(new))
+    new.write_text(new.read_text().replace(*KEPT).replace(*SENT))
     said = shell.run("policy", "diff", str(shell.state / "policy.toml"), str(tmp_path / "new.toml")).stdout
     assert said.splitlines() == [
         "models.kept_by_coordinator: false before, true now",
