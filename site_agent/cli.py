@@ -114,10 +114,10 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
 @app.command()
 def approve(
     study: StudyId,
-    data: Annotated[str, typer.Option(metavar="NAME", help="The table to train on, as named in `data add`.")],
+    data: Annotated[str, typer.Option(metavar="NAME", help="What to train on, as named in `data add`.")],
     state: State,
 ) -> None:
-    """Approve exactly what `preview` shows, for one table. If either changes later, the agent stops and says so."""
+    """Approve exactly what `preview` shows, for this data. If either changes later, the agent stops and says so."""
     from site_agent.preview import exposed
     from site_agent.state import who
 

@@ -51,7 +51,7 @@ def leave(state: State, yes: Yes = False, json: Json = False) -> None:
     print(f"  {here.root / 'studies'}: private modules and checkpoints")
     print(f"  {here.ledger}, {here.root / 'consents'}, {here.policy}: the account of it all; keep them")
     print(f"  {here.identity}: the keys; the certificate ends by itself, or when the operator revokes it")
-    print("  the tables named in data.toml")
+    print("  the tables and images named in data.toml")
     if answer["untold"]:
         say(f"the coordinator could not be told of: {', '.join(answer['untold'])}")
     print(f"next: tell the coordinator's operator: `coordinator revoke {site.site}`")

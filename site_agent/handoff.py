@@ -47,8 +47,9 @@ from wardround.errors import BY_EXIT_CODE, BadData, TryAgain, WardroundError
 TRAINING_FAILED = "DECLINED_TRAINING_FAILED"
 MAX_LINE = control.MAX_LINE
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
-ANSWER_TIMEOUT_S = 300  # for what is not a round: a cold start on a busy machine, a large table
-ROUND_COMMANDS = frozenset({"train", "validate", "finish"})  # as long as they take
+ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
+ROUND_COMMANDS = frozenset({"train", "validate", "finish"})
+READING_COMMANDS = frozenset({"inspect", "check", "predict"})  # a folder of images may be large
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
 log = logging.getLogger(__name__)
 
@@ -79,13 +80,13 @@ class Trainer:
         return control.is_listening(trainer_socket(self._state))
 
     def ask(self, command: str, progress: control.Reply | None = None, **fields: Any) -> Any:
-        """Ask the listener; a round may take as long as it takes, anything else five minutes.
+        """Ask the listener; what reads patients may take as long as it takes, anything else five minutes.
 
         Raises:
             Unavailable: no listener is there, or it went away.
             WardroundError: what the trainer said; ``code`` is a DECLINED name or "".
         """
-        timeout_s = None if command in ROUND_COMMANDS else ANSWER_TIMEOUT_S
+        timeout_s = None if command in ROUND_COMMANDS | READING_COMMANDS else ANSWER_TIMEOUT_S
         request = {**fields, "command": command}
         return control.call(trainer_socket(self._state), request, progress, timeout_s=timeout_s)
 

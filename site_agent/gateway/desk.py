@@ -72,13 +72,13 @@ class Desk:
                 self._state.save_offer(replace(offer, state=state))
 
     def approve(self, study: str, data: str, person: dict[str, Any], narrate: Narrate) -> Consent:
-        """Approve exactly what is offered now, for the table called ``data``.
+        """Approve exactly what is offered now, for the data called ``data``.
 
         Raises:
             UsageProblem: no such study, or it is over.
             NeedsPerson: there is no policy, or the trainer's list of tensors is not the coordinator's.
             NotPermitted: the policy denies something that the study asks.
-            WardroundError: what the trainer says about the table.
+            WardroundError: what the trainer says about the data.
         """
         offer = self._state.offer(study)
         if offer.state in ("finished", "stopped", "failed"):
@@ -88,13 +88,13 @@ class Desk:
         described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site, data=data)
         for change in consents.differences(before, offer, described) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
-        narrate(f"checking table `{data}`")
+        narrate(f"checking data `{data}`")
         checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
         for warning in checked.get("warnings", []):
             narrate(f"warning: {warning}")
         table = {"name": data, "digest": checked["digest"]}
         if before is not None and {key: before.data[key] for key in table} != table:
-            narrate(f"changed since it was approved: the table is `{data}`, {table['digest'][:12]}…")
+            narrate(f"changed since it was approved: the data is `{data}`, {table['digest'][:12]}…")
         if described.get("network"):
             table["network"] = described["network"]
             narrate(f"of the study's networks, this site trains `{table['network']}`")

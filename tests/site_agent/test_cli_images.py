@@ -361,6 +361,20 @@ def test_masks_are_predicted_at_their_images_size_and_never_written_over(tmp_pat
         hospital.give(*words[:-1], tmp_path / "again")
 
 
+def test_masks_of_volumes_are_arrays(tmp_path: Path, in_process: None) -> None:
+    hospital = hospital_of(tmp_path, image_study({**MASKS, "size": [4, 8, 8], "fit": "crop"}))
+    volumes = np.random.default_rng(1).integers(0, 255, (12, 6, 8, 8)).astype(np.uint8)
+    train = packed(tmp_path / "train.npz", images=volumes, masks=(volumes > 128).astype(np.uint8))
+    hospital.name("--arrays", train)
+    hospital.trained()
+    out = tmp_path / "masks"
+    hospital.give("predict", "toy", "--checkpoint", "latest", "--arrays", train, "--out", out)
+    assert len(list(out.iterdir())) == 12
+    with np.load(out / "11.npz") as file:
+        mask = file["mask"]
+    assert (mask.shape, mask.dtype, mask[[0, 5]].any()) == ((6, 8, 8), np.uint8, False)
+
+
 def test_mask_goes_back_to_where_the_study_cut_it_from() -> None:
     mask = np.array([[1, 2], [3, 1]], dtype=np.uint8)
     resized = mask_at(mask, (4, 2), "resize")
