@@ -14,7 +14,7 @@ from tools.world import CommandFailed, command
 from wardround import canonical
 from wardround.receipts import EMPTY_HEAD, LedgerHead, head_after, line_hash
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("egress")]
+pytestmark = pytest.mark.system
 
 ROUNDS = 8
 LEAK = 64 * 1024

@@ -24,7 +24,7 @@ from wardround import study as study_file
 from wardround.identity import Name
 from wardround.study import StudyFile
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("images")]
+pytestmark = pytest.mark.system
 
 FEDERATION = "images"
 SITES = ("ash", "birch")

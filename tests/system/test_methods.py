@@ -24,7 +24,7 @@ from wardround import control
 from wardround.identity import Name
 from wardround.study import StudyFile
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("methods")]
+pytestmark = pytest.mark.system
 
 SITES = ("ash", "birch", "cedar")
 FEATURES = ("age", "dose", "pressure")
