@@ -1,6 +1,6 @@
-"""Central: one model of the sites' pooled tables, the yardstick that needs all records in one place.
+"""Central: one model of the sites' pooled records, the yardstick that needs all records in one place.
 
-It is a federation of one site that shares nothing: method ``silo``, with the pool as its table.
+It is a federation of one site that shares nothing: method ``silo``, with the pool as its records.
 """
 
 from dataclasses import replace
@@ -10,6 +10,7 @@ from typing import Literal
 from fl_algorithms import catalog
 from fl_algorithms.client.session import Checkpoint, Restored
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
+from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.tasks.base import Pooling, Split, Task
 from wardround.errors import BadData
 from wardround.study import Named, StudyFile
@@ -27,42 +28,40 @@ def run_central(
     *,
     site: str = POOL,
 ) -> Outcome:
-    """Train the study's network on the pooled tables of ``folder/SITE/train.csv`` with its [training] and rounds.
+    """Train the study's network on what all of ``folder/SITE`` have for training, with its [training] and rounds.
 
     The checkpoints are chosen on the pool's validation split, after each round. The outcome's ``checkpoints`` have each
     of the study's sites, with the one model's scores on that site's test rows; its ``sessions`` have the pool alone.
 
     Args:
         normalisation: "matched": test rows on the pool's scale; "site": on the site's own, as FENDA-FL's authors did.
+            Where the study itself gives the scale, they are the same.
         site: names the pool, and so its random streams.
 
     Raises:
-        BadData: the task cannot pool, or a site has no test table; or as ``Task.load``.
+        BadData: the task cannot pool, or a site has nothing to test; or as ``Task.load``.
     """
     if not isinstance(task, Pooling):
         raise BadData(
-            f"task `{study.task.name}` cannot pool the sites' tables",
+            f"task `{study.task.name}` cannot pool the sites' data",
             hint='leave out the rows of kind "central"; a task offers it with `load_pooled`',
         )
-    data, tests = task.load_pooled(
-        {name: (folder / name / "train.csv", _test_table(folder, name)) for name in study.study.sites},
-        str(study.task.settings.get("label", "")),
-        site=site,
-        seed=study.study.seed,
-        validation_fraction=study.checkpoints.validation_fraction,
-    )
-    if normalisation == "site":
-        own = {name: site_data.test for name, site_data in load_sites(study, task, folder).items()}
-        tests = {name: test for name, test in own.items() if test is not None}
+    sources = find(study, folder)
+    tests: dict[str, Split] = {}
+    require_tests(study, folder, sources)
+    if normalisation == "site":  # before the pool is in memory: of the sites' own data, their tests alone stay
+        tests = {name: data.test for name, data in load_sites(study, task, folder).items() if data.test is not None}
+    fraction = study.checkpoints.validation_fraction
+    data, matched = task.load_pooled(sources, site=site, seed=study.study.seed, validation_fraction=fraction)
     pooled = pooled_study(study, site)
-    outcome = run_federation(pooled, task, {site: data}, progress)
+    outcome = run_federation(pooled, task, {site: replace(data, test=None)}, progress)  # its tests are judged below
     kinds = outcome.checkpoints[site]
     restored = {kind: Restored(pooled, task, checkpoint.tensors) for kind, checkpoint in kinds.items()}
     return replace(
         outcome,
         checkpoints={
             name: {kind: _judged(kinds[kind], restored[kind], task, test) for kind in kinds}
-            for name, test in tests.items()
+            for name, test in (tests or matched).items()
         },
     )
 
@@ -72,16 +71,6 @@ def pooled_study(study: StudyFile, site: str = POOL) -> StudyFile:
     study = catalog.network_of(study, site="")
     section = study.study.model_copy(update={"sites": (site,), "quorum": None})
     return catalog.resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
-
-
-def _test_table(folder: Path, site: str) -> Path:
-    path = folder / site / "test.csv"
-    if not path.is_file():
-        raise BadData(
-            f"{folder} has no test table for site `{site}`: {path} does not exist",
-            hint="central training is judged on each site's test rows, for its validation rows come from the pool",
-        )
-    return path
 
 
 def _judged(checkpoint: Checkpoint, model: Restored, task: Task, test: Split) -> Checkpoint:

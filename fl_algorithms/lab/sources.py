@@ -1,5 +1,6 @@
 """Where the lab finds each site's data: one folder for each site, with files of fixed names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fl_algorithms import catalog
@@ -45,6 +46,19 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
             )
         sources[site] = Source({role: path for role, path in found.items() if test or not role.startswith("test")})
     return sources
+
+
+def require_tests(study: StudyFile, folder: Path, sources: Mapping[str, Source]) -> None:
+    """Raises BadData: in what ``find`` found, a site has nothing to test."""
+    for site, source in sources.items():
+        layout = next(layout for layout in LAYOUTS[catalog.task(study).gives] if next(iter(layout)) in source.paths)
+        role = next(role for role in layout if role.startswith("test"))
+        if role not in source.paths:
+            raise BadData(
+                f"{folder} has no test {'table' if layout in TABLES else 'images'} for site `{site}`: "
+                f"{folder / site / layout[role]} does not exist",
+                hint="central training is judged on each site's test rows, for its validation rows come from the pool",
+            )
 
 
 def find_common(folder: Path) -> Path:

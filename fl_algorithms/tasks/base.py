@@ -147,19 +147,13 @@ class Pooling(Protocol):
     """What a task may also offer, for the lab alone: several sites' files as if they were one site's."""
 
     def load_pooled(
-        self,
-        tables: Mapping[str, tuple[Path, Path]],
-        label: str,
-        *,
-        site: str,
-        seed: int,
-        validation_fraction: float,
+        self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
     ) -> tuple[SiteData, dict[str, Split]]:
-        """The raw rows of all training tables encoded, split and described as ``Task.load`` does one site's, with all
-        test rows as ``test``; and each site's own test rows, on that same scale.
+        """The raw rows of all sites' training files encoded, split and described as ``Task.load`` does one site's, with
+        all test rows as ``test``; and each site's own test rows, where it has some, on that same scale.
 
         Args:
-            tables: site -> (table, test table).
+            sources: site -> its files; the pool has their order.
             site: names the pool's random streams.
 
         Raises:

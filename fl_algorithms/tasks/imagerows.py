@@ -13,10 +13,11 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.augment import augmented
 from fl_algorithms.tasks.base import Common, SiteData, Source, Split
 from fl_algorithms.tasks.imagefiles import Array
+from fl_algorithms.tasks.imagepool import pooled
 from fl_algorithms.tasks.imagesets import (
+    ByPlace,
     Found,
     ImageSet,
-    Pixels,
     classes_among,
     digest_of,
     read_plain,
@@ -26,6 +27,7 @@ from wardround.errors import BadData
 
 STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
 SMALLEST_DEVIATION = 1e-6  # below it a channel counts as constant and is only centred
+Scale = tuple[Tensor, Tensor]  # mean and deviation of each channel, (channels,), float32
 
 
 class ImageRows:
@@ -33,7 +35,7 @@ class ImageRows:
 
     def __init__(
         self,
-        pixels: Pixels,
+        pixels: ByPlace,
         places: Tensor,
         settings: PixelSettings,
         mean: Tensor,
@@ -90,6 +92,39 @@ def load_images(
     Raises:
         BadData: see ``imagesets``; a patient is in training and test; or too few for a validation part.
     """
+    whole, test = _both(source, settings, read_y, masks)
+    digest = digest_of({**whole.digests, **({} if test is None else test.digests)}, source)
+    return _site_data(whole, test, settings, digest, site, seed, validation_fraction)[0]
+
+
+def load_pooled_images(
+    sources: Mapping[str, Source],
+    settings: PixelSettings,
+    read_y: Callable[[Found], Array],
+    *,
+    masks: bool,
+    site: str,
+    seed: int,
+    validation_fraction: float,
+) -> tuple[SiteData, dict[str, Split]]:
+    """See ``fl_algorithms.tasks.base.Pooling``: images in the order of ``sources``, split and scaled as one site's.
+
+    Raises:
+        BadData: as ``load_images``.
+    """
+    both = {name: _both(source, settings, read_y, masks) for name, source in sources.items()}
+    whole = pooled({name: images for name, (images, _) in both.items()}, settings)
+    tests = {name: test for name, (_, test) in both.items() if test is not None}
+    test = pooled(tests, settings) if tests else None
+    digest = digest_of({**whole.digests, **({} if test is None else test.digests)}, Source({}))
+    data, scale = _site_data(whole, test, settings, digest, site, seed, validation_fraction)
+    return data, {name: _part(images, torch.arange(len(images)), settings, scale) for name, images in tests.items()}
+
+
+def _both(
+    source: Source, settings: PixelSettings, read_y: Callable[[Found], Array], masks: bool
+) -> tuple[ImageSet, ImageSet | None]:
+    """The training images and those to test."""
     whole = read_set(source, settings, read_y, test=False, masks=masks)
     test = read_set(source, settings, read_y, test=True, masks=masks)
     assert whole is not None
@@ -98,24 +133,37 @@ def load_images(
             f"{test.path}: {len(both)} of its {len(set(test.patients))} patients are also in {whole.path}",
             hint="a patient's images are all for training or all for testing",
         )
+    return whole, test
+
+
+def _site_data(
+    whole: ImageSet,
+    test: ImageSet | None,
+    settings: PixelSettings,
+    digest: str,
+    site: str,
+    seed: int,
+    validation_fraction: float,
+) -> tuple[SiteData, Scale]:
     train_places, validation_places = split_places(whole, site, seed, validation_fraction)
-    mean, std = statistics(whole.pixels, settings)
-
-    def part(images: ImageSet, places: Tensor) -> Split:
-        assert images.y is not None
-        return Split(ImageRows(images.pixels, places, settings, mean, std), torch.from_numpy(images.y[places.numpy()]))
-
-    return SiteData(
-        train=part(whole, train_places),
-        validation=part(whole, validation_places),
-        test=None if test is None else part(test, torch.arange(len(test))),
-        digest=digest_of({**whole.digests, **({} if test is None else test.digests)}, source),
+    scale = statistics(whole.pixels, settings)
+    data = SiteData(
+        train=_part(whole, train_places, settings, scale),
+        validation=_part(whole, validation_places, settings, scale),
+        test=None if test is None else _part(test, torch.arange(len(test)), settings, scale),
+        digest=digest,
         warnings=(
             *_about_cache(whole, settings),
             *_about_twins(whole, test),
         ),
-        preprocessing=scale_document(mean, std, settings),
+        preprocessing=scale_document(*scale, settings),
     )
+    return data, scale
+
+
+def _part(images: ImageSet, places: Tensor, settings: PixelSettings, scale: Scale) -> Split:
+    assert images.y is not None
+    return Split(ImageRows(images.pixels, places, settings, *scale), torch.from_numpy(images.y[places.numpy()]))
 
 
 def split_places(images: ImageSet, site: str, seed: int, validation_fraction: float) -> tuple[Tensor, Tensor]:
@@ -143,7 +191,7 @@ def split_places(images: ImageSet, site: str, seed: int, validation_fraction: fl
     return places(order[:-held_out]), places(order[-held_out:])
 
 
-def statistics(pixels: Pixels, settings: PixelSettings) -> tuple[Tensor, Tensor]:
+def statistics(pixels: ByPlace, settings: PixelSettings) -> Scale:
     """Mean and deviation of each channel: the study's, or over all of the site's pixels. (channels,), float32."""
     if settings.mean:
         return torch.tensor(settings.mean), torch.tensor(settings.std)

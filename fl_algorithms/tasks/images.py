@@ -9,14 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.tasks.base import Common, SiteData, Source
-from fl_algorithms.tasks.imagerows import ImageRows, about_classes, common_images, load_images, new_images
-from fl_algorithms.tasks.imagesets import classes_among
+from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.imagerows import (
+    ImageRows,
+    about_classes,
+    common_images,
+    load_images,
+    load_pooled_images,
+    new_images,
+)
+from fl_algorithms.tasks.imagesets import Found, classes_among
 from fl_algorithms.tasks.metrics import scores
 
 SMALLEST = 1e-12  # of 1 - p_y, whose power has no slope at 0 when gamma is below 1
@@ -40,12 +49,33 @@ class ImageTask:
         data = load_images(
             source,
             self.settings,
-            lambda found: classes_among(found, self.classes),
+            self._classes_of,
             masks=False,
             site=site,
             seed=seed,
             validation_fraction=validation_fraction,
         )
+        return self._with_warnings(data)
+
+    def load_pooled(
+        self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
+    ) -> tuple[SiteData, dict[str, Split]]:
+        """See ``imagerows.load_pooled_images``."""
+        data, tests = load_pooled_images(
+            sources,
+            self.settings,
+            self._classes_of,
+            masks=False,
+            site=site,
+            seed=seed,
+            validation_fraction=validation_fraction,
+        )
+        return self._with_warnings(data), tests
+
+    def _classes_of(self, found: Found) -> NDArray[np.int64]:
+        return classes_among(found, self.classes)
+
+    def _with_warnings(self, data: SiteData) -> SiteData:
         parts = {"training part": data.train, "validation part": data.validation, "test set": data.test}
         lone = [about_classes(part, split.y, self.classes) for part, split in parts.items() if split is not None]
         return replace(data, warnings=(*data.warnings, *(warning for some in lone for warning in some)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,28 @@ SHOWN = 3  # files named in a message
 Digests = str | list[list[str]]  # of a file, or [name, SHA-256] of each in a folder
 
 
+class ByPlace(Protocol):
+    """Images by place, brought to the study's size."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether they stay decoded."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(k, channels, *size), on the scale of ``imagefiles.unit``.
+
+        Raises:
+            BadData: a file is not what it was when the set was read.
+        """
+
+    def hashes(self) -> list[str]:
+        """One of each image."""
+
+
 class Pixels:
-    """Images by place, brought to the study's size: kept decoded, or read again from their files."""
+    """``ByPlace`` of one file or folder: kept decoded, or read again from their files."""
 
     def __init__(
         self, settings: PixelSettings, kept: Array | None, files: Sequence[tuple[Path, str]], decoders: int = DECODERS
@@ -65,17 +85,11 @@ class Pixels:
         return len(self._files) if self._kept is None else len(self._kept)
 
     def take(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(k, channels, *size), on the scale of ``imagefiles.unit``.
-
-        Raises:
-            BadData: a file is not what it was when the set was read.
-        """
         if self._kept is not None:
             return unit(self._kept[places])
         return np.stack(_each(self._again, places.tolist(), self._decoders))
 
     def hashes(self) -> list[str]:
-        """One of each image."""
         if self._kept is None:
             return [digest for _, digest in self._files]
         return [hashlib.sha256(image.tobytes()).hexdigest() for image in self._kept]
@@ -106,7 +120,7 @@ class ImageSet:
     """
 
     path: Path
-    pixels: Pixels
+    pixels: ByPlace
     names: tuple[str, ...]
     y: Array | None
     patients: tuple[str, ...]

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.tasks.base import SiteData, Source
-from fl_algorithms.tasks.imagerows import ImageRows, load_images, new_images
-from fl_algorithms.tasks.imagesets import masks_among
+from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.imagerows import ImageRows, load_images, load_pooled_images, new_images
+from fl_algorithms.tasks.imagesets import Found, masks_among
 from wardround.errors import BadData
 
 SMOOTH = 1.0  # added to both sides of the soft Dice, so that two empty masks agree
@@ -32,12 +34,34 @@ class SegmentationTask:
         data = load_images(
             source,
             self.settings,
-            lambda found: masks_among(found, self.settings, self.settings.mask_values),
+            self._masks_of,
             masks=True,
             site=site,
             seed=seed,
             validation_fraction=validation_fraction,
         )
+        return self._with_foreground(data)
+
+    def load_pooled(
+        self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
+    ) -> tuple[SiteData, dict[str, Split]]:
+        """See ``imagerows.load_pooled_images``."""
+        data, tests = load_pooled_images(
+            sources,
+            self.settings,
+            self._masks_of,
+            masks=True,
+            site=site,
+            seed=seed,
+            validation_fraction=validation_fraction,
+        )
+        return self._with_foreground(data), tests
+
+    def _masks_of(self, found: Found) -> NDArray[np.uint8]:
+        return masks_among(found, self.settings, self.settings.mask_values)
+
+    def _with_foreground(self, data: SiteData) -> SiteData:
+        """Raises BadData: there is none among the training images."""
         if not data.train.y.any():
             raise BadData(
                 f"no mask of the {len(data.train)} training images has anything but `{self.classes[0]}`",

@@ -71,19 +71,19 @@ class TabularTask:
         return self._site_data(rows, test_rows, label, site, seed, validation_fraction)[0]
 
     def load_pooled(
-        self,
-        tables: Mapping[str, tuple[Path, Path]],
-        label: str,
-        *,
-        site: str,
-        seed: int,
-        validation_fraction: float,
+        self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
     ) -> tuple[SiteData, dict[str, Split]]:
-        """See ``fl_algorithms.tasks.base.Pooling``: rows in the order of ``tables``, statistics of all of them."""
-        train = [self._read(table, label) for table, _ in tables.values()]
-        tests = [self._read(test, label) for _, test in tables.values()]
-        data, fitted = self._site_data(_pool(train), _pool(tests), label, site, seed, validation_fraction)
-        return data, {name: self._split(rows, fitted) for name, rows in zip(tables, tests, strict=True)}
+        """See ``fl_algorithms.tasks.base.Pooling``: statistics are of all training rows."""
+        label = self.settings.label
+        train = [self._read(source.path("table"), source.label or label) for source in sources.values()]
+        tests = {
+            name: self._read(source.path("test"), source.label or label)
+            for name, source in sources.items()
+            if "test" in source.paths
+        }
+        test = _pool(list(tests.values())) if tests else None
+        data, fitted = self._site_data(_pool(train), test, label, site, seed, validation_fraction)
+        return data, {name: self._split(rows, fitted) for name, rows in tests.items()}
 
     def at(self, data: SiteData) -> "TabularTask":
         """Itself."""
