@@ -77,7 +77,9 @@ def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol
         judge = asked.adapting(protocol)
         found["tent"] = {kind: rows.mean_scores(models, judge) for kind, models in kinds.items()}
     if protocol.sharpness:
-        found["sharpness"] = {kind: _sharpness(models, data, asked) for kind, models in kinds.items()}
+        found["sharpness"] = {
+            kind: _sharpness(models, data, asked, protocol.sharpness_batches) for kind, models in kinds.items()
+        }
     if protocol.leave_one_out:
         found["leave_one_out"] = leave_one_out(study, task, data)
     return found
@@ -208,15 +210,22 @@ class Asked:
 
         return judge
 
-    def sharpness(self, tensors: Tensors, site: str, split: Split) -> Score:
-        """Of the task's loss in the study's batches of ``split``; None where a loss has left the finite numbers."""
-        seed = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness")
+    def sharpness(self, tensors: Tensors, site: str, data: SiteData, batches: int) -> Score:
+        """Of the site's loss in batches of its training rows; None where a loss has left the finite numbers.
+
+        Args:
+            batches: how many, from the first on; 0 for all.
+        """
+        seed, size = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness"), self.study.training.batch_size
+        split, task = data.train, self.task.at(data)
+        if batches:
+            split = chosen(split, torch.arange(min(batches * size, len(split))))
         value = sharpness(
             self.model(site, tensors).networks,
-            lambda networks, x, y: self.task.losses(self.algorithm.infer(networks, x), y).mean(),
+            lambda networks, x, y: task.losses(self.algorithm.infer(networks, x), y).mean(),
             split.x,
             split.y,
-            self.study.training.batch_size,
+            size,
             seed,
         )
         return value if math.isfinite(value) else None
@@ -316,8 +325,8 @@ def _personalised(
         yield str(amount), rows.mean_scores(tuned, asked.scores)
 
 
-def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked) -> dict[str, Any]:
-    sites = {site: asked.sharpness(tensors, site, data[site].train) for site, tensors in models.items()}
+def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked, batches: int) -> dict[str, Any]:
+    sites = {site: asked.sharpness(tensors, site, data[site], batches) for site, tensors in models.items()}
     defined = [value for value in sites.values() if value is not None]
     return {"median": median(defined) if defined else None, "sites": sites}
 
