@@ -567,6 +567,13 @@ def _refuse_without_common_set(
         raise BadData(
             f"{source}: `subset` in [algorithm] is {method.subset}, the common set has {study.common.rows} rows"
         )
+    stopping = method.early_stopping if isinstance(method, FedDfSettings) else None
+    if stopping is not None and not 0 < stopping.held_out(study.common.rows) < study.common.rows - 1:
+        raise BadData(
+            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(study.common.rows)} of the common "
+            f"set's {study.common.rows} rows, and needs 1 of them at least and 2 to learn from",
+            hint="another `fraction`, or a larger common set",
+        )
 
 
 SHOWN_NAMES = 3

@@ -5,8 +5,10 @@ a line of JSON and then the networks' payloads, and whose output is a line of JS
 """
 
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +18,14 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import algorithm_of, compute_logits
+from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.common import class_logits
 from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
-from fl_algorithms.settings.methods import FedDfSettings
+from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common
+from fl_algorithms.tasks.base import Common, Split
 from fl_algorithms.tasks.common import read_common, require_common
+from fl_algorithms.tasks.selection import chosen
 from fl_algorithms.training import (
     Batch,
     Batches,
@@ -82,35 +85,91 @@ def distilled(
 ) -> dict[str, Tensor]:
     """The student after its steps: Adam with a cosine that ends at 0, the gradient cut to a norm of 5.
 
-    Every student of a round sees the same batches. A last batch that is not full is left out.
+    Every student of a round sees the same batches. A last batch that is not full is left out. With early stopping the
+    rows held out are in no batch, and their classes say which of the student's steps is kept.
+
+    Raises:
+        BadData: early stopping, and the common set was read without its classes.
     """
     _, _, settings = catalog.settings_of(study)
     assert isinstance(settings, FedDfSettings)
-    networks, infer = _networks(study), algorithm_of(study).infer
+    networks, algorithm = _networks(study), algorithm_of(study)
     _load(networks, student)
     if settings.distil_steps:
         changed = {"batch_size": settings.distil_batch_size, "iterator": "round", "drop_last": True}
         own = study.model_copy(update={"training": study.training.model_copy(update=changed)})
-        batches = Batches(common.x, torch.arange(len(targets)), own, "", round_number, PURPOSE, {})
+        taught, held_out = _parts(study, common, settings)
+        batches = Batches(taught.x, taught.y, own, "", round_number, PURPOSE, {})
         parameters = trainable_parameters(networks, ["*"])
         optimizer = torch.optim.Adam(parameters.values(), lr=settings.distil_learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.distil_steps)
 
         def loss(batch: Batch) -> Tensor:
-            logits = class_logits(infer(networks, batch.x))
+            logits = class_logits(algorithm.infer(networks, batch.x))
             return F.kl_div(F.log_softmax(logits, dim=1), targets[batch.y], reduction="batchmean")
 
-        noise = stream_seed(study.study.seed, "", round_number, f"noise.{PURPOSE}")
-        with seeded(noise), only_trainable(networks, parameters):
-            run_steps(
-                batches,
-                settings.distil_steps,
-                optimizer,
-                loss,
-                lambda _: nn.utils.clip_grad_norm_(parameters.values(), CLIP),
-                lambda _: schedule.step(),
-            )
+        def train(steps: int) -> None:
+            with only_trainable(networks, parameters):
+                run_steps(
+                    batches,
+                    steps,
+                    optimizer,
+                    loss,
+                    lambda _: nn.utils.clip_grad_norm_(parameters.values(), CLIP),
+                    lambda _: schedule.step(),
+                )
+
+        def judged(split: Split) -> float:
+            return validation_loss(compute_logits(algorithm, networks, split.x), split, task_of(study), study)
+
+        with seeded(stream_seed(study.study.seed, "", round_number, f"noise.{PURPOSE}")):
+            if settings.early_stopping is None or held_out is None:
+                train(settings.distil_steps)
+            else:
+                keep_best(networks, train, partial(judged, held_out), settings.distil_steps, settings.early_stopping)
     return {key: tensor.detach() for key, tensor in all_tensors(networks).items() if key in student}
+
+
+def keep_best(
+    networks: Mapping[str, nn.Module],
+    train: Callable[[int], None],
+    judged: Callable[[], float],
+    steps: int,
+    stopping: EarlyStopping,
+) -> None:
+    """Train until ``patience`` steps brought no lower loss, ``steps`` at most. The networks end as they were at the
+    lowest, of equal ones the first; as they were at the start, if no step made them better.
+
+    Args:
+        train: makes so many steps more.
+        judged: the loss of the networks as they are; what is not finite is never the lowest.
+    """
+    live = all_tensors(networks)
+    done = best_step = 0
+    best, lowest = {key: tensor.detach().clone() for key, tensor in live.items()}, judged()
+    while done < steps and done - best_step < stopping.patience:
+        more = min(stopping.every, steps - done)
+        train(more)
+        done += more
+        found = judged()
+        if found < lowest or (math.isfinite(found) and not math.isfinite(lowest)):
+            best, lowest, best_step = {key: tensor.detach().clone() for key, tensor in live.items()}, found, done
+    _load(networks, best)
+
+
+def _parts(study: StudyFile, common: Common, settings: FedDfSettings) -> tuple[Split, Split | None]:
+    """The rows to learn from, whose ``y`` are their places, and those held out, with their classes: the end of a
+    permutation from the stream (seed, "", 0, "distil.split"), alike in all rounds.
+    """
+    places = torch.arange(len(common.x))
+    if settings.early_stopping is None:
+        return Split(common.x, places), None
+    if common.y is None:
+        raise BadData("`early_stopping` in [algorithm] needs the common set's classes, which were not read")
+    seed = stream_seed(study.study.seed, "", 0, f"{PURPOSE}.split")
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
+    taught, held_out = torch.tensor_split(order, [len(order) - settings.early_stopping.held_out(len(order))])
+    return chosen(Split(common.x, places), taught), chosen(Split(common.x, common.y), held_out)
 
 
 def _networks(study: StudyFile) -> dict[str, nn.Module]:

@@ -8,7 +8,8 @@ student for each site, which begins as that site's network; of a site that did n
 Distilling needs torch: ``fl_algorithms.ensemble`` does it, in a process of its own where this one has no torch.
 
 Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithm 1,
-for one architecture, with a fixed number of steps. https://arxiv.org/abs/2006.07242
+for one architecture. Without early stopping, which needs labelled rows, the number of steps is fixed.
+https://arxiv.org/abs/2006.07242
 """
 
 import io

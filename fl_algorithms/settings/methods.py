@@ -1,5 +1,6 @@
 """The settings of the methods, beside the local steps that all share under [training]."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -85,6 +86,11 @@ class MethodSettings(Strict):
     def exposes(self) -> bool:
         """Whether it shows a site's own model as far as its row says, or, as it is set, to nobody."""
         return True
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the classes of the common set's rows are needed too."""
+        return False
 
     def filled(self, rounds: int) -> Self:
         """These settings with every default that depends on the study's number of rounds put in."""
@@ -236,11 +242,6 @@ class CommonSettings(MethodSettings):
     distil_batch_size: int = Field(default=128, ge=2, le=65536)
     distil_learning_rate: Rate | None = None  # None: that of [training]
 
-    @property
-    def labelled(self) -> bool:
-        """Whether the classes of the common set's rows are needed too."""
-        return False
-
 
 class FedMdSettings(CommonSettings):
     transfer: Amount | None = None  # train on the common set's own classes before anything else
@@ -262,9 +263,28 @@ class KtPflSettings(CommonSettings):
     compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
 
 
+class EarlyStopping(Strict):
+    """Steps end when they no longer lower the loss on rows of the common set that are held out, with their classes. The
+    network with the lowest loss is kept.
+    """
+
+    every: int = Field(default=100, ge=1, le=1_000_000)  # steps between two looks
+    patience: int = Field(default=1000, ge=1, le=1_000_000)  # steps without gain
+    fraction: float = Field(default=0.2, gt=0, le=0.9)  # of the common set's rows, held out
+
+    def held_out(self, rows: int) -> int:
+        """How many of ``rows``."""
+        return math.floor(self.fraction * rows)
+
+
 class FedDfSettings(MethodSettings):
     """The coordinator's steps on the common set, after each round."""
 
-    distil_steps: int = Field(default=500, ge=0, le=1_000_000)
+    distil_steps: int = Field(default=500, ge=0, le=1_000_000)  # at most, with early stopping
     distil_batch_size: int = Field(default=128, ge=2, le=65536)
     distil_learning_rate: Rate = 1e-3
+    early_stopping: EarlyStopping | None = None  # None: all steps, for which no classes are needed
+
+    @property
+    def labelled(self) -> bool:
+        return self.early_stopping is not None

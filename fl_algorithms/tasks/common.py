@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_algorithms import catalog
-from fl_algorithms.settings.methods import CommonSettings
 from wardround import canonical
 from wardround.errors import BadData
 from wardround.study import StudyFile
@@ -66,7 +65,7 @@ def read_common(study: StudyFile, task: "Task", path: Path) -> "Common":
     if not isinstance(task, ReadsCommon):
         raise BadData(f"task `{study.task.name}` reads no common set")
     _, _, settings = catalog.settings_of(study)
-    common = task.read_common(path, labelled=isinstance(settings, CommonSettings) and settings.labelled)
+    common = task.read_common(path, labelled=settings.labelled)
     if study.common is not None and len(common.x) != study.common.rows:
         raise BadData(
             f"{path}: {len(common.x)} rows, [common] of study `{study.study.name}` says {study.common.rows}",

@@ -30,6 +30,9 @@ from fl_algorithms.server.feddf import require_torch
 from fl_algorithms.server.halves import Round, ServerHalf, Update, server_half
 from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
+from fl_algorithms.settings.methods import EarlyStopping
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import Common
 from fl_algorithms.tasks.common import common_digest, read_common
 from fl_algorithms.training import seeded
 from tests import reference
@@ -467,6 +470,134 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
     assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
 
 
+def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.Tensor, round_number: int) -> Any:
+    """Of a table and 3 steps: every batch, gradient, cut and step written out."""
+    model = Restored(study, task_of(study), student)
+    (network,) = model.networks.values()
+    network.train()
+    assert isinstance(common.x, torch.Tensor)
+    generator = torch.Generator().manual_seed(stream_seed(study.study.seed, "", round_number, "shuffle.distil"))
+    batches = [torch.randperm(10, generator=generator)[:8].split(4) for _ in range(2)]
+    optimizer = torch.optim.Adam(network.parameters())
+    for step, places in enumerate((*batches[0], *batches[1])[:3]):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / 3)) / 2
+        one = network(common.x[places])
+        logits = torch.cat((torch.zeros_like(one), one), dim=1)
+        wanted = targets[places]
+        loss = (wanted * (wanted.log() - torch.log_softmax(logits, dim=1))).sum() / len(places)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in network.parameters()]
+        norm = torch.stack([gradient.square().sum() for gradient in gradients if gradient is not None]).sum().sqrt()
+        for gradient in gradients:
+            assert gradient is not None
+            gradient *= min(1.0, 5.0 / (float(norm) + 1e-6))
+        optimizer.step()
+    return network.state_dict()
+
+
+def test_a_student_takes_the_slow_steps() -> None:
+    study, common = study_of("feddf", distil_steps=3), toy_common()
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    found = distilled(study, common, student, targets, 2)
+    slow = slow_student(study, common, student, targets, 2)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, slow[name], rtol=0, atol=1e-6)
+        assert not torch.equal(tensor, student[name])
+
+
+# Early stopping
+
+STOPPING = {"every": 2, "patience": 6, "fraction": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps", "looks", "kept"),
+    [
+        pytest.param([9, 8, 7, 6, 5, 4, 3], 12, 7, 12, id="ever better: all steps"),
+        pytest.param([9, 8, 7, 7, 7, 7, 0], 20, 6, 4, id="no gain for six steps: the rest is never made"),
+        pytest.param([9, 8, 9, 9, 7, 9, 9, 9, 0], 40, 8, 8, id="a gain in time begins the count anew"),
+        pytest.param([1, 2, 3, 4, 0], 40, 4, 0, id="the start is best"),
+        pytest.param([9, 8, 7, 6], 5, 4, 5, id="a last part of one step"),
+        pytest.param([math.nan, math.inf, 8, math.nan, 9, 9], 40, 6, 4, id="what is not finite is no gain"),
+    ],
+)
+def test_steps_end_without_gain_and_the_best_is_kept(losses: list[float], steps: int, looks: int, kept: int) -> None:
+    network = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        network.weight.zero_()
+    told: list[float] = []
+
+    def train(more: int) -> None:
+        with torch.no_grad():
+            network.weight.add_(more)
+
+    def judged() -> float:
+        told.append(losses[len(told)])
+        return told[-1]
+
+    ensemble.keep_best({"model": network}, train, judged, steps, EarlyStopping.model_validate(STOPPING))
+    assert (len(told), int(network.weight)) == (looks, kept)
+
+
+def stopped(steps: int = 12, **changes: Any) -> StudyFile:
+    return study_of("feddf", distil_steps=steps, distil_learning_rate=0.05, early_stopping=STOPPING | changes)
+
+
+def held_out_rows(study: StudyFile) -> list[int]:
+    generator = torch.Generator().manual_seed(stream_seed(study.study.seed, "", 0, "distil.split"))
+    return torch.randperm(10, generator=generator)[-3:].tolist()
+
+
+def test_the_held_out_rows_say_which_step_is_kept() -> None:
+    """Teachers who call every row the last class: where that is so the student ever improves, else every step harms."""
+    study = stopped()
+    (student,) = models(study, [1])
+    targets = torch.tensor([0.01, 0.99]).expand(10, 2)
+    agreeing, contrary = (replace(toy_common(), y=torch.full((10,), label)) for label in (1, 0))
+    stays = distilled(study, contrary, student, targets, 1)
+    assert all(torch.equal(stays[name], student[name]) for name in student)
+    moved_on = distilled(study, agreeing, student, targets, 1)
+    assert not all(torch.equal(moved_on[name], student[name]) for name in student)
+    one_look = distilled(stopped(every=12), agreeing, student, targets, 1)
+    assert all(torch.equal(moved_on[name], one_look[name]) for name in student)
+
+
+def test_classes_are_asked_of_the_held_out_rows_alone_and_these_are_in_no_batch() -> None:
+    study, common = stopped(), toy_common()
+    out = held_out_rows(study)
+    student, *teachers = models(study, [1, 2, 3])
+    targets = ensemble_targets(study, common, teachers)
+    assert common.y is not None
+    y = targets.argmax(dim=1)
+    found = distilled(study, replace(common, y=y), student, targets, 1)
+    turned, other = 1 - y, targets.clone()
+    turned[out], other[out] = y[out], 1 - targets[out]
+    again = distilled(study, replace(common, y=turned), student, other, 1)
+    assert all(torch.equal(found[name], again[name]) for name in student)
+    with pytest.raises(BadData, match="`early_stopping` in \\[algorithm\\] needs the common set's classes"):
+        distilled(study, replace(common, y=None), student, targets, 1)
+
+
+def test_a_federation_with_early_stopping_reads_the_classes(tmp_path: Path) -> None:
+    path = tmp_path / "common.csv"
+    path.write_text("\n".join(["u,v,w", *(f"{k},1,2" for k in range(10))]) + "\n")
+    study = stopped()
+    assert len(read_common(study_of("feddf"), task_of(study), path).x) == 10
+    with pytest.raises(BadData, match="no column `ill`"):
+        read_common(study, task_of(study), path)
+    assert both(study).digest == both(study).digest
+    assert "early_stopping" not in study_of("feddf").algorithm.settings
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.09, 0), (0.9, 9)])
+def test_a_common_set_too_small_for_early_stopping_is_refused(fraction: float, count: int) -> None:
+    with pytest.raises(BadData) as refused:
+        stopped(fraction=fraction)
+    assert f"`early_stopping` in [algorithm] holds out {count} of the common set's 10 rows" in refused.value.message
+
+
 COORDINATOR = """
 import json, sys
 from pathlib import Path
@@ -490,10 +621,11 @@ assert "torch" not in sys.modules
 """
 
 
-def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": STOPPING}], ids=["all-steps", "early-stopping"])
+def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = [f"{k},{-k}.5,{k * k / 10},no" for k in range(10)]
     (tmp_path / "common.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
-    study = study_of("feddf", sites=2)
+    study = study_of("feddf", sites=2, **settings)
     common = study.common
     assert common is not None
     right = common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
