@@ -83,11 +83,9 @@ class Resample(nn.Module):
         build: Callable[..., nn.Module] = (TRANSPOSED if grows else CONVOLUTIONS)[len(size)]
         self.layer = build(channels, width, step, step)
 
-    def forward(self, x: Tensor, size: Shape = ()) -> Tensor:
-        """``size``: of the result, where it is not that of ``outputs``."""
+    def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.layer(x)
-        size = size or self.size
-        return found if tuple(found.shape[2:]) == size else POOLS[len(size)](found, size)
+        return found if tuple(found.shape[2:]) == self.size else POOLS[len(self.size)](found, self.size)
 
 
 class Fusion(nn.Module):
@@ -107,9 +105,9 @@ class Fusion(nn.Module):
         """Equation 5: I_fl of I_l and I_g; I_l itself where there is no I_g."""
         if self.up is None or beside is None:
             return local
-        raised: Tensor = self.up(
-            beside, tuple(local.shape[2:])
-        )  # which images of another site's size have of their own
+        raised: Tensor = self.up(beside)
+        if raised.shape[2:] != local.shape[2:]:  # images of another size than the site's own
+            raised = POOLS[raised.dim() - 2](raised, local.shape[2:])
         if not self.weighed:
             return (local + raised) / 2
         a, b = source_weights(local, raised)
