@@ -28,9 +28,9 @@ def run_central(
     *,
     site: str = POOL,
 ) -> Outcome:
-    """Train the study's network on what all of ``folder/SITE`` have for training, with its [training] and rounds.
+    """Train the study's default network on what all of ``folder/SITE`` have for training, as [training] says.
 
-    The checkpoints are chosen on the pool's validation split, after each round. The outcome's ``checkpoints`` have each
+    As many rounds as the study's. The checkpoints are chosen on the pool's validation split, after each round. The outcome's ``checkpoints`` have each
     of the study's sites, with the one model's scores on that site's test rows; its ``sessions`` have the pool alone.
 
     Args:
@@ -47,10 +47,8 @@ def run_central(
             hint='leave out the rows of kind "central"; a task offers it with `load_pooled`',
         )
     sources = find(study, folder)
-    tests: dict[str, Split] = {}
     require_tests(study, folder, sources)
-    if normalisation == "site":  # before the pool is in memory: of the sites' own data, their tests alone stay
-        tests = {name: data.test for name, data in load_sites(study, task, folder).items() if data.test is not None}
+    own = _own_tests(study, task, folder) if normalisation == "site" else {}  # before the pool is in memory
     fraction = study.checkpoints.validation_fraction
     data, matched = task.load_pooled(sources, site=site, seed=study.study.seed, validation_fraction=fraction)
     pooled = pooled_study(study, site)
@@ -61,7 +59,7 @@ def run_central(
         outcome,
         checkpoints={
             name: {kind: _judged(kinds[kind], restored[kind], task, test) for kind in kinds}
-            for name, test in (tests or matched).items()
+            for name, test in (own or matched).items()
         },
     )
 
@@ -71,6 +69,12 @@ def pooled_study(study: StudyFile, site: str = POOL) -> StudyFile:
     study = catalog.network_of(study, site="")
     section = study.study.model_copy(update={"sites": (site,), "quorum": None})
     return catalog.resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
+
+
+def _own_tests(study: StudyFile, task: Task, folder: Path) -> dict[str, Split]:
+    """Each site's test rows on its own scale, at the size of the default network."""
+    sites = load_sites(catalog.network_of(study, site=""), task, folder)
+    return {name: data.test for name, data in sites.items() if data.test is not None}
 
 
 def _judged(checkpoint: Checkpoint, model: Restored, task: Task, test: Split) -> Checkpoint:
