@@ -30,8 +30,9 @@ def run_central(
 ) -> Outcome:
     """Train the study's default network on what all of ``folder/SITE`` have for training, as [training] says.
 
-    As many rounds as the study's. The checkpoints are chosen on the pool's validation split, after each round. The outcome's ``checkpoints`` have each
-    of the study's sites, with the one model's scores on that site's test rows; its ``sessions`` have the pool alone.
+    As many rounds as the study's. The checkpoints are chosen on the pool's validation split, after each round. The
+    outcome's ``checkpoints`` have each of the study's sites, with the one model's scores on that site's test rows; its
+    ``sessions`` have the pool alone.
 
     Args:
         normalisation: "matched": test rows on the pool's scale; "site": on the site's own, as FENDA-FL's authors did.
