@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from coordinator.study import Kind, Life, Phase
 from wardround import canonical, receipts
 from wardround.errors import BadData
+from wardround.networks import own_tensors
 from wardround.receipts import EMPTY_HEAD, LedgerHead
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import Manifest, TensorFile, TensorSpec
@@ -121,10 +122,11 @@ def may_count(claim: Claim, known: Known | None) -> Refusal | None:
 
 
 def is_as_declared(claim: Claim, known: Known) -> Refusal | None:
-    """Checks 8 to 12: exactly the tensors that the study shares, and numbers in the form that it says."""
+    """Checks 8 to 12: exactly the tensors that the study has this site share, and numbers in the form that it says."""
     assert known.life.round
     closing = known.life.round.closing
-    if refusal := _manifest_refusal(claim.manifest.specs, () if closing else known.shared):
+    own = own_tensors(known.file, claim.site, known.shared)
+    if refusal := _manifest_refusal(claim.manifest.specs, () if closing else tuple(own.values())):
         return refusal
     told = known.file.told
     names = [name for name, _ in claim.metrics]

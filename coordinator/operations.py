@@ -237,7 +237,7 @@ class Operations:
             known = {row["name"] for row in records.all(store.sites) if row["revoked_s"] is None}
         return {
             "id": study.name, "revision": study.revision, "study_digest": study.digest,
-            "initial_digest": study.initial, "bytes_per_round": study.manifest.bytes, "new": new,
+            "initial_digest": study.initial, "bytes_per_round": study.bytes_per_update, "new": new,
             "not_enrolled": [site for site in study.rules.sites if site not in known],
         }  # fmt: skip
 

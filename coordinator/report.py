@@ -81,7 +81,7 @@ def full(
         "model": study.file.model.name,
         "quorum": study.rules.needed,
         "initial_digest": study.initial,
-        "bytes_per_update": study.manifest.bytes,
+        "bytes_per_update": study.bytes_per_update,
         "tensors": [{"name": spec.key, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in study.shared],
         "rounds_closed": [row for row in attempts if row["outcome"] == Outcome.CLOSED and not row["closing"]],
         "attempts": attempts,

@@ -14,6 +14,7 @@ from coordinator.study import Life, Outcome, Phase, Round, Rules
 from fl_algorithms import catalog
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import ServerHalf, server_half
+from wardround.networks import own_tensors
 from wardround.study import StudyFile
 from wardround.tensors import Entry, Manifest, TensorSpec
 
@@ -42,7 +43,7 @@ class Study:
     """One revision of a study and how it goes.
 
     Attributes:
-        manifest: of the initial model: what every update holds.
+        manifest: of the initial model: what every update holds; of unlike networks, its site's part.
         newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
     """
 
@@ -71,6 +72,12 @@ class Study:
     @property
     def shared(self) -> tuple[TensorSpec, ...]:
         return self.manifest.specs
+
+    @property
+    def bytes_per_update(self) -> int:
+        """Of the largest, where sites' networks are unlike each other."""
+        parts = [own_tensors(self.file, site, self.shared).values() for site in self.rules.sites]
+        return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @property
     def known(self) -> Known:

@@ -107,6 +107,7 @@ class MethodRow:
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
+        unlike: sites' networks may share different tensors, of which the server half then keeps each network's apart.
         common: who holds a copy of the study's [common] set, SITES or COORDINATOR; "": the method has no use for one.
         exposure: whether the coordinator keeps a site's own model apart ("coordinator"), and also sends it to the
             other sites ("sites"); a site's policy must allow that.
@@ -125,6 +126,7 @@ class MethodRow:
     plain_sgd: bool = False
     same_start: bool = False
     validation: bool = False  # also used by the method itself, not only to choose checkpoints
+    unlike: bool = False
     exposure: str = ""
     common: str = ""
     lab_only: bool = False
@@ -260,13 +262,13 @@ METHODS: Mapping[str, MethodRow] = {
         _method(
             "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
             "records, optimizer state", client="fedavg", settings=FedDfSettings,
-            server="fl_algorithms.server.feddf:feddf", one_global_model=True, common=COORDINATOR,
+            server="fl_algorithms.server.feddf:feddf", one_global_model=True, unlike=True, common=COORDINATOR,
         ),
         _method(
             "pfeddf", "pFedDF", "FedDF with a student for each site: an interpretation of a baseline of KT-pFL, "
             "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
-            client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", common=COORDINATOR,
-            exposure="coordinator",
+            client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", unlike=True,
+            common=COORDINATOR, exposure="coordinator",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,

@@ -61,20 +61,28 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
         path = Path(head["common"])
         require_common(study, path, "create the study again with the right file")
         common = read_common(study, task_of(study), path)
-    specs = leaving(study, algorithm_of(study), _networks(study))
-    students, teachers = ([_read(request, specs) for _ in range(head[kind])] for kind in ("students", "teachers"))
-    targets = ensemble_targets(study, common, teachers)
-    done = [distilled(study, common, student, targets, head["round"]) for student in students]
+    own = {site: catalog.network_of(study, site) for site in (*head["students"], *head["teachers"])}
+    specs = {site: leaving(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
+    students, teachers = (
+        [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
+    )
+    targets = ensemble_targets(common, teachers)
+    done = [distilled(one, common, student, targets, head["round"]) for one, student in students]
     reply.write(b'{"ok": true}\n')
-    for student in done:
-        for spec in specs:
+    for site, student in zip(head["students"], done, strict=True):
+        for spec in specs[site]:
             reply.write(student[spec.key].contiguous().numpy().astype("<f4", copy=False).tobytes())
 
 
-def ensemble_targets(study: StudyFile, common: Common, teachers: Sequence[Network]) -> Tensor:
-    """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper."""
-    networks, total = _networks(study), torch.zeros(())
-    for teacher in teachers:
+def ensemble_targets(common: Common, teachers: Sequence[tuple[StudyFile, Network]]) -> Tensor:
+    """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper.
+
+    Args:
+        teachers: each with the study as its site trains it, ``catalog.network_of``.
+    """
+    total = torch.zeros(())
+    for study, teacher in teachers:
+        networks = _networks(study)
         _load(networks, teacher)
         total = total + class_logits(compute_logits(algorithm_of(study), networks, common.x)).double()
     return torch.softmax(total / len(teachers), dim=1).float()

@@ -49,7 +49,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Offer:
-    """One exact study as the coordinator offers it. ``document`` is the resolved study."""
+    """One exact study as the coordinator offers it: ``document`` is the resolved study, and of its initial model
+    ``initial_model`` is this site's part.
+    """
 
     study: str
     revision: int

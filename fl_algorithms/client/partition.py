@@ -15,6 +15,7 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Networks, seeded
 from wardround.errors import BadData
+from wardround.networks import bundle_of
 from wardround.study import DEFAULT_NETWORK, StudyFile
 from wardround.tensors import MODEL, TensorSpec
 
@@ -27,7 +28,8 @@ DTYPES = {
 
 PARAMETERS_TOLD = 12  # in a hint
 UNLIKE_HINT = (
-    "methods for different networks: mhpflgb, whose shared network is its own; lgfedavg, where the heads are alike"
+    "methods for different networks: mhpflgb, whose shared network is its own; lgfedavg, where the heads are alike; "
+    "feddf and pfeddf, which distil one into another"
 )
 
 
@@ -66,9 +68,17 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         chosen: the label of the network that the site itself chose, if any.
 
     Raises:
-        BadData: two networks of the study share different tensors; or as ``build``.
+        BadData: two networks of the study share different tensors, and the method does not take that or the site chose
+            another than its own; or as ``build``.
     """
-    refuse_unlike_networks(study)
+    unlike, assigned = refuse_unlike_networks(study), catalog.network_label(study, site)
+    if unlike and catalog.network_label(study, site, chosen) != assigned:
+        raise BadData(
+            f"algorithm `{study.algorithm.name}` averages each network by itself, so this site trains the one that the "
+            f"study gives it, `{assigned}`, and not `{chosen}`",
+            hint="take `network` out of the data's entry in data.toml, or ask the study's author to assign the other",
+        )
+    apart = unlike and [catalog.network_label(study, other) for other in study.study.sites].count(assigned) == 1
     study = catalog.network_of(study, site, chosen)
     algorithm = algorithm_of(study)
     networks = build(study, task_of(study), algorithm, site)
@@ -84,19 +94,39 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
-    return Partition(leaves, private + kept, comes, catalog.exposure(study))
+    own_model = catalog.COORDINATOR if apart else ""  # the mean of one site's network is that network
+    return Partition(leaves, private + kept, comes, catalog.exposure(study) or own_model)
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:
     """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload.
 
-    Of a study with several networks, those of the default one.
+    Of a study with several networks, those of the default one; where they are unlike each other, those of each that a
+    site trains, as ``wardround.networks`` says.
 
     Raises:
         BadData: as ``describe``.
     """
-    refuse_unlike_networks(study)
-    study = catalog.network_of(study, site="")
+    if not refuse_unlike_networks(study):
+        return _shared_of(catalog.network_of(study, site=""))
+    found: dict[str, Tensor] = {}
+    for label in {catalog.network_label(study, site) for site in study.study.sites}:
+        bundle = bundle_of(study, label)
+        own = _shared_of(catalog.network_of(study, "", label))
+        found |= {key if bundle == MODEL else f"{bundle}/{key}": tensor for key, tensor in own.items()}
+    return dict(sorted(found.items()))
+
+
+def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """What such an initial model holds, in its order."""
+    parts = {key: key.rpartition("/") for key in tensors}
+    return tuple(
+        TensorSpec(name, DTYPES[tensors[key].dtype], tuple(tensors[key].shape), bundle or MODEL)
+        for key, (bundle, _, name) in parts.items()
+    )
+
+
+def _shared_of(study: StudyFile) -> dict[str, Tensor]:
     algorithm = algorithm_of(study)
     networks = build(study, task_of(study), algorithm, site="")
     tensors = all_tensors(networks)
@@ -106,14 +136,15 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
     }
 
 
-def refuse_unlike_networks(study: StudyFile) -> None:
-    """What leaves must be the same list of tensors at every site, whichever of the study's networks it trains.
+def refuse_unlike_networks(study: StudyFile) -> bool:
+    """Whether what leaves is another list of tensors for one of the study's networks than for another, which only some
+    methods take.
 
     Raises:
-        BadData: naming the first network and tensor of which that is not so.
+        BadData: this one does not; naming the first network and tensor of which that is so.
     """
     if not study.networks:
-        return
+        return False
     shared: dict[str, dict[str, TensorSpec]] = {}
     for label, one in catalog.each_network(study).items():
         algorithm = algorithm_of(one)
@@ -122,6 +153,8 @@ def refuse_unlike_networks(study: StudyFile) -> None:
     default = shared.pop(DEFAULT_NETWORK)
     for label, found in shared.items():
         odd = next((key for key in sorted(default.keys() | found.keys()) if default.get(key) != found.get(key)), None)
+        if odd is not None and catalog.method(study).unlike:
+            return True
         if odd is not None:
             ours, theirs = (f"`{odd}` {list(t[odd].shape)}" if odd in t else f"no `{odd}`" for t in (found, default))
             theirs = theirs if odd not in found or odd not in default else f"it as {list(default[odd].shape)}"
@@ -130,6 +163,7 @@ def refuse_unlike_networks(study: StudyFile) -> None:
                 f"`{study.algorithm.name}` needs one architecture",
                 hint=UNLIKE_HINT,
             )
+    return False
 
 
 def task_of(study: StudyFile) -> Task:

@@ -52,13 +52,13 @@ def init(
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
     resolved = catalog.resolve(study_file.load(study, setting, variant), source=study.name)
-    from fl_algorithms.client.partition import describe
+    from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.durable import write_file
     from wardround.tensors import file_header
 
     tensors = _initial(resolved, weights)
-    specs = describe(resolved, resolved.study.sites[0]).leaves
+    specs = specs_of(tensors)
     write_file(out, (file_header(specs), *(payload(tensors[spec.key]) for spec in specs)), mode=0o644)
     digest = manifest(tensors, specs).digest()
     say(f"{len(specs)} tensors, {sum(spec.bytes for spec in specs):,} bytes, written to {out}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.partition import describe, initial_model, task_at
+from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
@@ -58,7 +58,7 @@ def run_federation(
     sessions = {site: SiteSession(study, site, task_at(study, task, site), data[site]) for site in study.study.sites}
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study) if start is None else start
-    half = server_half(study, describe(study, study.study.sites[0]).leaves)
+    half = server_half(study, specs_of(start))
     model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
     best, best_model = BestGlobal(), model
     common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
@@ -140,7 +140,7 @@ def aggregate(
         Update(
             site,
             study.told.count(result.num_examples),
-            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in half.leaves}),
+            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in half.leaves_of(site)}),
         )
         for site, result in sorted(results.items())
     ]
@@ -151,7 +151,7 @@ def aggregate(
 def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
     """What ``site`` downloads of the kept tensors, by bundle and name."""
     bundles: dict[str, dict[str, Tensor]] = {}
-    for spec, source in zip(half.comes, half.sources(_source(model), site, round_number), strict=True):
+    for spec, source in zip(half.comes_to(site), half.sources(_source(model), site, round_number), strict=True):
         bundles.setdefault(spec.bundle, {})[spec.name] = model[source]
     return bundles
 

@@ -3,12 +3,14 @@
     target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the common set
 
 The coordinator holds a copy of the common set, and sees each site's network on its own. ``pfeddf`` distils into one
-student for each site, which begins as that site's network; of a site that did not answer, the student stays.
+student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
+sites train unlike networks, ``feddf`` has a student for each of these, which begins as the mean of its own sites' and
+learns from all.
 
 Distilling needs torch: ``fl_algorithms.ensemble`` does it, in a process of its own where this one has no torch.
 
-Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithm 1,
-for one architecture. Without early stopping, which needs labelled rows, the number of steps is fixed.
+Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithms 1
+and 3. Without early stopping, which needs labelled rows, the number of steps is fixed.
 https://arxiv.org/abs/2006.07242
 """
 
@@ -18,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,54 +43,83 @@ from fl_algorithms.server.halves import (
 )
 from fl_algorithms.settings.methods import FedDfSettings
 from wardround.errors import BadData
+from wardround.networks import own_tensors
 from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
 ENSEMBLE = "fl_algorithms.ensemble"
-Write = Callable[[Sink], None]  # gives a network's payload: the leaving tensors in their order
+Network = tuple[str, Callable[[Sink], None]]  # a site that trains it, and what gives its payload: that site's tensors
 NO_TORCH = "pip install 'wardround[site]' where the coordinator runs"
 
 
+@dataclass(frozen=True)
+class Student:
+    """A network that is kept, and whose it is: ``kept`` holds, in their order, what its sites call ``own``."""
+
+    sites: tuple[str, ...]
+    kept: Specs
+    own: Specs
+
+
 def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
-    """What is kept is the one student."""
+    """What is kept is a student for each network that sites train, where these are unlike each other; else one."""
+    keys = {site: tuple(own_tensors(study, site, leaves)) for site in study.study.sites}
+    specs = {spec.key: spec for spec in leaves}
+    students = []
+    for mine in dict.fromkeys(keys.values()):
+        sites = tuple(site for site in keys if keys[site] == mine)
+        own = tuple(own_tensors(study, sites[0], leaves).values())
+        students.append(Student(sites, tuple(specs[key] for key in mine), own))
 
     def aggregate(round_: Round) -> None:
-        student = partial(_mean, leaves, round_)
-        with distilled(study, round_, [student], _teachers(leaves, round_, leaves)) as reply:
-            for spec in leaves:
-                write_tensor(spec, partial(_next, reply), round_.sink)
+        begin = [(student.sites[0], partial(_mean, student, round_)) for student in students]
+        with distilled(study, round_, begin, _teachers(students, round_)) as reply:
+            for student in students:
+                for spec in student.kept:
+                    write_tensor(spec, partial(_next, reply), round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate)
+    keeps = tuple(Kept(spec, spec.key) for student in students for spec in student.kept)
+    return _half(leaves, keeps, students, aggregate)
 
 
 def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
-    """What is kept is a student for each site; they begin alike."""
-    sites = study.study.sites
-    own = [
-        tuple(TensorSpec(spec.key, spec.dtype, spec.shape, f"site_{i}") for spec in leaves) for i in range(len(sites))
-    ]
-    keeps = tuple(Kept(mine, spec.key) for specs in own for mine, spec in zip(specs, leaves, strict=True))
-
-    def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
-        return tuple(spec.key for spec in own[sites.index(site)])
+    """What is kept is a student for each site; those of one network begin alike."""
+    students, keeps = [], []
+    for i, site in enumerate(study.study.sites):
+        own = own_tensors(study, site, leaves)
+        kept = tuple(TensorSpec(spec.key, spec.dtype, spec.shape, f"site_{i}") for spec in own.values())
+        students.append(Student((site,), kept, tuple(own.values())))
+        keeps += [Kept(mine, key) for mine, key in zip(kept, own, strict=True)]
 
     def aggregate(round_: Round) -> None:
         answered = {update.site for update in round_.updates}
-        teachers: list[Write] = []
-        for update in round_.updates:
-            teachers += _teachers(leaves, Round(0, round_.kept, [update], len), own[sites.index(update.site)])
+        teachers = _teachers(students, round_)
         with distilled(study, round_, teachers, teachers) as reply:
-            for site, specs in zip(sites, own, strict=True):
-                for spec in specs:
+            for student in students:
+                for spec in student.kept:
                     old = partial(_kept, round_.kept, spec.key)
-                    write_tensor(spec, partial(_next, reply) if site in answered else old, round_.sink)
+                    new = answered.issuperset(student.sites)
+                    write_tensor(spec, partial(_next, reply) if new else old, round_.sink)
 
-    return ServerHalf(leaves, keeps, leaves, aggregate, chosen)
+    return _half(leaves, tuple(keeps), students, aggregate)
+
+
+def _half(
+    leaves: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
+) -> ServerHalf:
+    """Each site sends and downloads its student."""
+    of = {site: student for student in students for site in student.sites}
+
+    def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
+        return tuple(spec.key for spec in of[site].kept)
+
+    unlike = {site: student.own for site, student in of.items() if student.own != leaves}
+    return ServerHalf(leaves, keeps, leaves, aggregate, chosen, unlike)
 
 
 @contextmanager
 def distilled(
-    study: StudyFile, round_: Round, students: Sequence[Write], teachers: Sequence[Write]
+    study: StudyFile, round_: Round, students: Sequence[Network], teachers: Sequence[Network]
 ) -> Iterator[IO[bytes]]:
     """The students' payloads after they have learnt from the teachers, one after another, as a stream to be read.
 
@@ -99,13 +131,13 @@ def distilled(
         raise BadData(f"algorithm `{name}` distils at the coordinator, which has no copy of the common set")
     path = str(round_.common) if isinstance(round_.common, Path) else None
     head = {
-        "study": study.document(), "round": round_.number, "common": path, "students": len(students),
-        "teachers": len(teachers),
+        "study": study.document(), "round": round_.number, "common": path,
+        "students": [site for site, _ in students], "teachers": [site for site, _ in teachers],
     }  # fmt: skip
 
     def ask(request: IO[bytes]) -> None:
         request.write(json.dumps(head).encode() + b"\n")
-        for write in (*students, *teachers):
+        for _, write in (*students, *teachers):
             write(request.write)
 
     if "torch" in sys.modules:  # the lab, which has torch anyway
@@ -146,13 +178,14 @@ def require_torch(algorithm: str) -> None:
         )
 
 
-def _teachers(leaves: Specs, round_: Round, bases: Specs) -> list[Write]:
-    """Each site's network: what it downloaded, kept as ``bases``, and its delta."""
-    return [partial(_network, leaves, round_.kept, bases, update) for update in round_.updates]
+def _teachers(students: Sequence[Student], round_: Round) -> list[Network]:
+    """Each site's network: what it downloaded, and its delta."""
+    of = {site: student for student in students for site in student.sites}
+    return [(update.site, partial(_network, of[update.site], round_.kept, update)) for update in round_.updates]
 
 
-def _network(leaves: Specs, kept: BlockSource, bases: Specs, update: Update, sink: Sink) -> None:
-    for spec, base in zip(leaves, bases, strict=True):
+def _network(student: Student, kept: BlockSource, update: Update, sink: Sink) -> None:
+    for base, spec in zip(student.kept, student.own, strict=True):
 
         def value(start: int, count: int, key: str = spec.key, base: str = base.key) -> F64:
             return _kept(kept, base, start, count) + update.deltas.block(key, start, count)
@@ -160,11 +193,14 @@ def _network(leaves: Specs, kept: BlockSource, bases: Specs, update: Update, sin
         write_tensor(spec, value, sink)
 
 
-def _mean(leaves: Specs, round_: Round, sink: Sink) -> None:
-    for spec in leaves:
+def _mean(student: Student, round_: Round, sink: Sink) -> None:
+    """Over the student's sites that answered; as it was kept, where none did."""
+    updates = [update for update in round_.updates if update.site in student.sites]
+    for base, spec in zip(student.kept, student.own, strict=True):
 
-        def value(start: int, count: int, key: str = spec.key) -> F64:
-            return mean_delta(round_.updates, key, start, count) + round_.kept.block(key, start, count)
+        def value(start: int, count: int, key: str = spec.key, base: str = base.key) -> F64:
+            delta = mean_delta(updates, key, start, count) if updates else np.zeros(count)
+            return delta + round_.kept.block(base, start, count)
 
         write_tensor(spec, value, sink)
 

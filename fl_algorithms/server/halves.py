@@ -5,10 +5,12 @@ Three lists of tensors, which for the mean are one:
     leaves   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
     keeps    what the coordinator keeps between rounds, in one file
     comes    what a site downloads: for each, the kept tensor that it is, which may differ from site to site
+
+Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``unlike`` has its list.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Protocol
@@ -47,7 +49,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Update:
-    """An accepted update: all of ``leaves``. The number of examples is as the site tells it."""
+    """An accepted update: all that the site sends. The number of examples is as the site tells it."""
 
     site: str
     num_examples: int
@@ -84,6 +86,7 @@ class ServerHalf:
         sources: (kept tensors, site, round) -> for each of ``comes`` the key of the kept tensor that this site
             downloads; None: those of the same key. May read small tensors; asked again it says the same.
         aggregate: writes the next kept tensors. Raises BadData: a value is beyond float32.
+        unlike: site -> its own list, in place of ``leaves`` and ``comes``: these are then the whole initial model's.
     """
 
     leaves: Specs
@@ -91,6 +94,7 @@ class ServerHalf:
     comes: Specs
     aggregate: Callable[[Round], None]
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
+    unlike: Mapping[str, Specs] = field(default_factory=dict)
 
     @cached_property
     def kept_specs(self) -> Specs:
@@ -99,10 +103,19 @@ class ServerHalf:
     @cached_property
     def passes(self) -> bool:
         """Whether a site downloads the kept tensors as they are, and these begin as the initial model."""
-        return self.kept_specs == self.comes == self.leaves and all(kept.source == kept.spec.key for kept in self.keeps)
+        alike = self.kept_specs == self.comes == self.leaves and not self.unlike
+        return alike and all(kept.source == kept.spec.key for kept in self.keeps)
+
+    def leaves_of(self, site: str) -> Specs:
+        """What ``site`` sends."""
+        return self.unlike.get(site, self.leaves)
+
+    def comes_to(self, site: str) -> Specs:
+        """What ``site`` downloads."""
+        return self.unlike.get(site, self.comes)
 
     def sources(self, kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
-        """For each of ``comes`` the key of the kept tensor that this site downloads for this round."""
+        """For each of ``comes_to(site)`` the key of the kept tensor that this site downloads for this round."""
         return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.comes)
 
     def start(self, initial: BlockSource, sink: Sink) -> None:
@@ -119,7 +132,11 @@ class ServerHalf:
 
 
 def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
-    """The server half of a resolved study whose updates hold ``leaves``."""
+    """The server half of a resolved study.
+
+    Args:
+        leaves: what its initial model holds, and each update too, unless networks are unlike.
+    """
     _, _, settings = catalog.settings_of(study)
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:

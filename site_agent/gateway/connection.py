@@ -52,12 +52,22 @@ class ChangedOnTheWay(BadData):
 
 
 class Connection:
-    """A channel with one certificate. ``bytes_up`` counts payload bytes given to the line, ``meter`` all the others."""
+    """A channel with one certificate. ``bytes_up`` counts payload bytes given to the line, ``meter`` all the others.
+
+    ``site``: whose certificate it is; "" before it has joined.
+    """
 
     def __init__(
-        self, address: str, authority: bytes, key: bytes, certificate: bytes, meter: Meter | None = None
+        self,
+        address: str,
+        authority: bytes,
+        key: bytes,
+        certificate: bytes,
+        meter: Meter | None = None,
+        site: str = "",
     ) -> None:
         self.address = address
+        self.site = site
         self.meter = meter or Meter()
         self.bytes_up = 0
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
@@ -100,7 +110,7 @@ class Connection:
             with interrupt.ending(call.cancel):
                 reply = call.result()
         rpc.refuse_other_version(reply.coordinator_version, "coordinator")
-        offers = [offer_or_none(message) for message in reply.studies]
+        offers = [offer_or_none(message, self.site) for message in reply.studies]
         return [offer for offer in offers if offer is not None]
 
     def declare(
@@ -130,7 +140,7 @@ class Connection:
                 for event in call:
                     kind = event.WhichOneof("kind")
                     if kind == "offer":
-                        offer = offer_or_none(event.offer)
+                        offer = offer_or_none(event.offer, self.site)
                         if offer is not None:
                             yield offer
                     elif kind == "assignment":

@@ -254,7 +254,7 @@ def open_gate(state: SiteState, site: Site, ledger: Ledger) -> Gate:
 
 def open_line(site: Site, own: Identity) -> Line:
     """A line to the coordinator with the site's certificate as it is on the disk."""
-    return Line(lambda meter: Connection(site.address, *own.credentials(), meter))
+    return Line(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from site_agent.state import Offer
 from wardround import canonical, rpc
 from wardround.errors import BadData, WardroundError
+from wardround.networks import own_part
 from wardround.receipts import LedgerHead
 from wardround.study import STUDY_NAME, StudyFile, study_digest
 from wardround.tensors import Manifest
@@ -99,8 +100,8 @@ def open_message(opening: Opening) -> pb.UploadOpen:
     )  # fmt: skip
 
 
-def offer_from(message: pb.StudyOffer) -> Offer:
-    """An offer whose parts agree.
+def offer_from(message: pb.StudyOffer, site: str) -> Offer:
+    """An offer whose parts agree. Of the initial model it has the part that is of ``site``.
 
     Raises:
         BadData: a name, document or manifest of another form, or a digest that is not over them.
@@ -118,13 +119,13 @@ def offer_from(message: pb.StudyOffer) -> Offer:
             f"the coordinator offers `{study}` under a digest that is not its own: {digest[:12]}…",
             code="REVISION_CHANGED",
         )
-    return Offer(study, message.revision, digest, message.state, document, manifest.document())
+    return Offer(study, message.revision, digest, message.state, document, own_part(parsed, site, manifest).document())
 
 
-def offer_or_none(message: pb.StudyOffer) -> Offer | None:
+def offer_or_none(message: pb.StudyOffer, site: str) -> Offer | None:
     """One offer that cannot be believed does not hide the others: it is logged and left out."""
     try:
-        return offer_from(message)
+        return offer_from(message, site)
     except WardroundError as error:
         log.error("an offer was left out: %s", error.message)
         return None

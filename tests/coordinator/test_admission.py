@@ -77,6 +77,24 @@ def test_a_site_that_was_refused_or_declined_may_still_send_a_good_update_while_
     assert admission.may_count(CLAIM, with_answer(Answer(kind, "TENSOR_NOT_FINITE", "v"))) is None
 
 
+def test_of_unlike_networks_a_site_sends_its_own_alone() -> None:
+    """Alpha trains [model], bravo [networks.wide]: what would be right of the other is refused."""
+    named = {"name": "mlp"}
+    file = StudyFile.from_document({**DOCUMENT, "networks": {"wide": named}, "assigned": {"bravo": "wide"}})
+    wide = TensorSpec("weight", "F32", (5, 3))
+    known = replace(KNOWN, file=file, shared=(*SHARED, replace(wide, bundle="network_0")))
+    bravo = replace(CLAIM, site="bravo", manifest=manifest((wide,)))
+    assert admission.is_as_declared(CLAIM, known) is None
+    assert admission.is_as_declared(bravo, known) is None
+    for claim, refusal in (
+        (replace(CLAIM, manifest=manifest((wide,))), Refusal("MANIFEST_NAMES", "bias")),
+        (replace(bravo, manifest=manifest()), Refusal("MANIFEST_NAMES", "bias")),
+        (replace(bravo, manifest=manifest((replace(wide, shape=(2, 3)),))), Refusal("MANIFEST_SHAPE", "weight")),
+        (replace(bravo, manifest=manifest(known.shared)), Refusal("MANIFEST_NAMES", "bias")),
+    ):
+        assert admission.is_as_declared(claim, known) == refusal
+
+
 BIAS, WEIGHT = SHARED
 
 

@@ -370,6 +370,11 @@ def both(study: StudyFile, sites: list[str] | None = None) -> Any:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
 
 
+def targets_of(study: StudyFile, common: Common, teachers: list[Any]) -> torch.Tensor:
+    """What teachers of one network say together."""
+    return ensemble_targets(common, [(study, teacher) for teacher in teachers])
+
+
 def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
     """Whole networks of the study, unlike each other."""
     sections = [study.study.model_copy(update={"seed": seed}) for seed in seeds]
@@ -395,8 +400,8 @@ def test_pfeddf_without_steps_is_each_site_alone() -> None:
 def test_the_ensembles_target_is_the_slow_one_whatever_the_teachers_order() -> None:
     study = study_of("feddf")
     teachers, common = models(study, [1, 2, 3]), toy_common()
-    found = ensemble_targets(study, common, teachers)
-    backwards = ensemble_targets(study, common, teachers[::-1])
+    found = targets_of(study, common, teachers)
+    backwards = targets_of(study, common, teachers[::-1])
     logits = [Restored(study, task_of(study), teacher).logits(common.x)[:, 0].tolist() for teacher in teachers]
     slow = [1 / (1 + math.exp(-sum(row) / 3)) for row in zip(*logits, strict=True)]
     np.testing.assert_allclose(found[:, 1], slow, rtol=1e-5)
@@ -408,7 +413,7 @@ def test_a_student_that_says_what_the_teachers_say_stays() -> None:
     """The gradient is nought but for rounding, of which Adam makes steps as of any other: plain distances are small."""
     study = study_of("feddf", distil_steps=1, distil_learning_rate=1e-4)
     (network,) = models(study, [4])
-    targets = ensemble_targets(study, toy_common(), [network, network, network])
+    targets = targets_of(study, toy_common(), [network, network, network])
     after = distilled(study, toy_common(), network, targets, 1)
     assert all((after[name] - network[name]).abs().max() <= 1.1e-4 for name in network)
 
@@ -416,7 +421,7 @@ def test_a_student_that_says_what_the_teachers_say_stays() -> None:
 def test_a_student_comes_to_say_what_the_teachers_say() -> None:
     study, common = study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10), toy_common()
     student, *teachers = models(study, [1, 2, 3])
-    targets = ensemble_targets(study, common, teachers)
+    targets = targets_of(study, common, teachers)
     task = task_of(study)
     gaps = [
         float((Restored(study, task, network).probabilities(common.x).float() - targets).abs().mean())
@@ -428,7 +433,7 @@ def test_a_student_comes_to_say_what_the_teachers_say() -> None:
 def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
     study, common = study_of("feddf", distil_steps=4), toy_common()
     student, *teachers = models(study, [1, 2, 3])
-    targets = ensemble_targets(study, common, teachers)
+    targets = targets_of(study, common, teachers)
     unlabelled = replace(common, y=None)
     one, other = (distilled(study, held, student, targets, 1) for held in (common, unlabelled))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -464,7 +469,7 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
     half.aggregate(Round(2, kept, updates, out.extend, toy_common()))
     mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
-    targets = ensemble_targets(study, toy_common(), sites)
+    targets = targets_of(study, toy_common(), sites)
     expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
     found = read(half, out)
     assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
@@ -499,7 +504,7 @@ def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.
 def test_a_student_takes_the_slow_steps() -> None:
     study, common = study_of("feddf", distil_steps=3), toy_common()
     student, *teachers = models(study, [1, 2, 3])
-    targets = ensemble_targets(study, common, teachers)
+    targets = targets_of(study, common, teachers)
     found = distilled(study, common, student, targets, 2)
     slow = slow_student(study, common, student, targets, 2)
     for name, tensor in found.items():
@@ -568,7 +573,7 @@ def test_classes_are_asked_of_the_held_out_rows_alone_and_these_are_in_no_batch(
     study, common = stopped(), toy_common()
     out = held_out_rows(study)
     student, *teachers = models(study, [1, 2, 3])
-    targets = ensemble_targets(study, common, teachers)
+    targets = targets_of(study, common, teachers)
     assert common.y is not None
     y = targets.argmax(dim=1)
     found = distilled(study, replace(common, y=y), student, targets, 1)
@@ -648,7 +653,13 @@ def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
 ) -> None:
     (tmp_path / "common.csv").write_text("u,v,w,ill\n")
     study = study_of("feddf")
-    head = {"study": study.document(), "round": 1, "common": str(tmp_path / "common.csv"), "students": 1, "teachers": 0}
+    head = {
+        "study": study.document(),
+        "round": 1,
+        "common": str(tmp_path / "common.csv"),
+        "students": ["ash"],
+        "teachers": [],
+    }
     out = SimpleNamespace(buffer=io.BytesIO())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(head).encode() + b"\n")))
     monkeypatch.setattr(sys, "stdout", out)

@@ -11,17 +11,20 @@ from typer.testing import CliRunner
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import build, describe, initial_model, task_of
+from fl_algorithms.client.partition import build, describe, initial_model, specs_of, task_of
 from fl_algorithms.client.session import Restored, SiteSession
+from fl_algorithms.ensemble import distilled, ensemble_targets
 from fl_algorithms.lab.central import pooled_study
 from fl_algorithms.lab.cli import app
-from fl_algorithms.lab.federation import Outcome, run_federation
+from fl_algorithms.lab.federation import Outcome, aggregate, downlink, run_federation
 from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
+from fl_algorithms.server.halves import server_half
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile, load
+from wardround.networks import own_tensors
+from wardround.study import Named, StudyFile, load
 
 WIDE: dict[str, Any] = {"name": "mlp", "hidden": [6]}
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [5, 3], "norm": "batch"}
@@ -339,3 +342,146 @@ def test_init_refuses_networks_that_share_other_tensors_and_writes_no_file(file:
     with pytest.raises(BadData, match="algorithm `fedavg` needs one architecture"):
         lab("init", file, "--set", "algorithm.name=fedavg", "--out", file.parent / "initial.safetensors")
     assert not (file.parent / "initial.safetensors").exists()
+
+
+# Unlike networks, each averaged by itself: FedDF and pFedDF
+
+TRIO = {"name": "toy", "sites": ["ash", "birch", "cedar"], "rounds": 3, "seed": 5}
+SHARING = {"birch": "deep", "cedar": "deep"}  # ash trains the default network
+
+
+def distilling(method: str = "feddf", *, steps: int = 0, **tables: Any) -> StudyFile:
+    settings = {"name": method, "distil_steps": steps, "distil_batch_size": 4}
+    return study_of(method, **{"study": TRIO, "assigned": SHARING, "algorithm": settings, **tables})
+
+
+def alone(study: StudyFile, sites: list[str], method: str) -> Outcome:
+    """These sites, which train one network, in a federation of their own."""
+    one = catalog.network_of(study, sites[0])
+    section = one.study.model_copy(update={"sites": tuple(sites)})
+    algorithm = Named(name=method)
+    one = catalog.resolve(one.model_copy(update={"study": section, "algorithm": algorithm}), lab=True)
+    return federate(one)
+
+
+@pytest.mark.parametrize("method", ["feddf", "pfeddf"])
+def test_an_initial_model_of_unlike_networks_has_each_that_a_site_trains(method: str) -> None:
+    study = distilling(method)
+    start = initial_model(study)
+    assert {key.rpartition("/")[0] for key in start} == {"", "network_0"}  # `deep` is the first label, `wide` unused
+    assert list(start) == sorted(start)
+    for site in study.study.sites:
+        own = own_tensors(study, site, specs_of(start))
+        assert tuple(own.values()) == describe(study, site).leaves == describe(study, site).comes
+        one = initial_model(catalog.network_of(study, site))
+        assert all(torch.equal(start[key], one[spec.key]) for key, spec in own.items())
+    assert own.keys() == {key for key in start if key.startswith("network_0/")}
+
+
+def test_feddf_without_steps_is_fedavg_of_each_network() -> None:
+    study = distilling()
+    outcome = federate(study)
+    for sites, bundle in ((["ash"], ""), (["birch", "cedar"], "network_0/")):
+        mean = alone(study, sites, "fedavg").shared
+        assert {key for key in outcome.shared if key.rpartition("/")[0] == bundle.rstrip("/")} == {
+            bundle + key for key in mean
+        }
+        assert all(torch.equal(outcome.shared[bundle + key], tensor) for key, tensor in mean.items())
+
+
+def test_pfeddf_without_steps_is_each_site_alone_with_its_own_network() -> None:
+    study = distilling("pfeddf", training={**study_tables()["training"], "init_private": "common"})
+    outcome = federate(study)
+    for place, site in enumerate(study.study.sites):
+        theirs = alone(study, [site], "fedavg").shared
+        assert {key for key in outcome.shared if key.startswith(f"site_{place}/")} == {
+            f"site_{place}/{key}" for key in theirs
+        }
+        for key, tensor in theirs.items():
+            torch.testing.assert_close(outcome.shared[f"site_{place}/{key}"], tensor, rtol=1e-5, atol=1e-6)
+
+
+def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
+    """The kept tensors, what is kept after the first round with these sites, and what each of them made."""
+    start = initial_model(study)
+    half = server_half(study, specs_of(start))
+    sessions = {site: SiteSession(study, site, task_of(study), toy_data(site)) for site in sites}
+    results = {site: session.train(1, downlink(half, start, site, 1)) for site, session in sessions.items()}
+    common = toy_data("ash").common
+    made = {
+        site: (
+            catalog.network_of(study, site),
+            {
+                spec.key: start[source] + results[site].uplink[spec.bundle][spec.name]
+                for source, spec in own_tensors(study, site, specs_of(start)).items()
+            },
+        )
+        for site in sites
+    }
+    return start, aggregate(study, half, start, 1, results, common), made
+
+
+def test_every_student_learns_what_all_networks_say_together() -> None:
+    study = distilling(steps=6, networks={"deep": {"name": "mlp", "hidden": [5, 3]}})
+    start, after, made = a_round(study, ["ash", "birch", "cedar"])
+    common = toy_data("ash").common
+    assert common is not None
+    targets = ensemble_targets(common, list(made.values()))
+    logits = [Restored(one, task_of(one), model).logits(common.x) for one, model in made.values()]
+    torch.testing.assert_close(targets[:, 1], torch.sigmoid(sum(logits) / 3).squeeze(1))
+    for sites, bundle in ((["ash"], ""), (["birch", "cedar"], "network_0/")):
+        one, own = made[sites[0]]
+        begins = {key: sum(made[site][1][key] for site in sites) / len(sites) for key in own}
+        wanted = distilled(one, common, begins, targets, 1)
+        for key, tensor in wanted.items():
+            torch.testing.assert_close(after[bundle + key], tensor, rtol=1e-4, atol=1e-5)
+            assert not torch.equal(after[bundle + key], start[bundle + key])
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_network_of_which_no_site_answered_stays_and_learns_from_the_others(steps: int) -> None:
+    start, after, _ = a_round(distilling(steps=steps), ["ash"])
+    moved = {key for key in start if not torch.equal(start[key], after[key])}
+    assert {key for key in start if "/" not in key} <= moved
+    assert (moved & {key for key in start if "/" in key} != set()) == (steps > 0)
+
+
+def test_a_network_that_all_sites_train_but_which_is_not_the_default_one_is_averaged() -> None:
+    """The default network is nobody's and so not in the model."""
+    study = distilling(assigned=dict.fromkeys(("ash", "birch", "cedar"), "deep"))
+    mean = alone(study, ["ash", "birch", "cedar"], "fedavg").shared
+    shared = federate(study).shared
+    assert shared.keys() == {f"network_0/{key}" for key in mean}
+    assert all(torch.equal(shared[f"network_0/{key}"], tensor) for key, tensor in mean.items())
+
+
+def test_networks_that_share_the_same_tensors_are_averaged_together_and_may_be_chosen() -> None:
+    """They differ in dropout alone, so there is one student, as there is without [networks]."""
+    study = distilling(networks={"deep": {"name": "mlp", "hidden": [4], "dropout": 0.5}})
+    assert list(initial_model(study)) == list(initial_model(catalog.network_of(study, "ash")))
+    assert describe(study, "ash", "deep").leaves == describe(study, "birch").leaves
+    assert not any("/" in key for key in federate(study).shared)
+
+
+@pytest.mark.parametrize(("site", "chosen"), [("birch", "wide"), ("birch", "default"), ("ash", "deep")])
+def test_a_sites_own_choice_is_refused_where_networks_are_averaged_apart(site: str, chosen: str) -> None:
+    study = distilling()
+    with pytest.raises(BadData) as refusal:
+        describe(study, site, chosen)
+    assigned = SHARING.get(site, "default")
+    assert refusal.value.message == (
+        "algorithm `feddf` averages each network by itself, so this site trains the one that the study gives it, "
+        f"`{assigned}`, and not `{chosen}`"
+    )
+    assert "data.toml" in refusal.value.hint
+    assert describe(study, site, assigned).leaves == describe(study, site).leaves
+
+
+@pytest.mark.parametrize(
+    ("method", "exposures"), [("feddf", ("coordinator", "", "")), ("pfeddf", ("coordinator",) * 3)]
+)
+def test_a_network_that_one_site_alone_trains_is_kept_as_that_sites_own_model(
+    method: str, exposures: tuple[str, ...]
+) -> None:
+    study = distilling(method)
+    assert tuple(describe(study, site).exposure for site in study.study.sites) == exposures

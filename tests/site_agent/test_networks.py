@@ -9,18 +9,23 @@ import pytest
 import torch
 
 from fl_algorithms import catalog
-from fl_algorithms.client.partition import task_of
+from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.tasks.source import Source
+from site_agent.gateway.consent import LEAF_FIELDS, grant
+from site_agent.gateway.messages import offer_from
 from site_agent.trainer import data, inspection
+from site_agent.trainer.tensorfiles import manifest_of
 from site_agent.trainer.vault import Vault
 from tests.fl_algorithms.image_toys import IMAGES, RESNET, packed, pictures, write_images
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, Hospital
-from wardround.errors import BadData
+from wardround import canonical, rpc
+from wardround.errors import BadData, NeedsPerson
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
+from wardround.v1 import federation_pb2 as pb
 
 
 def several(**tables: Any) -> StudyFile:
@@ -213,3 +218,51 @@ def test_the_consent_has_the_network_and_another_one_is_another_consent(world: S
     assert [consent.data.get("network") for consent in found] == [None, "deep", "small"]
     assert len({consent.data["digest"] for consent in found}) == 1
     assert all(consent.leaves == found[0].leaves for consent in found)
+
+
+# Unlike networks, of which the study's initial model has each in a bundle of its own
+
+
+def apart() -> StudyFile:
+    """FedDF: north trains `deep`, south the default network."""
+    features = [{"name": name, "mean": 0.0, "std": 1.0} for name in ("age", "dose")]
+    task = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features}
+    return several(task=task, algorithm={"name": "feddf"}, common={"digest": "c0" * 32, "rows": 10})
+
+
+def offered(study: StudyFile) -> pb.StudyOffer:
+    start = initial_model(study)
+    manifest = manifest_of(start, specs_of(start))
+    digest = bytes.fromhex(study.digest(manifest.digest()))
+    return pb.StudyOffer(
+        study=NAME,
+        revision=1,
+        digest=digest,
+        document=canonical.dumps(study.document()),
+        initial_model=rpc.manifest_message(manifest),
+        state="created",
+    )
+
+
+@pytest.mark.parametrize("site", ["north", "south"])
+def test_an_offer_asks_a_site_for_exactly_what_its_own_network_shares(site: str, hospital: Hospital) -> None:
+    hospital.study = apart()
+    offer = offer_from(offered(hospital.study), site)
+    said = hospital.ask("describe", study=hospital.document, site=site)
+    assert offer.leaves == [{key: row[key] for key in LEAF_FIELDS} for row in said["leaves"]]
+    assert {row["bundle"] for row in offer.leaves} == {"model"}
+    first = next(row["shape"] for row in offer.leaves if row["name"] == "body.layers.0.weight")
+    assert first == {"north": [5, 2], "south": [4, 2]}[site]
+    other = offer_from(offered(hospital.study), {"north": "south", "south": "north"}[site])
+    with pytest.raises(NeedsPerson) as refused:
+        grant(other, said, {}, {"rows": 1, "validation_rows": 1}, {})
+    assert refused.value.code == "DECLINED_MODEL_MISMATCH"
+    consent = grant(offer, said, {}, {"rows": 1, "validation_rows": 1}, {})
+    assert consent.exposure == "coordinator"
+
+
+def test_a_site_that_chose_another_network_is_told_that_the_method_does_not_take_it(hospital: Hospital) -> None:
+    hospital.study = apart()
+    choose(hospital, "small")
+    with pytest.raises(BadData, match="averages each network by itself, so this site trains the one that the study"):
+        hospital.ask("describe", study=hospital.document, site="north", data="patients")
