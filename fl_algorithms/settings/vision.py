@@ -92,3 +92,20 @@ class UShapeSettings(UnetSettings):
     @property
     def offers(self) -> frozenset[str]:
         return super().offers | {DEPTHS}
+
+
+class MonaiUnetSettings(UnetSettings):
+    """MONAI's: a convolution of stride 2 to each depth, a transposed one back; dropout after each convolution."""
+
+    norm: Literal["batch", "instance", "group"] = "batch"  # type: ignore[assignment]  # instance norms hold no tensors
+    residual_units: int = Field(default=2, ge=0, le=8)  # convolutions beside a shortcut, at each depth; 0: one, without
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({BODY_AND_HEAD} if self.norm == "instance" else {BODY_AND_HEAD, NORM_LAYERS})
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        shrinks = 2 ** (len(self.widths) - 1)
+        if self.norm == "instance" and all(side <= shrinks for side in shape[1:]):
+            return f"with {len(self.widths)} `widths` and instance norms needs a side of more than {shrinks}"
+        return super().misfit(shape)
