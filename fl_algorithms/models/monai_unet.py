@@ -8,6 +8,7 @@ https://doi.org/10.1007/978-3-030-12029-0_40
 """
 
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def monai_unet(settings: MonaiUnetSettings, shape: tuple[int, ...], outputs: int
         raise NeedsPerson(
             "model `monai_unet` in [model]: MONAI is not installed", hint="`pip install 'wardround[monai]'`"
         ) from None
-    norm: tuple[str, dict[str, int]] = (settings.norm, {})
+    norm: Any = None if settings.norm == "none" else settings.norm
     if settings.norm == "group":
         # One number of groups for all layers, of which the last norm, with residual units, is on the logits.
         judged = [outputs] if settings.residual_units else []

@@ -97,12 +97,13 @@ class UShapeSettings(UnetSettings):
 class MonaiUnetSettings(UnetSettings):
     """MONAI's: a convolution of stride 2 to each depth, a transposed one back; dropout after each convolution."""
 
-    norm: Literal["batch", "instance", "group"] = "batch"  # type: ignore[assignment]  # instance norms hold no tensors
+    norm: Literal["batch", "instance", "group", "none"] = "batch"  # type: ignore[assignment]  # wider
     residual_units: int = Field(default=2, ge=0, le=8)  # convolutions beside a shortcut, at each depth; 0: one, without
 
     @property
     def offers(self) -> frozenset[str]:
-        return frozenset({BODY_AND_HEAD} if self.norm == "instance" else {BODY_AND_HEAD, NORM_LAYERS})
+        tensors = self.norm in ("batch", "group")  # MONAI's instance norms hold none
+        return frozenset({BODY_AND_HEAD, NORM_LAYERS} if tensors else {BODY_AND_HEAD})
 
     def misfit(self, shape: tuple[int, ...]) -> str:
         shrinks = 2 ** (len(self.widths) - 1)

@@ -26,14 +26,14 @@ NETWORK = {"name": "monai_unet", "widths": [4, 8, 16], "residual_units": 1}
 
 
 @pytest.mark.parametrize("units", [0, 2])
-@pytest.mark.parametrize("norm", ["batch", "instance", "group"])
+@pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
 @pytest.mark.parametrize(("shape", "outputs"), [((1, 8, 8, 16), 1), ((3, 16, 8), 4)])
 def test_the_divided_network_is_monais(norm: Any, units: int, shape: tuple[int, ...], outputs: int) -> None:
     groups = 1 if units and outputs == 1 else 4  # what divides 4, 8 and 12 and, with a norm on the logits, those
     torch.manual_seed(7)
     theirs = UNet(
         len(shape) - 1, shape[0], outputs, (4, 8, 12), (2, 2), num_res_units=units, dropout=0.1,
-        norm=("group", {"num_groups": groups}) if norm == "group" else norm,
+        norm={"group": ("group", {"num_groups": groups}), "none": None}.get(norm, norm),
     )  # fmt: skip
     torch.manual_seed(7)
     settings = MonaiUnetSettings(widths=(4, 8, 12), norm=norm, residual_units=units, dropout=0.1)
