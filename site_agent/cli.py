@@ -87,7 +87,14 @@ def studies(state: State, json: Json = False) -> None:
 
 
 @app.command()
-def preview(study: StudyId, state: State, json: Json = False) -> None:
+def preview(
+    study: StudyId,
+    state: State,
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="With the network and the weights of this data; else as approved.")
+    ] = "",
+    json: Json = False,
+) -> None:
     """What a study would take out, how often and how big, and what stays. Changes nothing."""
     from site_agent import handoff
     from site_agent.gateway.consent import differences, grant
@@ -96,19 +103,21 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
 
     here, site = joined(state)
     offer = offered(here, study)
-    described = handoff.ask(state, "describe", study=offer.document, site=site.site)
+    consent = here.consent(study)
+    if not data and consent is not None:
+        data = consent.data["name"]
+    described = handoff.ask(state, "describe", study=offer.document, site=site.site, data=data)
     checked = {"rows": 0, "validation_rows": 0}
     grant(offer, described, {"name": "", "digest": ""}, checked, who())  # as approve would; not kept
     shown = document(offer, described)
     if json:
         print_json(shown)
         return
-    consent = here.consent(study)
     _print_preview(shown, differences(consent, offer, described) if consent is not None else [])
     if not here.policy.exists():
         print(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    print(f"next: `site-agent approve {study} --data NAME`")
+    print(f"next: `site-agent approve {study} --data {data or 'NAME'}`")
 
 
 @app.command()
@@ -301,11 +310,12 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
 def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
     from rich.table import Table
 
-    from site_agent.preview import exposed, size
+    from site_agent.preview import begins_with, exposed, size, trains
 
     console = _console()
     print(f"Study `{shown['study']}`, revision {shown['revision']}, digest {shown['study_digest']}")
     print(f"{shown['algorithm']} with {', '.join(shown['sites'])}")
+    print(trains(shown))
     leaves = Table("leaves each round", "type", "shape", "bytes", box=None, pad_edge=False)
     for leaf in shown["leaves"]:
         leaves.add_row(leaf["name"], leaf["dtype"], str(leaf["shape"]), str(leaf["bytes"]))
@@ -325,6 +335,8 @@ def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
     for row in shown["stays"]:
         stays.add_row(row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), row.get("why", ""))
     console.print(stays, markup=False)
+    if shown["weights"] is not None:
+        print(begins_with(shown["weights"]))
     print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
     if shown["exposure"]:
         print(exposed(shown["exposure"]))

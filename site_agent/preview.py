@@ -4,10 +4,28 @@ from typing import Any
 
 from site_agent.state import EXPOSED, Consent, Journal, Offer, study_state
 
+SHOWN_NAMES = 6
+
 
 def exposed(exposure: str) -> str:
     """Who else has this site's own model, as a sentence; "" where nobody has."""
     return f"{EXPOSED[exposure][0].upper()}{EXPOSED[exposure][1:]}." if exposure else ""
+
+
+def trains(described: dict[str, Any]) -> str:
+    """Which network this site trains, and how large it is, as a sentence."""
+    label = f" `{described['network']}`" if described["network"] else ""
+    return f"This site trains network{label} {described['model']}: {described['parameters']} parameters"
+
+
+def begins_with(weights: dict[str, Any]) -> str:
+    """What a file of weights gives to the tensors that stay here, as a sentence."""
+    said = f"{weights['used']} of the tensors that stay here begin with the weights of SHA-256 {weights['digest']}"
+    for what, names in (("not in the file", weights["drawn"]), ("in it and not used", weights["unused"])):
+        if names:
+            more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+            said += f"; {what}: {', '.join(names[:SHOWN_NAMES])}{more}"
+    return f"{said}. The file is read once, before this site's first round"
 
 
 def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +47,10 @@ def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
         "comes": described["comes"],
         "exposure": described["exposure"],
         "stays": described["stays"],
+        "network": described["network"],
+        "model": described["model"],
+        "parameters": described["parameters"],
+        "weights": described["weights"],
     }
 
 

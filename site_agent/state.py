@@ -83,7 +83,7 @@ class Consent:
     metrics: list[str]
     counts: str
     stays: list[dict[str, Any]]  # what the installed model keeps here: name, dtype, shape, bytes, why
-    data: dict[str, str]  # name, digest; and network, the label, where the study has several
+    data: dict[str, str]  # as ``gateway.consent.trained_on`` makes it
     rows: int
     validation_rows: int
     approved_by: dict[str, Any]  # name, uid

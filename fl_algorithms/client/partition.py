@@ -51,12 +51,14 @@ class Partition:
         stays: networks' and the method's own.
         comes: what is downloaded before each round, in the order of the payload.
         exposure: as in ``fl_algorithms.catalog.MethodRow``.
+        parameters: numbers in the parameters of all the method's networks, as `fl-lab size` counts them.
     """
 
     leaves: tuple[TensorSpec, ...]
     stays: tuple[Stay, ...]
     comes: tuple[TensorSpec, ...]
     exposure: str
+    parameters: int
 
 
 def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
@@ -85,7 +87,8 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
-    return Partition(leaves, private + kept, comes, catalog.exposure(study))
+    parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
+    return Partition(leaves, private + kept, comes, catalog.exposure(study), parameters)
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:

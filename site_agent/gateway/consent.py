@@ -31,7 +31,7 @@ def grant(
     Args:
         described: what the installed model shares (``leaves``), begins a round with (``comes``) and keeps (``stays``),
             and who has this site's own model (``exposure``), from the trainer.
-        data: name and digest of the table, and the label of the network that trains on it, where there are several.
+        data: what ``trained_on`` gives.
         checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
         person: name and uid of who approves.
 
@@ -68,6 +68,37 @@ def grant(
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
         exposure=described["exposure"],
     )  # fmt: skip
+
+
+def trained_on(name: str, described: dict[str, Any], checked: dict[str, Any]) -> dict[str, str]:
+    """The data of a consent: its name and digest; and where there are any, ``network``, the label of the one that
+    trains on it, ``common``, the digest of the common set, and ``weights``, that of what private tensors begin with.
+    """
+    weights = checked.get("weights")
+    more = {
+        "network": described.get("network", ""),
+        "common": checked.get("common", ""),
+        "weights": "" if weights is None else weights["digest"],
+    }
+    return {"name": name, "digest": checked["digest"], **{key: text for key, text in more.items() if text}}
+
+
+def pinned(consent: Consent) -> dict[str, str]:
+    """What a consent pins beside the data, as the ledger's line has it."""
+    names = {"network": "network", "common": "common_digest", "weights": "weights_digest"}
+    return {field: consent.data[key] for key, field in names.items() if key in consent.data}
+
+
+def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What a site would train on otherwise than approved, one sentence each."""
+    found = []
+    if (before["name"], before["digest"]) != (now["name"], now["digest"]):
+        found.append(f"the data is `{now['name']}`, {now['digest'][:12]}…")
+    if "network" in before and before["network"] != now.get("network"):
+        found.append(f"this site trains network `{now.get('network', 'default')}`, approved was `{before['network']}`")
+    if before.get("weights") != now.get("weights"):
+        found.append(f"its own tensors begin with {_weights(now)}, approved was: {_weights(before)}")
+    return found
 
 
 def asked(offer: Offer, coordinator: str, records: int | None, exposure: str) -> Asked:
@@ -179,6 +210,10 @@ def sayable(error: WardroundError) -> str:
     if error.code.startswith("DECLINED_"):
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
+
+
+def _weights(data: dict[str, str]) -> str:
+    return f"the weights {data['weights'][:12]}…" if "weights" in data else "what the study's seed draws"
 
 
 def _by_name(leaves: list[dict[str, Any]]) -> list[tuple[object, ...]]:
