@@ -140,12 +140,13 @@ def approve(
         with alone(here) as (desk, _interrupt):
             consent = desk.approve(study, data, person, say)
         answer = {
-            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure
+            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure,
+            "apart": consent.apart,
         }  # fmt: skip
     print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
     print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
     if answer.get("exposure"):
-        print(exposed(answer["exposure"]))
+        print(exposed(answer["exposure"], answer.get("apart", "")))
     if answer["told"]:
         print("The coordinator knows; next: `site-agent status`")
     else:
@@ -339,7 +340,7 @@ def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
         print(begins_with(shown["weights"]))
     print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
     if shown["exposure"]:
-        print(exposed(shown["exposure"]))
+        print(exposed(shown["exposure"], shown["apart"]))
     for change in changes:
         print(f"changed since it was approved: {change}")
 

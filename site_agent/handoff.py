@@ -5,8 +5,8 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     gateway or command ──> listener at STATE/staging/trainer.sock ──> worker     (isolated, torch, warm between rounds)
     command, no listener ──> one-shot worker                                     (isolated, ends with its answer)
 
-    describe     {study, site, data?: NAME}                  -> {leaves, comes, stays, exposure, network, model,
-                                                                 parameters, weights}
+    describe     {study, site, data?: NAME}                  -> {leaves, comes, stays, exposure, apart, network,
+                                                                 model, parameters, weights}
     inspect      {PATHS and COLUMNS of trainer.kinds}        -> {digest, rows, test_rows, columns, patients}
     check        {study, site, data: NAME}                   -> {digest, rows, train_rows, validation_rows, test_rows,
                                                                  gives, classes, warnings, common, weights}

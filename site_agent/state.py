@@ -25,11 +25,7 @@ from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
-EXPOSED = {  # who has this site's own model, by the study's exposure
-    "": "the coordinator keeps no model that is this site's alone",
-    "coordinator": "the coordinator keeps this site's own model apart from the others'",
-    "sites": "the coordinator keeps this site's own model apart from the others', and sends it to the other sites",
-}
+OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
 Record = TypeVar("Record")
@@ -90,7 +86,8 @@ class Consent:
     approved_at: str
     state: str  # approved, withdrawn
     comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
-    exposure: str  # one of EXPOSED
+    exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
+    apart: str = ""  # what that is, in words
 
 
 @dataclass
@@ -245,6 +242,18 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     return offer.state if offer.state in ("running", "paused") else APPROVED
 
 
+def exposed(exposure: str, apart: str = "") -> str:
+    """Who has what is this site's own, by the study's exposure.
+
+    Args:
+        apart: what that is, as the trainer says; "" in consents of older versions.
+    """
+    if not exposure:
+        return "the coordinator keeps nothing that is this site's alone"
+    said = f"the coordinator keeps apart {apart or OWN_MODEL}"
+    return f"{said}, and sends it to the other sites" if exposure == "sites" else said
+
+
 def who() -> dict[str, Any]:
     """The person at this command, as the system knows them; behind ``sudo``, the one who called it."""
     uid = int(os.environ.get("SUDO_UID", os.getuid())) if os.geteuid() == 0 else os.getuid()
@@ -265,7 +274,7 @@ def now_text() -> str:
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
     """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
-    return {"comes": document.get("leaves"), "exposure": "", **document}
+    return {"comes": document.get("leaves"), "exposure": "", "apart": "", **document}
 
 
 def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:

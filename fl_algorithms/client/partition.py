@@ -50,7 +50,7 @@ class Partition:
         leaves: in the order of the payload.
         stays: networks' and the method's own.
         comes: what is downloaded before each round, in the order of the payload.
-        exposure: as in ``fl_algorithms.catalog.MethodRow``.
+        exposure, apart: as in ``fl_algorithms.catalog.MethodRow``; "" where the method as it is set exposes nothing.
         parameters: numbers in the parameters of all the method's networks, as `fl-lab size` counts them.
     """
 
@@ -59,6 +59,7 @@ class Partition:
     comes: tuple[TensorSpec, ...]
     exposure: str
     parameters: int
+    apart: str = ""
 
 
 def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
@@ -88,7 +89,7 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         if key not in brought
     )
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
-    return Partition(leaves, private + kept, comes, catalog.exposure(study), parameters)
+    return Partition(leaves, private + kept, comes, catalog.exposure(study), parameters, catalog.kept_apart(study))
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:

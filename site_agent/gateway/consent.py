@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from site_agent.gateway.policy import Asked
-from site_agent.state import APPROVED, EXPOSED, WITHDRAWN, Consent, Offer, now_text
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
@@ -66,7 +66,7 @@ def grant(
         metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
-        exposure=described["exposure"],
+        exposure=described["exposure"], apart=described["apart"],
     )  # fmt: skip
 
 
@@ -101,18 +101,19 @@ def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return found
 
 
-def asked(offer: Offer, coordinator: str, records: int | None, exposure: str) -> Asked:
+def asked(offer: Offer, coordinator: str, records: int | None, exposure: str, apart: str = "") -> Asked:
     """What ``offer`` would have leave, for the policy.
 
     Args:
         records: rows that its metrics are taken over, if known.
-        exposure: who would have this site's own model, from the trainer.
+        exposure, apart: who would have what of this site's own, from the trainer.
     """
     told = told_of(offer)
     leaving = specs(offer.leaves)
     return Asked(
-        offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure
-    )
+        offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure,
+        apart,
+    )  # fmt: skip
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:
@@ -192,8 +193,9 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
     if consent.study_digest == offer.digest:
         return []
     found = [f"revision {offer.revision}, approved was {consent.revision}"]
-    if described is not None and described["exposure"] != consent.exposure:
-        found.append(f"now {EXPOSED[described['exposure']]}; approved was: {EXPOSED[consent.exposure]}")
+    if described is not None:
+        now, was = exposed(described["exposure"], described["apart"]), exposed(consent.exposure, consent.apart)
+        found += [f"now {now}; approved was: {was}"] if now != was else []
     found += _tensor_differences(consent.leaves, offer.leaves)
     found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
     found += [f"metric `{name}` would no longer leave" for name in consent.metrics if name not in offer.metrics]

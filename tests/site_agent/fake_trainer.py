@@ -43,6 +43,7 @@ class FakeTrainer:
         self.described: tuple[TensorSpec, ...] = SHARED
         self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
         self.exposure = ""
+        self.apart = ""
         self.network = ""
         self.common = ""
         self.weights: dict[str, Any] | None = None
@@ -84,8 +85,8 @@ class FakeTrainer:
         comes = self.described if self.comes is None else self.comes
         return {
             "leaves": [leaf(spec) for spec in self.described], "comes": [leaf(spec) for spec in comes],
-            "exposure": self.exposure, "stays": STAYS, "network": self.network, "model": "mlp", "parameters": 4224,
-            "weights": self.weights,
+            "exposure": self.exposure, "apart": self.apart, "stays": STAYS, "network": self.network,
+            "model": "mlp", "parameters": 4224, "weights": self.weights,
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Pa
         if line["type"] == "consent":
             line["exposure"] = "sites"
     path.write_bytes(b"".join(canonical.dumps(line) + b"\n" for line in lines))
-    said = "In it, the coordinator keeps this site's own model apart from the others', and sends it to the other sites."
+    said = "In it, the coordinator keeps apart this site's own model, and sends it to the other sites."
     assert html.escape(said) in page_of(state)
 
 
