@@ -106,7 +106,8 @@ class Rounds:
         return {
             "leaves": _rows(partition.leaves), "comes": _rows(partition.comes), "stays": stays,
             "exposure": partition.exposure, "apart": partition.apart, "network": study.network,
-            "model": study.own.model.name, "parameters": partition.parameters, "weights": None if source is None else self._weights(study, source),
+            "model": study.own.model.name, "parameters": partition.parameters,
+            "weights": None if source is None else self._weights(study, source),
         }  # fmt: skip
 
     def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
