@@ -139,6 +139,7 @@ class SiteSession:
         Args:
             study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
                 which other it chose.
+            task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
 
         Raises:

@@ -260,7 +260,7 @@ class Rounds:
             own = catalog.network_of(study, site, chosen)
             label = _label(study, site, chosen)
             partition = describe(study, site, chosen)
-            self._studies[key] = _Installed(study, own, label, digest, site, task_of(study), partition)
+            self._studies[key] = _Installed(study, own, label, digest, site, task_of(own), partition)
         return self._studies[key]
 
     def _approved(self, asked: _Asked, approved: str) -> SiteData:
