@@ -70,7 +70,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "pfeddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
     "scaffold": {"training": {"optimizer": "sgd", "weight_decay": 0.0}},
 }
-FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # this federation has tables
+FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
