@@ -76,7 +76,7 @@ def studies(state: State, json: Json = False) -> None:
     """The studies that the coordinator offers to this site."""
     here, _ = joined(state)
     refresh(here)
-    rows = _study_rows(here)
+    rows = study_rows(here)
     if json:
         print_json({"studies": rows})
         return
@@ -242,15 +242,23 @@ def _invitation_text(source: str | None) -> str:
         raise BadData(f"{source}: this is not an invitation: it is no text") from None
 
 
-def _study_rows(here: "SiteState") -> list[dict[str, Any]]:
+def study_rows(here: "SiteState") -> list[dict[str, Any]]:
+    """Each study's line in `studies` and `status`."""
     from site_agent.gateway.consent import differences
     from site_agent.preview import row
+    from site_agent.state import data_changed
 
     rows = []
     for offer in here.offers():
         consent = here.consent(offer.study)
+        journal = here.journal(offer.study)
         changes = differences(consent, offer) if consent is not None else []
-        rows.append(row(offer, consent, here.journal(offer.study), changes))
+        if consent is not None and not changes and data_changed(consent, journal):
+            changes = [
+                f"what it trains on is not what was approved, so round {journal.round} was declined; `site-agent data "
+                f"check {consent.data['name']} --study {offer.study}` looks at it"
+            ]
+        rows.append(row(offer, consent, journal, changes))
     return rows
 
 
@@ -278,7 +286,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
             "separate": gateway_uid != trainer["uid"],
             "root": 0 in (gateway_uid, trainer["uid"]),
         },
-        "studies": _study_rows(here),
+        "studies": study_rows(here),
     }
 
 

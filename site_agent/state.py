@@ -24,6 +24,7 @@ from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
+DATA_CHANGED = "DECLINED_DATA_CHANGED"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -96,7 +97,7 @@ class Journal:
 
     ``phase``: "" | downloading | training | trained | held (waits for a person) | uploading | decided. ``applied``:
     the trainer has heard the decision. ``ended``: the coordinator's last word on the study (finished, stopped,
-    failed), once acted upon.
+    failed), once acted upon. ``declined``: the code with which this site declined the assignment, and when.
     """
 
     study: str
@@ -116,6 +117,8 @@ class Journal:
     decision: str = ""
     applied: bool = True
     ended: str = ""
+    declined: str = ""
+    declined_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ class SiteState:
 
     def journal(self, study: str) -> Journal:
         path = self._file("journal", study)
-        return _read(path, Journal) if path.exists() else Journal(study)
+        return _read(path, Journal, _newer_journal) if path.exists() else Journal(study)
 
     def save_journal(self, journal: Journal) -> None:
         durable.write_file(self._file("journal", journal.study), canonical.dumps(asdict(journal)))
@@ -223,8 +226,8 @@ class SiteState:
 def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     """Where this site stands in a study, in one word.
 
-    offered, changed (since it was approved), withdrawn, approved (waits), training, held (waits for a person),
-    uploading, then the coordinator's: running, paused, finished, stopped, failed.
+    offered, changed (since it was approved; it, or what is trained on), withdrawn, approved (waits), training, held
+    (waits for a person), uploading, then the coordinator's: running, paused, finished, stopped, failed.
     """
     if consent is None:
         return "offered"
@@ -235,11 +238,20 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     mine = journal if journal.study_digest == offer.digest else Journal(offer.study)
     if mine.ended:
         return mine.ended
-    if mine.phase in ("downloading", "training", "trained"):
+    if data_changed(consent, mine):
+        return "changed"
+    if mine.phase in ("downloading", "training", "trained") and not mine.declined:
         return "training"
     if mine.phase in ("held", "uploading"):
         return mine.phase
     return offer.state if offer.state in ("running", "paused") else APPROVED
+
+
+def data_changed(consent: Consent, journal: Journal) -> bool:
+    """Whether the last assignment was declined because what would be trained on is not what was approved, and nobody
+    has approved since.
+    """
+    return journal.declined == DATA_CHANGED and consent.approved_at <= journal.declined_at
 
 
 def exposed(exposure: str, apart: str = "") -> str:
@@ -275,6 +287,10 @@ def now_text() -> str:
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
     """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
     return {"comes": document.get("leaves"), "exposure": "", "apart": "", **document}
+
+
+def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:
+    return {"declined": "", "declined_at": "", **document}
 
 
 def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
