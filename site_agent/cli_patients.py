@@ -69,7 +69,7 @@ def data_add(
     replace: Annotated[bool, typer.Option("--replace", help="Name other data under the same name.")] = False,
 ) -> None:
     """Name a table or images, after looking at them in an isolated process. Nothing is copied; no path ever leaves."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     paths = {
         "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
         "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
@@ -109,7 +109,7 @@ def data_common(
     state: State,
 ) -> None:
     """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     sources.name_common(state, name, _absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
@@ -124,8 +124,9 @@ def data_check(
 ) -> None:
     """Read data as a study would, in an isolated process, and say what the study would make of it."""
     site_state = SiteState(state)
+    site = site_state.site().site
     offer = site_state.offer(study)
-    found = handoff.ask(state, "check", study=offer.document, site=site_state.site().site, data=name)
+    found = handoff.ask(state, "check", study=offer.document, site=site, data=name)
     if as_json:
         cli.print_json({"study": study, "data": name, **found})
         return
@@ -144,6 +145,7 @@ def data_check(
 @data_app.command("list")
 def data_list(state: State, as_json: Json = False) -> None:
     """The data that has a name here."""
+    SiteState(state).require_folder()
     known = sources.sources(state)
     if as_json:
         cli.print_json({"data": [{"name": name, **source.told()} for name, source in known.items()]})
@@ -239,7 +241,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     folder = state / "studies"
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 
@@ -257,11 +259,6 @@ def _trainer(state: Path, command: str, **fields: Any) -> Any:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise UsageProblem(f"there is no checkpoint `{kind[:40]}`", hint=f"there are: {', '.join(KINDS)}")
-
-
-def _must_exist(state: Path) -> None:
-    if not state.is_dir() or (state / "authority").exists():  # a coordinator's has one
-        raise UsageProblem(f"{state} is not a site's state directory", hint="`site-agent join --state DIR` makes one")
 
 
 def _absolute(path: Path) -> Path:

@@ -163,13 +163,25 @@ class SiteState:
     def joined(self) -> bool:
         return self.site_file.exists()
 
+    def not_joined(self) -> NeedsPerson:
+        return NeedsPerson(
+            f"{self.root} has not joined a federation",
+            hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator; or is it "
+            "another --state?",
+        )
+
+    def require_folder(self) -> None:
+        """For commands that need no membership. Raises NeedsPerson: it is no directory, or a coordinator's."""
+        if not self.root.is_dir() or (self.root / "authority").exists():
+            raise NeedsPerson(
+                f"{self.root} is not a site's state directory",
+                hint=f"`site-agent join --state {self.root}` makes one; or is it another --state?",
+            )
+
     def site(self) -> Site:
         """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""
         if not self.joined():
-            raise NeedsPerson(
-                f"{self.root} has not joined a federation",
-                hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator",
-            )
+            raise self.not_joined()
         site = _read(self.site_file, Site)
         if self.left_file.exists():
             raise NeedsPerson(

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -340,8 +341,11 @@ def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
     assert "error: which ledger? neither --state nor --ledger was given" in agent("verify", code=64)
     said = agent("reconcile", "--ledger", str(state / "ledger"), code=64)
     assert "error: nothing to reconcile with\nhint: --receipts FILE, --bytes COUNT, or both" in said
+    assert "/nowhere has not joined a federation" in agent("report", "--state", "/nowhere", "--out", "x", code=78)
+    shutil.rmtree(state / "ledger")
+    (state / "ledger").mkdir()
     assert "there is nothing to report: there is no ledger" in agent(
-        "report", "--state", "/nowhere", "--out", "x", code=65
+        "report", "--state", str(state), "--out", "x", code=65
     )
 
 

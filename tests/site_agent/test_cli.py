@@ -152,6 +152,25 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
         assert "hint: `site-agent join" in said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "common", "p", "/rows.csv"),
+        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "reopen"),
+        ("audit", "report", "--out", "page.html"), ("leave",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_in_a_folder_that_is_no_sites_exits_78_and_names_it(
+    line: tuple[str, ...], tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    done = subprocess.run([*AGENT, *line, "--state", str(nowhere)], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 78, done.stderr
+    assert str(nowhere) in done.stderr.splitlines()[0]
+    assert not nowhere.exists()
+
+
 def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> None:
     shell.join()
     digest = shell.offer()
