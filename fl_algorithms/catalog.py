@@ -54,6 +54,7 @@ from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
+    MonaiUnetSettings,
     SeesImages,
     SqueezeNetSettings,
     UnetSettings,
@@ -310,6 +311,7 @@ MODELS: Mapping[str, ModelRow] = {
                 ("fcn", UnetSettings),
             )
         ),
+        ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
     )
 }
 

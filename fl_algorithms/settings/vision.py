@@ -102,3 +102,21 @@ class UShapeSettings(UnetSettings):
     @property
     def offers(self) -> frozenset[str]:
         return super().offers | {DEPTHS}
+
+
+class MonaiUnetSettings(UnetSettings):
+    """MONAI's: a convolution of stride 2 to each depth, a transposed one back; dropout after each convolution."""
+
+    norm: Literal["batch", "instance", "group", "none"] = "batch"  # type: ignore[assignment]  # wider
+    residual_units: int = Field(default=2, ge=0, le=8)  # convolutions beside a shortcut, at each depth; 0: one, without
+
+    @property
+    def offers(self) -> frozenset[str]:
+        tensors = self.norm in ("batch", "group")  # MONAI's instance norms hold none
+        return frozenset({BODY_AND_HEAD, NORM_LAYERS} if tensors else {BODY_AND_HEAD})
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        shrinks = 2 ** (len(self.widths) - 1)
+        if self.norm == "instance" and all(side <= shrinks for side in shape[1:]):
+            return f"with {len(self.widths)} `widths` and instance norms needs a side of more than {shrinks}"
+        return super().misfit(shape)

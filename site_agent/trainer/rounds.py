@@ -192,7 +192,7 @@ class Rounds:
         task = task_of(study)
         x, names = task.read_new(path, found.preprocessing())
         restored = Restored(study, task, from_bytes(found.model.read_bytes()))
-        predictions.write(restored, task, x, names, out)
+        predictions.write(restored, task, x, names, path, out)
         return {"rows": len(names), "out": str(out)}
 
     def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
