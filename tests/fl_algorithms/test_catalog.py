@@ -135,7 +135,7 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
         (TWO_EXTRACTORS, catalog.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
             NORM_LAYERS, catalog.MASKS,
-            'models `unet`, `resunet`, `unetpp` and `fcn` have: `name = "unet"` in [model]',
+            'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
         ),
     ],
 )  # fmt: skip
