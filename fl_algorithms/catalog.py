@@ -110,8 +110,9 @@ class MethodRow:
         same_start: private tensors must start equal everywhere.
         unlike: sites' networks may share different tensors, of which the server half then keeps each network's apart.
         common: who holds a copy of the study's [common] set, SITES or COORDINATOR; "": the method has no use for one.
-        exposure: whether the coordinator keeps a site's own model apart ("coordinator"), and also sends it to the
-            other sites ("sites"); a site's policy must allow that.
+        exposure: whether the coordinator keeps what is one site's alone apart ("coordinator"), and also sends it to
+            the other sites ("sites"); a site's policy must allow that.
+        apart: what that is, for people.
     """
 
     name: str
@@ -129,11 +130,13 @@ class MethodRow:
     validation: bool = False  # also used by the method itself, not only to choose checkpoints
     unlike: bool = False
     exposure: str = ""
+    apart: str = ""
     common: str = ""
     lab_only: bool = False
 
 
 WHOLE = "the whole network"
+OWN = "the site's own network"
 DIVIDED = frozenset({BODY_AND_HEAD})
 MCMAHAN = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
 REDDI = "Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295"
@@ -174,13 +177,13 @@ METHODS: Mapping[str, MethodRow] = {
             "fedfomo", "FedFomo", "Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565",
             "the whole network, kept apart and sent to other sites; what others' networks are worth here",
             "records, validation losses, optimizer state", settings=FedFomoSettings,
-            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites",
+            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites", apart=OWN,
         ),
         _method(
             "fedsm", "FedSM", "Xu et al., CVPR 2022, https://arxiv.org/abs/2203.10144",
             "a global network, a personal one that is kept apart and sent to all sites, the selector and its moments",
             "records, optimizer state", settings=FedSmSettings, server="fl_algorithms.server.fedsm:fedsm",
-            exposure="sites",
+            exposure="sites", apart="the site's personal network",
         ),
         _method(
             "fenda", "FENDA-FL", "Fatemi Tavakoli et al., 2023, https://arxiv.org/abs/2309.16825",
@@ -243,6 +246,7 @@ METHODS: Mapping[str, MethodRow] = {
             "the body with the channel selection; the head, kept apart and sent to all sites (not without calibration)",
             "records, the calibration, optimizer state", settings=LcFedSettings,
             server="fl_algorithms.server.lcfed:lcfed", needs=frozenset({BODY_AND_HEAD, DEPTHS}), exposure="sites",
+            apart="the site's head",
         ),
         _method(
             "fedmd", "FedMD", "Li and Wang, 2019, https://arxiv.org/abs/1910.03581",
@@ -256,9 +260,10 @@ METHODS: Mapping[str, MethodRow] = {
         ),
         _method(
             "ktpfl", "KT-pFL", "Zhang et al., NeurIPS 2021, https://arxiv.org/abs/2111.02625",
-            "its softened class probabilities of rows of the common set, kept apart",
+            "its softened class probabilities of rows of the common set; the mixture made for each site is kept apart",
             "records, the whole network, optimizer state", settings=KtPflSettings,
             server="fl_algorithms.server.ktpfl:ktpfl", common=SITES, exposure="coordinator",
+            apart="the mixture of all sites' predictions that is made for the site, and how much of each is in it",
         ),
         _method(
             "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
@@ -270,6 +275,7 @@ METHODS: Mapping[str, MethodRow] = {
             "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
             client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", unlike=True,
             common=COORDINATOR, exposure="coordinator",
+            apart="the site's own network, after it has learnt from the others'",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
@@ -376,6 +382,11 @@ def exposure(study: StudyFile) -> str:
     """Who has a site's own model, as in ``MethodRow``; "" where the method as it is set shows none."""
     _, _, settings = settings_of(study)
     return method(study).exposure if settings.exposes else ""
+
+
+def kept_apart(study: StudyFile) -> str:
+    """What of a site the coordinator keeps apart, in words; "" where the method as it is set keeps nothing so."""
+    return method(study).apart if exposure(study) else ""
 
 
 def network_label(study: StudyFile, site: str, chosen: str = "") -> str:
@@ -558,7 +569,7 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
         raise BadData(
             f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "
             "has none",
-            hint=NEED_HINTS[need],
+            hint=need_hint(need, task(study).gives),
         )
     training = study.training
     plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
@@ -615,12 +626,24 @@ def _refuse_without_common_set(
 
 
 SHOWN_NAMES = 3
-NEED_HINTS = {
-    TWO_EXTRACTORS: 'model `fenda` has: `name = "fenda"` in [model]',
+JUDGED = {COLUMNS: "columns", **JUDGES}
+ASIDE = {  # the mlp as it is set by default has neither
     BODY_AND_HEAD: "model `mlp` has, with hidden layers: `hidden = [5]` in [model]",
-    DEPTHS: 'models `unet` and `resunet` have: `name = "unet"` in [model]',
     NORM_LAYERS: 'model `mlp` has, with hidden layers and `norm = "batch"` in [model]',
 }
+
+
+def need_hint(need: str, gives: str) -> str:
+    """Which networks have what a method needs, of those that take what the task gives."""
+    if gives == COLUMNS and need in ASIDE:
+        return ASIDE[need]
+    having = [row for row in MODELS.values() if need in row.settings().offers]
+    fitting = [row for row in having if row.takes == gives]
+    named = [f"`{row.name}`" for row in fitting or having]
+    said = f"models {', '.join(named[:-1])} and {named[-1]} have" if len(named) > 1 else f"model {named[0]} has"
+    if not fitting:
+        return f"{said}, for {JUDGED[having[0].takes]}"
+    return f'{said}: `name = "{fitting[0].name}"` in [model]'
 
 
 def load(implementation: str) -> Any:

@@ -76,7 +76,7 @@ def studies(state: State, json: Json = False) -> None:
     """The studies that the coordinator offers to this site."""
     here, _ = joined(state)
     refresh(here)
-    rows = _study_rows(here)
+    rows = study_rows(here)
     if json:
         print_json({"studies": rows})
         return
@@ -87,7 +87,14 @@ def studies(state: State, json: Json = False) -> None:
 
 
 @app.command()
-def preview(study: StudyId, state: State, json: Json = False) -> None:
+def preview(
+    study: StudyId,
+    state: State,
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="With the network and the weights of this data; else as approved.")
+    ] = "",
+    json: Json = False,
+) -> None:
     """What a study would take out, how often and how big, and what stays. Changes nothing."""
     from site_agent import handoff
     from site_agent.gateway.consent import differences, grant
@@ -96,19 +103,21 @@ def preview(study: StudyId, state: State, json: Json = False) -> None:
 
     here, site = joined(state)
     offer = offered(here, study)
-    described = handoff.ask(state, "describe", study=offer.document, site=site.site)
+    consent = here.consent(study)
+    if not data and consent is not None:
+        data = consent.data["name"]
+    described = handoff.ask(state, "describe", study=offer.document, site=site.site, data=data)
     checked = {"rows": 0, "validation_rows": 0}
     grant(offer, described, {"name": "", "digest": ""}, checked, who())  # as approve would; not kept
     shown = document(offer, described)
     if json:
         print_json(shown)
         return
-    consent = here.consent(study)
     _print_preview(shown, differences(consent, offer, described) if consent is not None else [])
     if not here.policy.exists():
         print(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    print(f"next: `site-agent approve {study} --data NAME`")
+    print(f"next: `site-agent approve {study} --data {data or 'NAME'}`")
 
 
 @app.command()
@@ -131,12 +140,13 @@ def approve(
         with alone(here) as (desk, _interrupt):
             consent = desk.approve(study, data, person, say)
         answer = {
-            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure
+            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure,
+            "apart": consent.apart,
         }  # fmt: skip
     print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
     print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
     if answer.get("exposure"):
-        print(exposed(answer["exposure"]))
+        print(exposed(answer["exposure"], answer.get("apart", "")))
     if answer["told"]:
         print("The coordinator knows; next: `site-agent status`")
     else:
@@ -232,15 +242,23 @@ def _invitation_text(source: str | None) -> str:
         raise BadData(f"{source}: this is not an invitation: it is no text") from None
 
 
-def _study_rows(here: "SiteState") -> list[dict[str, Any]]:
+def study_rows(here: "SiteState") -> list[dict[str, Any]]:
+    """Each study's line in `studies` and `status`."""
     from site_agent.gateway.consent import differences
     from site_agent.preview import row
+    from site_agent.state import data_changed
 
     rows = []
     for offer in here.offers():
         consent = here.consent(offer.study)
+        journal = here.journal(offer.study)
         changes = differences(consent, offer) if consent is not None else []
-        rows.append(row(offer, consent, here.journal(offer.study), changes))
+        if consent is not None and not changes and data_changed(consent, journal):
+            changes = [
+                f"what it trains on is not what was approved, so round {journal.round} was declined; `site-agent data "
+                f"check {consent.data['name']} --study {offer.study}` looks at it"
+            ]
+        rows.append(row(offer, consent, journal, changes))
     return rows
 
 
@@ -268,7 +286,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
             "separate": gateway_uid != trainer["uid"],
             "root": 0 in (gateway_uid, trainer["uid"]),
         },
-        "studies": _study_rows(here),
+        "studies": study_rows(here),
     }
 
 
@@ -301,11 +319,12 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
 def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
     from rich.table import Table
 
-    from site_agent.preview import exposed, size
+    from site_agent.preview import begins_with, exposed, size, trains
 
     console = _console()
     print(f"Study `{shown['study']}`, revision {shown['revision']}, digest {shown['study_digest']}")
     print(f"{shown['algorithm']} with {', '.join(shown['sites'])}")
+    print(trains(shown))
     leaves = Table("leaves each round", "type", "shape", "bytes", box=None, pad_edge=False)
     for leaf in shown["leaves"]:
         leaves.add_row(leaf["name"], leaf["dtype"], str(leaf["shape"]), str(leaf["bytes"]))
@@ -325,9 +344,11 @@ def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
     for row in shown["stays"]:
         stays.add_row(row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), row.get("why", ""))
     console.print(stays, markup=False)
+    if shown["weights"] is not None:
+        print(begins_with(shown["weights"]))
     print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
     if shown["exposure"]:
-        print(exposed(shown["exposure"]))
+        print(exposed(shown["exposure"], shown["apart"]))
     for change in changes:
         print(f"changed since it was approved: {change}")
 

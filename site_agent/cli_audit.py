@@ -36,7 +36,7 @@ def show(
     """The ledger, line by line: what left, what was told, what was answered."""
     from site_agent.audit.show import chosen, tensor_words, words
 
-    lines = list(chosen(_folder(state, ledger), study, round_, tensor))
+    lines = list(chosen(_joined_folder(state, ledger), study, round_, tensor))
     if json:
         print_json({"records": lines})
         return
@@ -143,7 +143,7 @@ def export(
     from site_agent.audit.show import chosen
     from wardround import durable
 
-    lines = list(chosen(_folder(state, ledger), study))
+    lines = list(chosen(_joined_folder(state, ledger), study))
     durable.write_file(out, FORMATS[format_](lines).encode())
     print(f"{len(lines)} lines written to {out}")
 
@@ -155,7 +155,7 @@ def report(out: Out, state: State = None, receipts: Receipts = None) -> None:
     from site_agent.audit.report import page
     from wardround import durable
 
-    folder = _folder(state, None)
+    folder = _joined_folder(state, None)
     verdict, code = audit.verify(folder, receipts)
     if code == audit.CANNOT_VERIFY:
         raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
@@ -173,7 +173,7 @@ def bundle(out: Out, state: State = None, receipts: Receipts = None) -> None:
     from site_agent.gateway.identity import Identity
     from site_agent.state import SiteState
 
-    root = _folder(state, None).parent
+    root = _joined_folder(state, None).parent
     code = write(root, Identity(SiteState(root).identity).ledger_key(), out, receipts)
     print(f"bundle written to {out}, signed with the ledger key")
     print(f"next: `tar xf {out.name}`, then `python VERIFY.py ledger`")
@@ -194,6 +194,16 @@ def relay(
 
     done = serve(listen, to, count).document()
     print(f"{done['up']} bytes up, {done['down']} down, {len(done['connections'])} connections")
+
+
+def _joined_folder(state: Path | None, ledger: Path | None) -> Path:
+    """Of a command that has no verdict to give where there is nothing: raises NeedsPerson, as other commands do."""
+    from site_agent.state import SiteState
+
+    folder = _folder(state, ledger)
+    if ledger is None and not (here := SiteState(folder.parent)).joined() and not folder.is_dir():
+        raise here.not_joined()
+    return folder
 
 
 def _folder(state: Path | None, ledger: Path | None) -> Path:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from site_agent import handoff
+from site_agent.preview import begins_with
 from site_agent.state import SiteState
 from site_agent.trainer import KINDS, kinds
 from site_agent.trainer import data as sources
@@ -26,6 +27,7 @@ State = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
+LISTED = {"common": "common set"}  # what `data list` calls a key of data.toml, where not by its name
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
 KIND_HELP = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
 
@@ -61,10 +63,13 @@ def data_add(
     network: Annotated[
         str, typer.Option(metavar="LABEL", help="Train this one of the networks that a study allows.")
     ] = "",
+    weights: Annotated[
+        Path | None, _file("Weights that the tensors which stay here begin with.", "FILE.safetensors")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Name other data under the same name.")] = False,
 ) -> None:
     """Name a table or images, after looking at them in an isolated process. Nothing is copied; no path ever leaves."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     paths = {
         "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
         "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
@@ -74,10 +79,14 @@ def data_add(
     kinds.kind_of(named)
     if network and not NETWORK.fullmatch(network):
         raise UsageProblem(f"{network[:80]!r} is not a network's label of 1 to 40 of a-z, 0-9 and -")
+    if weights is not None:
+        named["weights"] = str(_absolute(weights))
     found = handoff.ask(state, "inspect", **named)
     source = sources.DataSource.model_validate({**named, "network": network, "digest": found["digest"]})
     sources.add(state, name, source, replace=replace)
     cli.say(f"Data `{name}`: {_counted(found)}")
+    if found["weights"]:
+        cli.say(f"Weights: SHA-256 {found['weights']}; `site-agent data check {name} --study ID` fits them to a study")
     cli.say(f"Written to {state / 'data.toml'}; digest {found['digest'][:12]}…")
     cli.say("next: `site-agent studies`, then `site-agent approve STUDY --data " + name + "`")
 
@@ -100,7 +109,7 @@ def data_common(
     state: State,
 ) -> None:
     """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     sources.name_common(state, name, _absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
@@ -115,8 +124,9 @@ def data_check(
 ) -> None:
     """Read data as a study would, in an isolated process, and say what the study would make of it."""
     site_state = SiteState(state)
+    site = site_state.site().site
     offer = site_state.offer(study)
-    found = handoff.ask(state, "check", study=offer.document, site=site_state.site().site, data=name)
+    found = handoff.ask(state, "check", study=offer.document, site=site, data=name)
     if as_json:
         cli.print_json({"study": study, "data": name, **found})
         return
@@ -125,6 +135,8 @@ def data_check(
     print(rows + ("" if found["test_rows"] is None else f"; {found['test_rows']} kept apart for scores"))
     classes = ", ".join(f"{label}: {count}" for label, count in found["classes"].items())
     print(f"masks with: {classes}" if found["gives"] == "masks" else f"classes: {classes}")
+    if found["weights"] is not None:
+        print(begins_with(found["weights"]))
     for warning in found["warnings"]:
         print(f"warning: {warning}")
     cli.say(f"next: `site-agent approve {study} --data {name}`")
@@ -133,12 +145,14 @@ def data_check(
 @data_app.command("list")
 def data_list(state: State, as_json: Json = False) -> None:
     """The data that has a name here."""
+    SiteState(state).require_folder()
     known = sources.sources(state)
     if as_json:
         cli.print_json({"data": [{"name": name, **source.told()} for name, source in known.items()]})
         return
     for name, source in known.items():
-        first, *more = (f"{key.replace('_', ' ')} {text}" for key, text in source.told().items() if key != "digest")
+        said = {LISTED.get(key, key.replace("_", " ")): text for key, text in source.told().items() if key != "digest"}
+        first, *more = (f"{key} {text}" for key, text in said.items())
         print(f"{name}: {', '.join([first.removeprefix('table '), *more])}, digest {source.digest[:12]}…")
     if not known:
         cli.say(f"next: `site-agent data add NAME` with {kinds.EXAMPLES}")
@@ -227,7 +241,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
-    _must_exist(state)
+    SiteState(state).require_folder()
     folder = state / "studies"
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 
@@ -245,11 +259,6 @@ def _trainer(state: Path, command: str, **fields: Any) -> Any:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise UsageProblem(f"there is no checkpoint `{kind[:40]}`", hint=f"there are: {', '.join(KINDS)}")
-
-
-def _must_exist(state: Path) -> None:
-    if not state.is_dir() or (state / "authority").exists():  # a coordinator's has one
-        raise UsageProblem(f"{state} is not a site's state directory", hint="`site-agent join --state DIR` makes one")
 
 
 def _absolute(path: Path) -> Path:

@@ -133,10 +133,11 @@ def _asked(here: Any, site: Any, study: str) -> Any:
     consent = here.consent(study)
     records = consent.validation_rows if consent is not None else None
     if consent is not None and consent.study_digest == offer.digest:
-        exposure = consent.exposure
+        exposure, apart = consent.exposure, consent.apart
     else:
-        exposure = handoff.ask(here.root, "describe", study=offer.document, site=site.site)["exposure"]
-    return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure)
+        described = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
+        exposure, apart = described["exposure"], described["apart"]
+    return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure, apart)
 
 
 def _models(table: Any) -> str:

@@ -5,10 +5,11 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     gateway or command ──> listener at STATE/staging/trainer.sock ──> worker     (isolated, torch, warm between rounds)
     command, no listener ──> one-shot worker                                     (isolated, ends with its answer)
 
-    describe     {study, site, data?: NAME}                  -> {leaves, comes, stays, exposure, network}
+    describe     {study, site, data?: NAME}                  -> {leaves, comes, stays, exposure, apart, network,
+                                                                 model, parameters, weights}
     inspect      {PATHS and COLUMNS of trainer.kinds}        -> {digest, rows, test_rows, columns, patients}
     check        {study, site, data: NAME}                   -> {digest, rows, train_rows, validation_rows, test_rows,
-                                                                 gives, classes, warnings}
+                                                                 gives, classes, warnings, common, weights}
     train        {study, revision, study_digest, site, round, attempt, base, base_digest, data}
                                                              -> {update, num_examples, num_validation, metrics}
     validate     the same                                    -> {num_examples, num_validation, metrics}
@@ -21,8 +22,9 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     status       {}                                          -> {isolation, user, uid, worker}
     abort        {}                                          -> {}
 
-``study`` is the resolved study's document where it is not called NAME; ``data`` is {name, digest}, and {network}, the
-approved label, where the study has several; file names are those in the staging folder.
+``study`` is the resolved study's document where it is not called NAME; ``data`` is what was approved, as
+``gateway.consent.trained_on`` says; ``weights`` are None, or {digest, used, drawn, unused} of the file that the private
+tensors begin with; file names are those in the staging folder.
 Progress of ``train`` is {step, steps}. Nothing here imports torch, and nobody's pickle is read.
 
 The two programs trust each other with sentences, not with the hospital's network: of a ``WardroundError`` that comes

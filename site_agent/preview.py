@@ -2,12 +2,32 @@
 
 from typing import Any
 
-from site_agent.state import EXPOSED, Consent, Journal, Offer, study_state
+from site_agent import state
+from site_agent.state import Consent, Journal, Offer, study_state
+
+SHOWN_NAMES = 6
 
 
-def exposed(exposure: str) -> str:
-    """Who else has this site's own model, as a sentence; "" where nobody has."""
-    return f"{EXPOSED[exposure][0].upper()}{EXPOSED[exposure][1:]}." if exposure else ""
+def exposed(exposure: str, apart: str) -> str:
+    """Who else has what is this site's own, as a sentence; "" where nobody has."""
+    said = state.exposed(exposure, apart)
+    return f"{said[0].upper()}{said[1:]}." if exposure else ""
+
+
+def trains(described: dict[str, Any]) -> str:
+    """Which network this site trains, and how large it is, as a sentence."""
+    label = f" `{described['network']}`" if described["network"] else ""
+    return f"This site trains network{label} {described['model']}: {described['parameters']} parameters"
+
+
+def begins_with(weights: dict[str, Any]) -> str:
+    """What a file of weights gives to the tensors that stay here, as a sentence."""
+    said = f"{weights['used']} of the tensors that stay here begin with the weights of SHA-256 {weights['digest']}"
+    for what, names in (("not in the file", weights["drawn"]), ("in it and not used", weights["unused"])):
+        if names:
+            more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+            said += f"; {what}: {', '.join(names[:SHOWN_NAMES])}{more}"
+    return f"{said}. The file is read once, before this site's first round"
 
 
 def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
@@ -28,20 +48,25 @@ def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
         "counts": told["counts"],
         "comes": described["comes"],
         "exposure": described["exposure"],
+        "apart": described["apart"],
         "stays": described["stays"],
+        "network": described["network"],
+        "model": described["model"],
+        "parameters": described["parameters"],
+        "weights": described["weights"],
     }
 
 
 def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[str]) -> dict[str, Any]:
     """One study's line in `studies` and `status`. ``changes`` says in words what changed since it was approved."""
-    state = study_state(offer, consent, journal)
+    standing = study_state(offer, consent, journal)
     round_ = journal.round if journal.study_digest == offer.digest else 0
-    if state != "held":  # the closing numbers come after the last round; held, they are released by their own number
+    if standing != "held":  # the closing numbers come after the last round; held, they are released by their own number
         round_ = min(round_, offer.rounds)
     return {
         "id": offer.study,
         "title": offer.document["study"]["title"],
-        "state": state,
+        "state": standing,
         "round": round_,
         "rounds": offer.rounds,
         "revision": offer.revision,

@@ -24,12 +24,9 @@ from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
+DATA_CHANGED = "DECLINED_DATA_CHANGED"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
-EXPOSED = {  # who has this site's own model, by the study's exposure
-    "": "the coordinator keeps no model that is this site's alone",
-    "coordinator": "the coordinator keeps this site's own model apart from the others'",
-    "sites": "the coordinator keeps this site's own model apart from the others', and sends it to the other sites",
-}
+OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
 Record = TypeVar("Record")
@@ -85,14 +82,15 @@ class Consent:
     metrics: list[str]
     counts: str
     stays: list[dict[str, Any]]  # what the installed model keeps here: name, dtype, shape, bytes, why
-    data: dict[str, str]  # name, digest; and network, the label, where the study has several
+    data: dict[str, str]  # as ``gateway.consent.trained_on`` makes it
     rows: int
     validation_rows: int
     approved_by: dict[str, Any]  # name, uid
     approved_at: str
     state: str  # approved, withdrawn
     comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
-    exposure: str  # one of EXPOSED
+    exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
+    apart: str = ""  # what that is, in words
 
 
 @dataclass
@@ -101,7 +99,7 @@ class Journal:
 
     ``phase``: "" | downloading | training | trained | held (waits for a person) | uploading | decided. ``applied``:
     the trainer has heard the decision. ``ended``: the coordinator's last word on the study (finished, stopped,
-    failed), once acted upon.
+    failed), once acted upon. ``declined``: the code with which this site declined the assignment, and when.
     """
 
     study: str
@@ -121,6 +119,8 @@ class Journal:
     decision: str = ""
     applied: bool = True
     ended: str = ""
+    declined: str = ""
+    declined_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,25 @@ class SiteState:
     def joined(self) -> bool:
         return self.site_file.exists()
 
+    def not_joined(self) -> NeedsPerson:
+        return NeedsPerson(
+            f"{self.root} has not joined a federation",
+            hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator; or is it "
+            "another --state?",
+        )
+
+    def require_folder(self) -> None:
+        """For commands that need no membership. Raises NeedsPerson: it is no directory, or a coordinator's."""
+        if not self.root.is_dir() or (self.root / "authority").exists():
+            raise NeedsPerson(
+                f"{self.root} is not a site's state directory",
+                hint=f"`site-agent join --state {self.root}` makes one; or is it another --state?",
+            )
+
     def site(self) -> Site:
         """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""
         if not self.joined():
-            raise NeedsPerson(
-                f"{self.root} has not joined a federation",
-                hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator",
-            )
+            raise self.not_joined()
         site = _read(self.site_file, Site)
         if self.left_file.exists():
             raise NeedsPerson(
@@ -214,7 +226,7 @@ class SiteState:
 
     def journal(self, study: str) -> Journal:
         path = self._file("journal", study)
-        return _read(path, Journal) if path.exists() else Journal(study)
+        return _read(path, Journal, _newer_journal) if path.exists() else Journal(study)
 
     def save_journal(self, journal: Journal) -> None:
         durable.write_file(self._file("journal", journal.study), canonical.dumps(asdict(journal)))
@@ -228,8 +240,8 @@ class SiteState:
 def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     """Where this site stands in a study, in one word.
 
-    offered, changed (since it was approved), withdrawn, approved (waits), training, held (waits for a person),
-    uploading, then the coordinator's: running, paused, finished, stopped, failed.
+    offered, changed (since it was approved; it, or what is trained on), withdrawn, approved (waits), training, held
+    (waits for a person), uploading, then the coordinator's: running, paused, finished, stopped, failed.
     """
     if consent is None:
         return "offered"
@@ -240,11 +252,32 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
     mine = journal if journal.study_digest == offer.digest else Journal(offer.study)
     if mine.ended:
         return mine.ended
-    if mine.phase in ("downloading", "training", "trained"):
+    if data_changed(consent, mine):
+        return "changed"
+    if mine.phase in ("downloading", "training", "trained") and not mine.declined:
         return "training"
     if mine.phase in ("held", "uploading"):
         return mine.phase
     return offer.state if offer.state in ("running", "paused") else APPROVED
+
+
+def data_changed(consent: Consent, journal: Journal) -> bool:
+    """Whether the last assignment was declined because what would be trained on is not what was approved, and nobody
+    has approved since.
+    """
+    return journal.declined == DATA_CHANGED and consent.approved_at <= journal.declined_at
+
+
+def exposed(exposure: str, apart: str = "") -> str:
+    """Who has what is this site's own, by the study's exposure.
+
+    Args:
+        apart: what that is, as the trainer says; "" in consents of older versions.
+    """
+    if not exposure:
+        return "the coordinator keeps nothing that is this site's alone"
+    said = f"the coordinator keeps apart {apart or OWN_MODEL}"
+    return f"{said}, and sends it to the other sites" if exposure == "sites" else said
 
 
 def who() -> dict[str, Any]:
@@ -267,7 +300,11 @@ def now_text() -> str:
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
     """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
-    return {"comes": document.get("leaves"), "exposure": "", **document}
+    return {"comes": document.get("leaves"), "exposure": "", "apart": "", **document}
+
+
+def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:
+    return {"declined": "", "declined_at": "", **document}
 
 
 def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def page() -> str:
         needs = "; ".join(row["needs"]) or "–"
         rows.append(f"| {name} | {method} | {row['leaves']} | {row['stays']} | {needs} |\n")
         if row["exposure"]:
-            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']]}.\n")
+            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['apart'])}.\n")
     shown = "Off unless a hospital's policy allows it in `[models]`:\n\n" + "".join(exposed)
     return HEAD + "".join(rows) + TAIL + shown
 

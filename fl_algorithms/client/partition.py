@@ -52,13 +52,16 @@ class Partition:
         leaves: in the order of the payload.
         stays: networks' and the method's own.
         comes: what is downloaded before each round, in the order of the payload.
-        exposure: as in ``fl_algorithms.catalog.MethodRow``.
+        exposure, apart: as in ``fl_algorithms.catalog.MethodRow``; "" where the method as it is set exposes nothing.
+        parameters: numbers in the parameters of all the method's networks, as `fl-lab size` counts them.
     """
 
     leaves: tuple[TensorSpec, ...]
     stays: tuple[Stay, ...]
     comes: tuple[TensorSpec, ...]
     exposure: str
+    parameters: int
+    apart: str = ""
 
 
 def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
@@ -94,8 +97,11 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
-    own_model = catalog.COORDINATOR if apart else ""  # the mean of one site's network is that network
-    return Partition(leaves, private + kept, comes, catalog.exposure(study) or own_model)
+    parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
+    exposure, said = catalog.exposure(study), catalog.kept_apart(study)
+    if apart and not exposure:  # the mean of one site's network is that network
+        exposure, said = catalog.COORDINATOR, "the site's own network, which no other site trains"
+    return Partition(leaves, private + kept, comes, exposure, parameters, said)
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:

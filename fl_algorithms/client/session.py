@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
@@ -125,7 +126,13 @@ class SiteSession:
     """
 
     def __init__(
-        self, study: StudyFile, site: str, task: Task, data: SiteData, state: SessionState | None = None
+        self,
+        study: StudyFile,
+        site: str,
+        task: Task,
+        data: SiteData,
+        state: SessionState | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
@@ -133,6 +140,7 @@ class SiteSession:
             study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
                 which other it chose.
             task: as the site reads its data; ``partition.task_at`` says.
+            own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
 
         Raises:
             BadData: ``state`` is of another study or another network.
@@ -158,6 +166,11 @@ class SiteSession:
         self._best_pool = ""
         if state is not None:
             self._load(state)
+            return
+        live = all_tensors(networks)
+        with torch.no_grad():
+            for name, tensor in (own or {}).items():
+                live[name].copy_(tensor)
 
     def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
         """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.

@@ -14,8 +14,8 @@ from wardround.errors import UsageProblem
 MEAN = "fl_algorithms.server.mean:mean"
 SHOWN = {
     "": "no site's own model is shown to anyone",
-    "coordinator": "the coordinator keeps each site's own model apart",
-    "sites": "the coordinator keeps each site's own model apart and sends it to other sites",
+    "coordinator": "the coordinator keeps apart {}",
+    "sites": "the coordinator keeps apart {}, and sends it to other sites",
 }
 
 
@@ -68,7 +68,7 @@ def print_card(found: Mapping[str, Any]) -> None:
         ("paper", found["paper"]),
         ("leaves", found["leaves"]),
         ("stays", found["stays"]),
-        ("single models", SHOWN[found["exposure"]]),
+        ("single models", SHOWN[found["exposure"]].format(found["apart"])),
         ("needs", "; ".join(found["needs"]) or "nothing particular"),
         ("coordinator", found["server"]),
         ("combines with", "; ".join(found["combines_with"]) or "nothing"),
@@ -95,6 +95,7 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "stays": row.stays,
         "needs": _needs(row),
         "exposure": row.exposure,
+        "apart": row.apart,
         "one_global_model": row.one_global_model,
         "lab_only": row.lab_only,
     }

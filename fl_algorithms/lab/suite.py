@@ -302,7 +302,7 @@ def _refuse_no_norms(row: Row, source: str) -> None:
             if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
                 raise BadData(
                     f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
-                    hint=catalog.NEED_HINTS[NORM_LAYERS],
+                    hint=catalog.need_hint(NORM_LAYERS, catalog.task(point.study).gives),
                 )
 
 

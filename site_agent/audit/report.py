@@ -16,7 +16,7 @@ from typing import Any
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
-from site_agent.state import EXPOSED
+from site_agent.state import exposed
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
 STYLE = """
@@ -145,8 +145,9 @@ def _approval(study: _Study) -> str:
     if not said:
         return "<p>No approval is in the ledger.</p>\n"
     exposures = [str(record.get("exposure", "")) for record in study.others if record["type"] == "consent"]
-    exposed = f" In it, {EXPOSED.get(exposures[-1], exposures[-1])}." if exposures[-1] else ""
-    return f"<p>This study was {_e('; then '.join(said))}.{_e(exposed)}</p>\n"
+    apart = str((study.consent or {}).get("apart", ""))
+    shown = f" In it, {exposed(exposures[-1], apart)}." if exposures[-1] else ""
+    return f"<p>This study was {_e('; then '.join(said))}.{_e(shown)}</p>\n"
 
 
 def _left(uploads: list[dict[str, Any]]) -> str:

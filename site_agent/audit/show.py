@@ -47,7 +47,9 @@ def words(line: dict[str, Any]) -> str:
         case "declare":
             return f"{line['study']} {line['standing']} {line.get('code', '')}".rstrip()
         case "consent":
-            return f"{line['study']} {line['event']}{by}"
+            network = f", network {line['network']}" if "network" in line else ""
+            weights = f", weights {str(line['weights_digest'])[:12]}" if "weights_digest" in line else ""
+            return f"{line['study']} {line['event']}{by}{network}{weights}"
         case "session":
             sent = f", {size(line['bytes_up'])} sent" if "bytes_up" in line else ""
             return f"{line['event']} {line.get('peer', '')}{sent}"

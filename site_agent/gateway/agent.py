@@ -27,7 +27,7 @@ from site_agent.gateway.rounds import Rounds
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
 from wardround.durable import StorageFailed
-from wardround.errors import NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.errors import CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
 from wardround.latch import Latch
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
@@ -299,8 +299,15 @@ class Agent:
 
     def _decline(self, assignment: Assignment, code: str) -> None:
         """Tell the coordinator a code, and nothing else."""
-        if assignment.kind != STOP:
-            self._declare(assignment, "declined", code)
+        if assignment.kind == STOP:
+            return
+        try:
+            self._rounds.declined(assignment, code)
+        except CannotWrite as error:
+            if isinstance(error, StorageFailed):
+                raise
+            log.error("%s; `status` will not say that round %d was declined", error.message, assignment.round)
+        self._declare(assignment, "declined", code)
 
     def _declare(self, assignment: Assignment, standing: str, code: str = "") -> None:
         """Say where this site stands with one assignment. If the coordinator cannot hear, it asks again when it can."""

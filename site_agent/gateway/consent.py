@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from site_agent.gateway.policy import Asked
-from site_agent.state import APPROVED, EXPOSED, WITHDRAWN, Consent, Offer, now_text
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
@@ -31,7 +31,7 @@ def grant(
     Args:
         described: what the installed model shares (``leaves``), begins a round with (``comes``) and keeps (``stays``),
             and who has this site's own model (``exposure``), from the trainer.
-        data: name and digest of the table, and the label of the network that trains on it, where there are several.
+        data: what ``trained_on`` gives.
         checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
         person: name and uid of who approves.
 
@@ -66,22 +66,54 @@ def grant(
         metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
-        exposure=described["exposure"],
+        exposure=described["exposure"], apart=described["apart"],
     )  # fmt: skip
 
 
-def asked(offer: Offer, coordinator: str, records: int | None, exposure: str) -> Asked:
+def trained_on(name: str, described: dict[str, Any], checked: dict[str, Any]) -> dict[str, str]:
+    """The data of a consent: its name and digest; and where there are any, ``network``, the label of the one that
+    trains on it, ``common``, the digest of the common set, and ``weights``, that of what private tensors begin with.
+    """
+    weights = checked.get("weights")
+    more = {
+        "network": described.get("network", ""),
+        "common": checked.get("common", ""),
+        "weights": "" if weights is None else weights["digest"],
+    }
+    return {"name": name, "digest": checked["digest"], **{key: text for key, text in more.items() if text}}
+
+
+def pinned(consent: Consent) -> dict[str, str]:
+    """What a consent pins beside the data, as the ledger's line has it."""
+    names = {"network": "network", "common": "common_digest", "weights": "weights_digest"}
+    return {field: consent.data[key] for key, field in names.items() if key in consent.data}
+
+
+def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What a site would train on otherwise than approved, one sentence each."""
+    found = []
+    if (before["name"], before["digest"]) != (now["name"], now["digest"]):
+        found.append(f"the data is `{now['name']}`, {now['digest'][:12]}…")
+    if "network" in before and before["network"] != now.get("network"):
+        found.append(f"this site trains network `{now.get('network', 'default')}`, approved was `{before['network']}`")
+    if before.get("weights") != now.get("weights"):
+        found.append(f"its own tensors begin with {_weights(now)}, approved was: {_weights(before)}")
+    return found
+
+
+def asked(offer: Offer, coordinator: str, records: int | None, exposure: str, apart: str = "") -> Asked:
     """What ``offer`` would have leave, for the policy.
 
     Args:
         records: rows that its metrics are taken over, if known.
-        exposure: who would have this site's own model, from the trainer.
+        exposure, apart: who would have what of this site's own, from the trainer.
     """
     told = told_of(offer)
     leaving = specs(offer.leaves)
     return Asked(
-        offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure
-    )
+        offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure,
+        apart,
+    )  # fmt: skip
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:
@@ -161,8 +193,9 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
     if consent.study_digest == offer.digest:
         return []
     found = [f"revision {offer.revision}, approved was {consent.revision}"]
-    if described is not None and described["exposure"] != consent.exposure:
-        found.append(f"now {EXPOSED[described['exposure']]}; approved was: {EXPOSED[consent.exposure]}")
+    if described is not None:
+        now, was = exposed(described["exposure"], described["apart"]), exposed(consent.exposure, consent.apart)
+        found += [f"now {now}; approved was: {was}"] if now != was else []
     found += _tensor_differences(consent.leaves, offer.leaves)
     found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
     found += [f"metric `{name}` would no longer leave" for name in consent.metrics if name not in offer.metrics]
@@ -179,6 +212,10 @@ def sayable(error: WardroundError) -> str:
     if error.code.startswith("DECLINED_"):
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
+
+
+def _weights(data: dict[str, str]) -> str:
+    return f"the weights {data['weights'][:12]}…" if "weights" in data else "what the study's seed draws"
 
 
 def _by_name(leaves: list[dict[str, Any]]) -> list[tuple[object, ...]]:

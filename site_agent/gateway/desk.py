@@ -19,6 +19,7 @@ from site_agent.gateway.gate import Gate, refuse_study
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
+from site_agent.preview import begins_with
 from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState
 from wardround import durable, identity
 from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
@@ -92,13 +93,14 @@ class Desk:
         checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
         for warning in checked.get("warnings", []):
             narrate(f"warning: {warning}")
-        table = {"name": data, "digest": checked["digest"]}
-        if before is not None and {key: before.data[key] for key in table} != table:
-            narrate(f"changed since it was approved: the data is `{data}`, {table['digest'][:12]}…")
-        if described.get("network"):
-            table["network"] = described["network"]
-            narrate(f"of the study's networks, this site trains `{table['network']}`")
-        consent = consents.grant(offer, described, table, checked, person)
+        trained_on = consents.trained_on(data, described, checked)
+        for change in consents.data_differences(before.data, trained_on) if before is not None else []:
+            narrate(f"changed since it was approved: {change}")
+        if "network" in trained_on:
+            narrate(f"of the study's networks, this site trains `{trained_on['network']}`")
+        if checked.get("weights"):
+            narrate(begins_with(checked["weights"]))
+        consent = consents.grant(offer, described, trained_on, checked, person)
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)
         with self._lock:
@@ -237,7 +239,7 @@ class Desk:
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
         self._ledger.append(
             "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=person, **consents.pinned(consent),
         )  # fmt: skip
         self._ledger.sign()
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from site_agent.state import exposed
 from wardround.errors import BadData, NeedsPerson
 from wardround.schema import Strict, check
 from wardround.study import METRIC_NAME
@@ -134,7 +135,8 @@ class Asked:
     counts: str
     records: int | None  # rows that a metric is taken over; None before a table is approved
     rounds: int = 1
-    exposure: str = ""  # who would have this site's own model: "", "coordinator" or "sites"
+    exposure: str = ""  # who would have what is this site's own: "", "coordinator" or "sites"
+    apart: str = ""  # what that is, in words
 
 
 def load(path: Path) -> Policy:
@@ -328,15 +330,9 @@ def draft(asked: Asked, site: str) -> str:
 
 
 def _drafted_models(asked: Asked) -> list[str]:
-    exposed = EXPOSURES[asked.exposure]
-    reason = (
-        "in this study the coordinator keeps no model that is this site's alone",
-        "the coordinator keeps this site's own model apart from the others'",
-        "the coordinator keeps this site's own model apart, and sends it to the other sites",
-    )
     needed = ("", "; it needs `kept_by_coordinator = true`", "; it needs `true` twice")
     return [
-        f"# {reason[exposed]}{needed[exposed]}",
+        f"# in this study {exposed(asked.exposure, asked.apart)}{needed[EXPOSURES[asked.exposure]]}",
         "[models]                       # nobody else has it unless a person writes so here",
         "kept_by_coordinator = false",
         "sent_to_other_sites = false",

@@ -26,7 +26,7 @@ from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment, ModelRef
 from site_agent.handoff import Trainer
-from site_agent.state import SHARED_MODE, Consent, Journal, Offer, Site, SiteState
+from site_agent.state import SHARED_MODE, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround import durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
@@ -58,6 +58,12 @@ class Rounds:
             self._stop(assignment, interrupt)
             return False
         return self._contribute(assignment, interrupt)
+
+    def declined(self, assignment: Assignment, code: str) -> None:
+        """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
+        journal = self._state.journal(assignment.study)
+        if (journal.study_digest, journal.round) == (assignment.digest, assignment.round):
+            self._state.save_journal(replace(journal, declined=code, declined_at=now_text()))
 
     def resolve(self, interrupt: Interrupt) -> None:
         """Ask the coordinator about each upload that has no receipt, and act on what it says.
@@ -138,10 +144,14 @@ class Rounds:
         same_round = same_study and (last.round, last.kind) == (assignment.round, assignment.kind)
         base = assignment.base.digest if assignment.base is not None else ""
         if same_round and last.attempt == assignment.attempt:
-            return last if last.decision or self._usable(last, base) else self._fresh(assignment, base)
+            goes_on = replace(last, declined="", declined_at="")
+            return goes_on if last.decision or self._usable(last, base) else self._fresh(assignment, base)
         if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
             log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
-            return replace(last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True)
+            return replace(
+                last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True, declined="",
+                declined_at="",
+            )  # fmt: skip
         if same_study and last.update and not last.decision and last.round != assignment.round:
             self._ask("discard", study=last.study, revision=last.revision, round=last.round)
         self._forget_files(last)

@@ -85,7 +85,7 @@ class Commands:
             consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
             return {
                 "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
-                "exposure": consent.exposure,
+                "exposure": consent.exposure, "apart": consent.apart,
             }  # fmt: skip
         if command == "withdraw":
             return {"told": self._agent.withdraw(request["study"], request["by"])}

@@ -14,9 +14,10 @@
     patient = "lesion"
     digest = "04be..."
     network = "small"
+    weights = "/srv/models/small.safetensors"
 
-``network`` may be left out; it is the label of the network that this hospital trains on the table, where a study has
-several.
+The last two may be left out: the label of the network that this hospital trains on the data, where a study has several,
+and the file that the tensors which stay here begin with.
 """
 
 import hashlib
@@ -47,6 +48,8 @@ class DataSource(Strict):
 
     Attributes:
         label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
+        common: this site's copy of the common set of the studies trained with this data.
+        weights: what the private tensors begin with; no part of the data's digest, for the consent has its own.
         network: the label of a network that the study allows; "" for the one that it assigns.
     """
 
@@ -63,7 +66,8 @@ class DataSource(Strict):
     label: str = ""
     image: str = ""
     patient: str = ""
-    common: str | None = None  # this site's copy of the common set of the studies trained with this data
+    common: str | None = None
+    weights: str | None = None
     digest: str = Field(pattern=r"[0-9a-f]{64}")
     network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
 
@@ -175,6 +179,11 @@ def digest_now(named: DataSource) -> str:
         raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 
 
+def weights_now(named: DataSource) -> str:
+    """The digest of the file of weights as it is at this moment; "" where none is named. Raises BadData as above."""
+    return "" if named.weights is None else _sha256(Path(named.weights))
+
+
 def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
     """Refuse data other than the approved. Both digests are hex.
 
@@ -199,6 +208,23 @@ def must_be_approved_network(study: str, name: str, approved: str, found: str) -
     if found != approved:
         raise BadData(
             f"network `{found}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
+def must_be_approved_weights(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse to begin with other weights than the approved ones. Digests are hex; "" is for none.
+
+    Raises:
+        BadData: they differ.
+    """
+    if found != approved:
+        now = f"digest {found[:12]}…" if found else "none"
+        was = f"{approved[:12]}…" if approved else "none"
+        raise BadData(
+            f"the weights that data `{name}` names are not what was approved for study `{study}`: {now}, {was} was "
+            "approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
         )

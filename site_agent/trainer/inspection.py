@@ -2,13 +2,13 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fl_algorithms.tasks.table import data_digest, read_table
 from site_agent.trainer import kinds
-from site_agent.trainer.data import DataSource, digest_now
+from site_agent.trainer.data import DataSource, digest_now, weights_now
 from wardround.schema import check
 
 UNKNOWN = "0" * 64  # where a digest will stand
@@ -16,13 +16,16 @@ UNKNOWN = "0" * 64  # where a digest will stand
 
 @dataclass(frozen=True)
 class Inspection:
-    """``columns`` is of tables alone, ``patients`` of images whose column of patients is named."""
+    """``columns`` is of tables alone, ``patients`` of images whose column of patients is named; ``weights`` is the
+    digest of the file of weights, "" where none is named.
+    """
 
     digest: str
     rows: int
     test_rows: int | None
     columns: int | None = None
     patients: int | None = None
+    weights: str = ""
 
 
 def inspect(fields: Mapping[str, Any]) -> Inspection:
@@ -33,15 +36,20 @@ def inspect(fields: Mapping[str, Any]) -> Inspection:
     """
     given = {key: value for key, value in fields.items() if value}
     named = check(DataSource, {**given, "digest": UNKNOWN}, "the data")
+    weights = weights_now(named)
     if named.kind is kinds.TABLE:
-        return _of_table(named.paths["table"], named.paths.get("test"), named.label)
+        return replace(_of_table(named.paths["table"], named.paths.get("test"), named.label), weights=weights)
     from fl_algorithms.tasks.imagesurvey import survey
 
     found = survey(named.files, test=False)
     assert found is not None
     tested = survey(named.files, test=True)
     return Inspection(
-        digest_now(named), found.images, None if tested is None else tested.images, patients=found.patients
+        digest_now(named),
+        found.images,
+        None if tested is None else tested.images,
+        patients=found.patients,
+        weights=weights,
     )
 
 

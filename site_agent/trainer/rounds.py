@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
+from fl_algorithms.client.weights import OwnWeights, own_weights
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
@@ -71,6 +73,7 @@ class _Asked:
     data_name: str
     vault: Vault
     start: Kept | None
+    weights: str  # the approved digest of what the private tensors begin with; "" for as they are drawn
 
 
 class Rounds:
@@ -91,9 +94,10 @@ class Rounds:
     def describe(self, document: Any, site: str, name: str = "") -> dict[str, Any]:
         """The tensors of a study that would leave, that come, and that stay and why; who has this site's own model.
 
-        ``name``: of the data, which may choose the network; without it, what is assigned to the site.
+        ``name``: of the data, which may choose the network and name weights; without it, what is assigned to the site.
         """
-        study = self._installed(document, site, tables.source(self._state, name).network if name else "")
+        source = tables.source(self._state, name) if name else None
+        study = self._installed(document, site, "" if source is None else source.network)
         partition = study.partition
         stays = [
             {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes, "why": s.why}
@@ -101,14 +105,17 @@ class Rounds:
         ]
         return {
             "leaves": _rows(partition.leaves), "comes": _rows(partition.comes), "stays": stays,
-            "exposure": partition.exposure, "network": study.network,
+            "exposure": partition.exposure, "apart": partition.apart, "network": study.network,
+            "model": study.own.model.name, "parameters": partition.parameters,
+            "weights": None if source is None else self._weights(study, source),
         }  # fmt: skip
 
     def check(self, document: Any, site: str, name: str) -> dict[str, Any]:
         """Read a hospital's data as a study would.
 
         Raises:
-            BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the common set is not the study's.
+            BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the common set is not the study's,
+                or the weights are no file for its network.
         """
         source = tables.source(self._state, name)
         study = self._installed(document, site, source.network)
@@ -126,6 +133,8 @@ class Rounds:
             "test_rows": None if data.test is None else len(data.test),
             "gives": catalog.task(study.file).gives,
             "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
+            "common": study.file.common.digest if data.common is not None and study.file.common is not None else "",
+            "weights": self._weights(study, source),
             "warnings": warnings,
         }
 
@@ -150,7 +159,7 @@ class Rounds:
         if request["best"] is not None and request["best_round"] is not None:
             vault.open(request["study_digest"], request["study"])
             start = vault.start_of(study.file.study.rounds + 2)
-            asked = _Asked(study, request["study_digest"], request["data"]["name"], vault, start)
+            asked = _asked(study, request, vault, start)
             data = self._approved(asked, request["data"]["digest"])
             path = staged(self._state, request["best"])
             with TensorFile(path) as file:
@@ -192,7 +201,7 @@ class Rounds:
         name = study.file.study.name
         vault = Vault(self._state, name, request["revision"])
         vault.open(request["study_digest"], request["study"])
-        asked = _Asked(study, request["study_digest"], request["data"]["name"], vault, vault.start_of(number))
+        asked = _asked(study, request, vault, vault.start_of(number))
 
         # 2. The data that was approved.
         data = self._approved(asked, request["data"]["digest"])
@@ -208,6 +217,7 @@ class Rounds:
             "data_digest": data.digest,
             "start": "" if asked.start is None else asked.start.folder,
             **({"network": study.network} if study.network else {}),
+            **({"weights": asked.weights} if asked.weights else {}),
         }
         answer = vault.pending(number, seed)
         if answer is not None and self._is_whole(answer):
@@ -298,7 +308,33 @@ class Rounds:
                     "study `%s`: this site trains network `%s` from here on and begins anew; what it kept was of `%s`",
                     asked.study.file.study.name, asked.study.network, stored.meta.get("network", ""),
                 )  # fmt: skip
-        return SiteSession(asked.study.own, asked.study.site, asked.study.task, data, state)
+        own = None if state is not None else self._begin(asked)
+        return SiteSession(asked.study.own, asked.study.site, asked.study.task, data, state, own)
+
+    def _begin(self, asked: _Asked) -> dict[str, torch.Tensor] | None:
+        """The private tensors that a person approved to begin with; None for as they are drawn.
+
+        Raises:
+            BadData: the file is not what was approved, or not what the network needs.
+        """
+        source, name = tables.source(self._state, asked.data_name), asked.study.file.study.name
+        must = partial(tables.must_be_approved_weights, name, asked.data_name, asked.weights)
+        must(tables.weights_now(source))
+        if source.weights is None:
+            return None
+        found = _own(asked.study, source.weights)
+        must(found.digest)
+        return found.tensors
+
+    def _weights(self, study: _Installed, source: tables.DataSource) -> dict[str, Any] | None:
+        """What the file of weights holds for the study's private tensors; None where the data names none."""
+        if source.weights is None:
+            return None
+        found = _own(study, source.weights)
+        return {
+            "digest": found.digest, "used": len(found.tensors), "drawn": list(found.drawn),
+            "unused": list(found.unused),
+        }  # fmt: skip
 
     def _keep(self, asked: _Asked, checkpoint: Checkpoint, data: SiteData) -> None:
         specs = specs_of(checkpoint.tensors)
@@ -389,6 +425,19 @@ def _needs_common(study: StudyFile) -> bool:
 def _label(study: StudyFile, site: str, chosen: str) -> str:
     """What the site's network is called; "" where the study has one network. Raises BadData: not allowed."""
     return catalog.network_label(study, site, chosen) if study.networks or chosen else ""
+
+
+def _own(study: _Installed, path: str) -> OwnWeights:
+    """Raises BadData: they do not fit; DECLINED_DATA_INVALID."""
+    try:
+        return own_weights(study.own, study.site, Path(path))
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint, code=tables.DATA_INVALID) from None
+
+
+def _asked(study: _Installed, request: Mapping[str, Any], vault: Vault, start: Kept | None) -> _Asked:
+    data = request["data"]
+    return _Asked(study, request["study_digest"], data["name"], vault, start, data.get("weights", ""))
 
 
 def _rows(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:

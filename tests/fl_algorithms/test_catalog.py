@@ -9,6 +9,8 @@ import pytest
 
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe
+from fl_algorithms.server.halves import server_half
+from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
 from tests.fl_algorithms.toys import study_tables, toy_study
 from wardround.errors import BadData
 from wardround.study import StudyFile, load
@@ -98,6 +100,54 @@ def test_scaffold_takes_plain_sgd_alone(training: dict[str, Any], found: str) ->
 @pytest.mark.parametrize("name", ["fedfomo", "fedsm"])
 def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> None:
     assert describe(toy_study(name), "ash").exposure == "sites"
+
+
+@pytest.mark.parametrize("name", [name for name, row in catalog.METHODS.items() if not row.lab_only])
+def test_what_is_kept_apart_is_said_of_exactly_the_methods_that_keep_something_of_each_site(name: str) -> None:
+    """Of what a coordinator keeps once for each site, it keeps more when there is another site."""
+    kept = {}
+    for sites in (["ash", "birch"], ["ash", "birch", "cedar"]):
+        study = toy_study(name, sites=sites, optimizer="sgd", weight_decay=0.0, init_private="common")
+        partition = describe(study, "ash")
+        kept[len(sites)] = len(server_half(study, partition.leaves).keeps)
+    assert bool(partition.apart) == bool(partition.exposure) == (kept[3] > kept[2]), kept
+
+
+def test_what_is_kept_apart_is_not_said_where_the_method_as_it_is_set_keeps_nothing() -> None:
+    settings = {"calibration": False, "train_calibration": {"steps": 0}}
+    found = describe(toy_study("lcfed", algorithm_settings=settings), "ash")
+    assert (found.exposure, found.apart) == ("", "")
+
+
+def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
+    found = describe(toy_study("ktpfl"), "ash")
+    assert [spec.bundle for spec in found.leaves] == ["predictions"]
+    assert found.apart.startswith("the mixture of all sites' predictions")
+
+
+@pytest.mark.parametrize(
+    ("need", "gives", "hint"),
+    [
+        (BODY_AND_HEAD, catalog.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
+        (DEPTHS, catalog.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
+        (DEPTHS, catalog.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
+        (TWO_EXTRACTORS, catalog.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, catalog.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
+        (
+            NORM_LAYERS, catalog.MASKS,
+            'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
+        ),
+    ],
+)  # fmt: skip
+def test_a_hint_names_networks_that_take_what_the_task_gives(need: str, gives: str, hint: str) -> None:
+    assert catalog.need_hint(need, gives) == hint
+
+
+def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() -> None:
+    hint = catalog.need_hint(NORM_LAYERS, catalog.IMAGES)
+    assert "`resnet10`, " in hint
+    assert "squeezenet" not in hint
+    assert hint.endswith('`name = "resnet10"` in [model]')
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,10 @@ class FakeTrainer:
         self.described: tuple[TensorSpec, ...] = SHARED
         self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
         self.exposure = ""
+        self.apart = ""
         self.network = ""
+        self.common = ""
+        self.weights: dict[str, Any] | None = None
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
         self.num_examples: Any = 80
         self.poison = ""
@@ -82,11 +85,15 @@ class FakeTrainer:
         comes = self.described if self.comes is None else self.comes
         return {
             "leaves": [leaf(spec) for spec in self.described], "comes": [leaf(spec) for spec in comes],
-            "exposure": self.exposure, "stays": STAYS, "network": self.network,
+            "exposure": self.exposure, "apart": self.apart, "stays": STAYS, "network": self.network,
+            "model": "mlp", "parameters": 4224, "weights": self.weights,
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"]}
+        return {
+            "digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"],
+            "common": self.common, "weights": self.weights,
+        }  # fmt: skip
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.failure is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from site_agent.cli import study_rows
 from site_agent.gateway.connection import ChangedOnTheWay, Connection, Line
 from site_agent.gateway.meter import Meter
 from site_agent.state import study_state
@@ -263,6 +264,56 @@ def test_only_a_code_of_a_trainers_failure_reaches_the_coordinator(world: SiteWo
     said = world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
     assert canary.encode() not in said.SerializeToString()
     assert canary.encode() not in (world.state.ledger / "000001.jsonl").read_bytes()
+
+
+def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    assert world.agent is not None
+    world.trainer.failure = BadData("another table", code="DECLINED_DATA_CHANGED")
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_CHANGED")
+    (row,) = study_rows(world.state)
+    assert (row["state"], row["round"]) == ("changed", 1)
+    (said,) = row["changes"]
+    assert said == (
+        "what it trains on is not what was approved, so round 1 was declined; `site-agent data check patients --study "
+        "hearts` looks at it"
+    )
+    world.restart()  # a journal is read back as it was written
+    (row,) = study_rows(world.state)
+    assert row["state"] == "changed"
+    world.trainer.failure = None
+    world.approve()
+    (row,) = study_rows(world.state)
+    assert (row["state"], row["changes"]) == ("approved", [])
+    world.coordinator.assign(STUDY, 1)
+    world.trainer.wait_asked("commit")
+    (row,) = study_rows(world.state)
+    assert (row["state"], world.state.journal(STUDY).declined) == ("running", "")
+
+
+def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: SiteWorld) -> None:
+    world.ready()
+    assert world.trainer is not None
+    world.trainer.failure = BadData("text in a numeric column", code="DECLINED_DATA_INVALID")
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
+    (row,) = study_rows(world.state)
+    assert (row["state"], row["changes"]) == ("running", [])
+
+
+def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
+    world.ready()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.agent is not None
+    world.agent.stop()
+    world.agent = None
+    path = world.state.root / "journal" / f"{STUDY}.json"
+    written = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: written[key] for key in written if not key.startswith("declined")}))
+    assert world.state.journal(STUDY).round == 1
 
 
 def test_a_study_that_nobody_approved_is_declined(world: SiteWorld) -> None:

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -245,7 +246,7 @@ def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Pa
         if line["type"] == "consent":
             line["exposure"] = "sites"
     path.write_bytes(b"".join(canonical.dumps(line) + b"\n" for line in lines))
-    said = "In it, the coordinator keeps this site's own model apart from the others', and sends it to the other sites."
+    said = "In it, the coordinator keeps apart this site's own model, and sends it to the other sites."
     assert html.escape(said) in page_of(state)
 
 
@@ -340,8 +341,11 @@ def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
     assert "error: which ledger? neither --state nor --ledger was given" in agent("verify", code=64)
     said = agent("reconcile", "--ledger", str(state / "ledger"), code=64)
     assert "error: nothing to reconcile with\nhint: --receipts FILE, --bytes COUNT, or both" in said
+    assert "/nowhere has not joined a federation" in agent("report", "--state", "/nowhere", "--out", "x", code=78)
+    shutil.rmtree(state / "ledger")
+    (state / "ledger").mkdir()
     assert "there is nothing to report: there is no ledger" in agent(
-        "report", "--state", "/nowhere", "--out", "x", code=65
+        "report", "--state", str(state), "--out", "x", code=65
     )
 
 

@@ -152,6 +152,25 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
         assert "hint: `site-agent join" in said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "common", "p", "/rows.csv"),
+        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "reopen"),
+        ("audit", "report", "--out", "page.html"), ("leave",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_in_a_folder_that_is_no_sites_exits_78_and_names_it(
+    line: tuple[str, ...], tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    done = subprocess.run([*AGENT, *line, "--state", str(nowhere)], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 78, done.stderr
+    assert str(nowhere) in done.stderr.splitlines()[0]
+    assert not nowhere.exists()
+
+
 def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> None:
     shell.join()
     digest = shell.offer()
@@ -181,12 +200,34 @@ def test_what_people_read_has_the_same_facts(shell: Shell) -> None:
     assert "shared.weight" in said
     assert "private.weight" in said
     assert "2 tensors, 16.2 KiB a round, 3 rounds: 48.8 KiB in all" in said
+    assert "This site trains network mlp: 4224 parameters\n" in said
     assert said.splitlines()[-1] == f"next: `site-agent policy draft {STUDY}`, to say what may leave"
     assert shell.run("studies").stdout.splitlines()[-1] == f"next: `site-agent preview {STUDY}`"
     status = shell.run("status", NO_COLOR="1").stdout
     assert "Trainer's isolation: network-namespace" in status
     assert "\x1b[" not in status
     assert "genesis" in shell.run("audit", "show").stdout
+
+
+def test_preview_and_approve_say_which_network_and_weights_the_data_has(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    assert shell.trainer is not None
+    shell.trainer.network = "small"
+    shell.trainer.weights = {"digest": "3e" * 32, "used": 1, "drawn": [], "unused": [f"fc.{i}" for i in range(8)]}
+    begins = (
+        f"1 of the tensors that stay here begin with the weights of SHA-256 {'3e' * 32}; in it and not used: fc.0, "
+        "fc.1, fc.2, fc.3, fc.4, fc.5 and 2 more. The file is read once, before this site's first round\n"
+    )
+    said = shell.run("preview", STUDY, "--data", "patients").stdout
+    assert "This site trains network `small` mlp: 4224 parameters\n" in said
+    assert begins in said
+    shown = shell.json("preview", STUDY)
+    assert (shown["network"], shown["model"], shown["parameters"]) == ("small", "mlp", 4224)
+    assert begins in shell.approve().stderr
+    shell.run("preview", STUDY)
+    asked = [request.get("data", "") for request in shell.trainer.commands("describe")]
+    assert (asked[:2], asked[-1]) == (["patients", ""], "patients")  # without --data, as approved
 
 
 def test_an_unknown_study_is_named_with_the_known_ones(shell: Shell) -> None:

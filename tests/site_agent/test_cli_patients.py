@@ -132,6 +132,7 @@ def test_data_check_says_rows_classes_and_warnings(hospital: Hospital) -> None:
 
 
 def test_data_check_for_a_study_that_was_not_offered_is_refused(hospital: Hospital) -> None:
+    offer(hospital)
     with pytest.raises(UsageProblem, match="no study `other` has been offered to this site"):
         give(hospital, "data", "check", "patients", "--study", "other")
 
@@ -177,14 +178,14 @@ def test_checkpoint_of_another_name_is_refused(hospital: Hospital, tmp_path: Pat
 
 def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_path: Path) -> None:
     hospital.state = tmp_path / "nowhere"
-    with pytest.raises(UsageProblem, match="nowhere is not a site's state directory"):
+    with pytest.raises(NeedsPerson, match="nowhere is not a site's state directory"):
         add(hospital, "p")
 
 
 def test_coordinators_folder_is_no_place_for_a_table(hospital: Hospital, tmp_path: Path) -> None:
     hospital.state = tmp_path / "coordinator"
     (hospital.state / "authority").mkdir(parents=True)
-    with pytest.raises(UsageProblem, match="coordinator is not a site's state directory"):
+    with pytest.raises(NeedsPerson, match="coordinator is not a site's state directory"):
         add(hospital, "p")
 
 

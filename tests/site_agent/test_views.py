@@ -170,7 +170,7 @@ def test_approving_again_says_that_others_would_now_have_the_sites_own_model(wor
     ready(world)
     assert world.agent is not None
     assert world.trainer is not None
-    world.trainer.exposure = "sites"
+    world.trainer.exposure, world.trainer.apart = "sites", "the site's head"
     model = write_tensors(world.folder / "initial.safetensors", SHARED, 0)
     world.coordinator.offer(document(title="another"), model, revision=2)
     world.command("refresh")
@@ -179,8 +179,8 @@ def test_approving_again_says_that_others_would_now_have_the_sites_own_model(wor
     world.agent.desk.approve(STUDY, "patients", PERSON, said.append)
     assert said[:2] == [
         "changed since it was approved: revision 2, approved was 1",
-        "changed since it was approved: now the coordinator keeps this site's own model apart from the others', and "
-        "sends it to the other sites; approved was: the coordinator keeps no model that is this site's alone",
+        "changed since it was approved: now the coordinator keeps apart the site's head, and sends it to the other "
+        "sites; approved was: the coordinator keeps nothing that is this site's alone",
     ]
 
 
@@ -247,7 +247,9 @@ def expose(shell: Shell, exposure: str) -> None:
 
 def test_a_person_reads_that_the_coordinator_keeps_the_sites_own_model(shell: Shell) -> None:
     expose(shell, "coordinator")
-    sentence = "The coordinator keeps this site's own model apart from the others'."
+    assert shell.trainer is not None
+    shell.trainer.apart = "the mixture made for the site"
+    sentence = "The coordinator keeps apart the mixture made for the site."
     said = shell.run("preview", STUDY).stdout
     assert sentence in said
     assert "Before each round this site downloads 3 tensors, 16.5 KiB" in said
@@ -257,7 +259,8 @@ def test_a_person_reads_that_the_coordinator_keeps_the_sites_own_model(shell: Sh
     path = shell.state / "policy.toml"
     drafted = path.read_text()
     said = (
-        "# the coordinator keeps this site's own model apart from the others'; it needs `kept_by_coordinator = true`\n"
+        "# in this study the coordinator keeps apart the mixture made for the site; it needs `kept_by_coordinator = "
+        "true`\n"
     )
     assert said in drafted
     path.write_text(drafted.replace(*KEPT))

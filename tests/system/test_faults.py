@@ -122,6 +122,10 @@ def test_a_table_changed_since_approval_is_not_trained_on(world: World, breast_d
     assert status["state"] == "paused"
     assert status["sites"][SITES[0]]["state"] == "declined"
     assert "DATA_CHANGED" in world.ask_coordinator("study", "status", study, ok=(0, 3))
+    for shown in ("status", "studies"):
+        (row,) = world.site_json(SITES[0], shown)["studies"]
+        assert row["state"] == "changed"
+        assert "is not what was approved" in row["changes"][0]
 
 
 def test_nothing_at_a_site_listens_on_a_network_port(world: World, breast_data: Path) -> None:

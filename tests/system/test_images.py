@@ -15,6 +15,7 @@ from coordinator.state import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
+from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
 from site_agent.state import SiteState
 from tests.fl_algorithms.image_toys import packed, pictures, write_images, write_table
@@ -69,9 +70,7 @@ name = "fedbn"
 metrics = ["val_loss", "auc"]
 """
 )
-BLOCKS = (
-    COMMON.format(name="blocks")
-    + """
+MASKS = """
 [task]
 name = "segmentation"
 size = [8, 8]
@@ -81,13 +80,14 @@ channels = 1
 name = "unet"
 widths = [4, 8]
 
-[algorithm]
-name = "fedavg"
-
 [told]
 metrics = ["val_loss", "dice"]
+
+[algorithm]
 """
-)
+BLOCKS = COMMON.format(name="blocks") + MASKS + 'name = "fedavg"\n'
+# What each method that is for masks alone needs beside the defaults; test_methods.py has the others.
+FOR_MASKS = {"lcfed": "train_head = { steps = 2 }\ntrain_calibration = { steps = 2 }\nblur = 3\nblur_sigma = 1.0\n"}
 
 
 def make_folders(folder: Path, rows: int, seed: int) -> None:
@@ -97,6 +97,12 @@ def make_folders(folder: Path, rows: int, seed: int) -> None:
         labels = [("round", "oval")[place % 2] for place in range(count)]
         patients = [f"{first}{place // 2}" for place in range(count)]
         write_table(folder / f"{prefix}labels.csv", {"image": names, "shape": labels, "patient": patients})
+
+
+def for_masks(method: str) -> str:
+    if method not in FOR_MASKS:
+        pytest.fail(f"method `{method}` is for masks and not in FOR_MASKS of {Path(__file__).name}: add it")
+    return f'{COMMON.format(name=f"blocks-{method}")}{MASKS}name = "{method}"\n{FOR_MASKS[method]}'
 
 
 def study_of(text: str, folder: Path) -> StudyFile:
@@ -116,6 +122,7 @@ def policy_for(studies: list[StudyFile]) -> str:
         f"[tensors]\nallow = [\n{rules}]\n"
         f"[metrics]\nallow = [{', '.join(f'{{ name = {json.dumps(metric)} }}' for metric in metrics)}]\n"
         '[counts]\nform = "exact"\n'
+        "[models]\nkept_by_coordinator = true\nsent_to_other_sites = true\n"
         "[quotas]\nbytes_per_round = 1000000\nbytes_per_day = 10000000\n"
     )
 
@@ -160,7 +167,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     for seed, site in enumerate(SITES):
         make_folders(data / "folders" / site, ROWS[site], seed)
         packed(data / "arrays" / site / "train.npz", ROWS[site], seed)
-    policy = policy_for([study_of(text, folder) for text in (SHAPES, BLOCKS)])
+    policy = policy_for([study_of(text, folder) for text in (SHAPES, BLOCKS, *map(for_masks, FOR_MASKS))])
     with World(folder / "world", FEDERATION) as world:
         world.init()
         world.serve()
@@ -215,8 +222,23 @@ def test_arrays_with_masks_reach_the_same_bits_as_the_lab(federation: Federation
     assert len(list(out.iterdir())) == ROWS["ash"]
 
 
+@pytest.mark.parametrize("method", [name for name, row in catalog.METHODS.items() if DEPTHS in row.needs])
+def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
+    method: str, federation: Federation, tmp_path: Path
+) -> None:
+    study = study_of(for_masks(method), tmp_path)
+    status = federation.run(study, "arrays")
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    outcome = federation.lab(study, "arrays")
+    assert (status["model_digest"], (status["best"] or {}).get("round")) == (outcome.digest, outcome.best_round)
+    for site in SITES:
+        consent = SiteState(federation.world.state / site).consent(study.study.name)
+        assert consent is not None
+        assert (consent.exposure, consent.apart) == (catalog.METHODS[method].exposure, catalog.METHODS[method].apart)
+
+
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:
-    """After the two studies. What the coordinator keeps, and what left a site, are searched byte by byte."""
+    """After the studies. What the coordinator keeps, and what left a site, are searched byte by byte."""
     secrets = [str(federation.data).encode(), b"000.png", b"labels.csv", b"train.npz"]
     places = [federation.world.coordinator_state, *(federation.world.state / site / "ledger" for site in SITES)]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]

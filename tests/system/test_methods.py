@@ -80,7 +80,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
         "early_stopping": {"every": 2, "patience": 4, "fraction": 0.25},
     },
 }
-FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # this federation has tables
+FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
 DISTILLING = sorted(name for name, row in catalog.METHODS.items() if row.common == catalog.COORDINATOR)
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
