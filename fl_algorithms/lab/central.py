@@ -9,6 +9,7 @@ from typing import Literal
 
 from fl_algorithms import catalog
 from fl_algorithms.client.session import Checkpoint, Restored
+from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
 from fl_algorithms.tasks.base import Pooling, Split, Task
 from wardround.errors import BadData
@@ -26,6 +27,7 @@ def run_central(
     progress: Progress | None = None,
     *,
     site: str = POOL,
+    device: Device = CPU,
 ) -> Outcome:
     """Train the study's network on the pooled tables of ``folder/SITE/train.csv`` with its [training] and rounds.
 
@@ -55,9 +57,9 @@ def run_central(
         own = {name: site_data.test for name, site_data in load_sites(study, task, folder).items()}
         tests = {name: test for name, test in own.items() if test is not None}
     pooled = pooled_study(study, site)
-    outcome = run_federation(pooled, task, {site: data}, progress)
+    outcome = run_federation(pooled, task, {site: data}, progress, device=device)
     kinds = outcome.checkpoints[site]
-    restored = {kind: Restored(pooled, task, checkpoint.tensors) for kind, checkpoint in kinds.items()}
+    restored = {kind: Restored(pooled, task, checkpoint.tensors, device) for kind, checkpoint in kinds.items()}
     return replace(
         outcome,
         checkpoints={

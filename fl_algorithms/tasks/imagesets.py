@@ -64,6 +64,10 @@ class Pixels:
     def __len__(self) -> int:
         return len(self._files) if self._kept is None else len(self._kept)
 
+    def for_worker(self) -> "Pixels":
+        """The same, decoded one at a time: workers are several already."""
+        return Pixels(self._settings, self._kept, self._files, decoders=1)
+
     def take(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
         """(k, channels, *size), on the scale of ``imagefiles.unit``.
 
