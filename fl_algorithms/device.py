@@ -109,7 +109,7 @@ def device_for(hardware: Hardware) -> Device:
         return Device(workers=hardware.workers)
     unusable = partial(
         UsageProblem,
-        hint="`nvidia-smi` says what this machine has; under systemd the unit must be given the card; or `--device cpu`",
+        hint="`nvidia-smi` says what is there; under systemd the unit must be given the card; else `--device cpu`",
         code="DECLINED_RESOURCES",
     )
     if not torch.cuda.is_available():

@@ -20,7 +20,11 @@ from typing import Any, TypeVar
 from wardround.errors import TryAgain
 
 AHEAD = 2  # results for each worker that are under way or wait to be taken
-PRELOADED = ["fl_algorithms.tasks.imagerows", "fl_algorithms.training"]
+PRELOADED = [  # the last is what torch imports, for a second, when it is made deterministic
+    "fl_algorithms.tasks.imagerows",
+    "fl_algorithms.training",
+    "torch._inductor.config",
+]
 Result = TypeVar("Result")
 _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
