@@ -2,21 +2,27 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms.client.partition import all_tensors, describe, initial_model, task_of
 from fl_algorithms.client.session import SessionState, SiteSession
 from fl_algorithms.device import CPU, Device, at_home, device_for, like
 from fl_algorithms.hardware import Hardware
+from fl_algorithms.lab import sharpness as curvature
 from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_federation
+from fl_algorithms.lab.protocol import measure
+from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.server.halves import server_half
 from fl_algorithms.tasks import imagesets
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.training import Batches
+from tests.fl_algorithms.far_device import FAR, Far, elsewhere
 from tests.fl_algorithms.image_toys import (
     CLASSES,
     IMAGES,
@@ -154,6 +160,64 @@ def test_a_device_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionState | None = None) -> SiteSession:
     return SiteSession(study, "ash", task_of(study), data, state, device)
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_every_method_keeps_to_its_device_and_hands_out_what_the_cpu_would(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = noisy(algorithm, rounds=2, local_steps=2, optimizer_lifetime="run")
+    task, data = task_of(study), {site: data_of(study, site) for site in study.study.sites}
+    here = run_federation(study, task, data)
+    with elsewhere(monkeypatch):
+        there = run_federation(study, task, data, device=FAR)
+        states = {site: session.export_state() for site, session in there.sessions.items()}
+        resumed = session_on(FAR, study, data["ash"], states["ash"]).export_state()
+    assert here.digest == there.digest
+    for site, session in there.sessions.items():
+        assert all(isinstance(tensor, Far) for tensor in all_tensors(session._context.networks).values())
+        assert equal(states[site].tensors, here.sessions[site].export_state().tensors)
+        for kind, checkpoint in here.checkpoints[site].items():
+            found = there.checkpoints[site][kind]
+            assert equal(checkpoint.tensors, found.tensors)
+            assert replace(checkpoint, tensors={}) == replace(found, tensors={})
+    assert equal(resumed.tensors, states["ash"].tensors)
+
+
+@pytest.mark.parametrize("weights", ["balanced", [1.0, 2.0]], ids=["balanced", "the study's"])
+def test_images_keep_to_their_device(weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = {"fine_tuning": {"steps": 2}, "soup": {"start_after": 1, "statistics": "estimate"}}
+    study = image_study(IMAGES | {"augment": CHANGES, "class_weights": weights}, batch_size=5)
+    study = catalog.resolve(study.model_copy(update={"algorithm": study.algorithm.model_copy(update=tuning)}))
+    task, folder = task_of(study), folders(tmp_path, masks=False)
+    here = run_federation(study, task, load_sites(study, task, folder))
+    with elsewhere(monkeypatch):
+        there = run_federation(study, task, load_sites(study, task, folder), device=FAR)
+    assert here.digest == there.digest
+    assert set(there.checkpoints["ash"]) >= {"latest", "fine_tuned"}
+    for kind, checkpoint in here.checkpoints["ash"].items():
+        assert equal(checkpoint.tensors, there.checkpoints["ash"][kind].tensors)
+
+
+def test_what_the_lab_measures_keeps_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curvature, "ITERATIONS", 2)
+    study = noisy("fedavg", rounds=1)
+    protocol = Protocol(matrix=True, personalisation=(1,), tent=True, sharpness=True, leave_one_out=True)
+    task, data = task_of(study), {site: data_of(study, site) for site in study.study.sites}
+    here = measure(study, task, data, run_federation(study, task, data), protocol)
+    with elsewhere(monkeypatch):
+        there = measure(study, task, data, run_federation(study, task, data, device=FAR), protocol, FAR)
+    assert here == there
+
+
+def test_tensors_of_two_devices_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    with elsewhere(monkeypatch):
+        far = FAR.bring(torch.ones(3))
+        assert torch.equal(at_home(far + far), torch.full((3,), 2.0))
+        with pytest.raises(RuntimeError, match="tensors of two devices"):
+            far + torch.ones(3)
+        with pytest.raises(RuntimeError):
+            far.numpy()
 
 
 def first_download(study: StudyFile) -> Downlink:
