@@ -61,12 +61,10 @@ class Device:
         return {bundle: {name: self.bring(one) for name, one in part.items()} for bundle, part in bundles.items()}
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """Around a training step's loss. Weights are rounded anew in each use: one that was rounded where no gradient
-        was wanted would carry none later.
-        """
+        """Around the loss of one training step: what it rounds of the weights is forgotten at the end."""
         if self.precision is None:
             return nullcontext()
-        return torch.autocast(self.where.type, dtype=self.precision, cache_enabled=False)
+        return torch.autocast(self.where.type, dtype=self.precision)
 
     @contextmanager
     def told(self) -> Iterator[None]:
