@@ -318,6 +318,21 @@ def test_other_versions_in_the_same_folder_are_refused(tmp_path: Path, data: Pat
     assert refused.value.message == f'{out} holds runs with other versions: torch was "1.0", is now "{mine}"'
 
 
+def test_runs_on_another_device_are_refused_and_a_folder_that_names_none_is_the_cpus(
+    tmp_path: Path, data: Path
+) -> None:
+    path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
+    compared(path, data, out, seeds=1)
+    held = json.loads((out / "suite.json").read_text())
+    assert held["versions"].pop("device") == "cpu"
+    (out / "suite.json").write_text(json.dumps(held))
+    assert compared(path, data, out, seeds=2).done == 1
+    held["versions"]["device"] = "cuda, a card, bfloat16"
+    (out / "suite.json").write_text(json.dumps(held))
+    with pytest.raises(BadData, match='device was "cuda, a card, bfloat16", is now "cpu"'):
+        compared(path, data, out)
+
+
 def test_two_comparisons_never_write_in_one_folder(tmp_path: Path, data: Path) -> None:
     path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
 
