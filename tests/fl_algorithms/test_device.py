@@ -14,10 +14,12 @@ from fl_algorithms.client.partition import all_tensors, describe, initial_model,
 from fl_algorithms.client.session import Checkpoint, SessionState, SiteSession
 from fl_algorithms.device import CPU, Device, at_home, device_for, like
 from fl_algorithms.hardware import Hardware
+from fl_algorithms.lab import runs
 from fl_algorithms.lab import sharpness as curvature
 from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_federation
 from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.lab.suite import Job
 from fl_algorithms.server.halves import server_half
 from fl_algorithms.tasks import imagesets
 from fl_algorithms.tasks.base import SiteData
@@ -333,6 +335,16 @@ def test_a_model_trained_in_bfloat16_is_near_the_exact_one() -> None:
     exact, rounded = (run_federation(study, task, data, device=device).shared for device in (CPU, FORCED))
     moved, apart = (torch.cat([(exact[n] - other[n]).flatten() for n in exact]).norm() for other in (start, rounded))
     assert 0 < apart < 0.05 * moved  # a bfloat16 has 8 bits: each product is off by at most 2^-8
+
+
+def test_the_lab_refuses_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    job = Job("row", "federated", "matched", False, 0, {}, image_study(), Protocol(), "row.json")
+    failed = runs.attempt(job, tmp_path, Hardware("cuda"))
+    assert isinstance(failed, runs.Failed)
+    assert "finds no CUDA device" in failed.message
+    with pytest.raises(UsageProblem, match="finds no CUDA device"):
+        runs.survey(image_study(), tmp_path, Hardware("cuda"))
 
 
 def test_hardware_is_told_on_a_command_line() -> None:
