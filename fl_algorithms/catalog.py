@@ -54,6 +54,8 @@ from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
+    MonaiUnetSettings,
+    SeesImages,
     SqueezeNetSettings,
     UnetSettings,
     UShapeSettings,
@@ -79,7 +81,7 @@ class TaskRow:
     settings: type[Strict]
     implementation: str  # called with the settings
     metrics: tuple[str, ...]  # the names that a study may tell, beside val_loss
-    gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``input_shape``
+    gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,7 @@ MODELS: Mapping[str, ModelRow] = {
                 ("fcn", UnetSettings),
             )
         ),
+        ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
     )
 }
 
@@ -389,7 +392,8 @@ def network_label(study: StudyFile, site: str, chosen: str = "") -> str:
 
 
 def network_of(study: StudyFile, site: str, chosen: str = "") -> StudyFile:
-    """The study as ``site`` trains it: with one network, which is its own. ``site = ""``: with the default one.
+    """The study as ``site`` trains it: with one network, which is its own, and images of that network's size, where it
+    has one. ``site = ""``: with the default network.
 
     Args:
         chosen: the label that the site itself chose, if any.
@@ -397,11 +401,15 @@ def network_of(study: StudyFile, site: str, chosen: str = "") -> StudyFile:
     Raises:
         BadData: as ``network_label``.
     """
-    if not (study.networks or study.assigned or chosen):
+    if study.networks or study.assigned or chosen:
+        label = network_label(study, site, chosen)
+        own = study.model if label == DEFAULT_NETWORK else study.networks[label]
+        study = study.model_copy(update={"model": own, "networks": {}, "assigned": {}})
+    size = study.model.settings.get("size")
+    if size is None:
         return study
-    label = network_label(study, site, chosen)
-    own = study.model if label == DEFAULT_NETWORK else study.networks[label]
-    return study.model_copy(update={"model": own, "networks": {}, "assigned": {}})
+    sized = {"name": study.task.name, **study.task.settings, "size": size}
+    return study.model_copy(update={"task": Named.model_validate(sized)})
 
 
 def each_network(study: StudyFile) -> dict[str, StudyFile]:
@@ -437,8 +445,8 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
             a network that does not take the task's data, a network, a training or a common set that lacks what the
-            method needs, an assignment of a network that the study does not have or to a site that is not in it, or a
-            method that runs only in the lab.
+            method needs, images of several sizes where it needs one, an assignment of a network that the study does not
+            have or to a site that is not in it, or a method that runs only in the lab.
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
@@ -453,11 +461,12 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
         row = _row(MODELS, one.model, "model", where)
         found = check(row.settings, one.model.settings, source, table)
-        _refuse_misfit(one, task_settings, found, where)
+        _refuse_misfit(one, task_settings, found, where, table)
         _refuse_unfit(one, method_row, found, method_settings, where)
         networks[label] = _named(row.name, found)
     _refuse_odd_assignment(study, source)
     _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
+    _refuse_unlike_sizes(study, method_row, source)
     for name in study.told.metrics:
         if name not in (VAL_LOSS, *task_row.metrics):
             raise BadData(
@@ -476,13 +485,18 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     )
 
 
-def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str) -> None:
-    """What the network asks of the task's data."""
+def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str, table: str) -> None:
+    """What the network asks of the task's data.
+
+    Args:
+        study: as a site with this network trains it; ``data`` are the settings of [task].
+        source, table: for messages: where to look, and the network's own table.
+    """
     task_row, model_row = task(study), model(study)
     shape: tuple[int, ...] = getattr(data, "input_shape", ())
-    given = COLUMNS if task_row.gives == COLUMNS else " x ".join(map(str, shape))
+    given = f"task `{task_row.name}` gives {COLUMNS if task_row.gives == COLUMNS else ' x '.join(map(str, shape))}"
     if model_row.takes != task_row.gives:
-        wanted = f"takes {model_row.takes}, task `{task_row.name}` gives {given}"
+        wanted = f"takes {model_row.takes}, {given}"
         if COLUMNS not in (model_row.takes, task_row.gives):
             wanted = f"is for {JUDGES[model_row.takes]}, task `{task_row.name}` asks for {JUDGES[task_row.gives]}"
         fitting = sorted(row.name for row in MODELS.values() if row.takes == task_row.gives)
@@ -490,8 +504,30 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str)
             f"{source}: model `{model_row.name}` {wanted}",
             hint=f"networks for task `{task_row.name}`: {', '.join(fitting)}",
         )
+    if isinstance(network, SeesImages) and network.size is not None:
+        file = source.removesuffix(f": [{table}]")
+        if len(network.size) != len(shape) - 1:
+            raise BadData(
+                f"{file}: `size` in [{table}] has {len(network.size)} numbers, that in [task] has {len(shape) - 1}",
+                hint="(height, width), or of volumes (depth, height, width)",
+            )
+        data = check(task_row.settings, study.task.settings, f"{file}: `size` in [{table}]", "task")
+        shape = getattr(data, "input_shape", ())
+        given = f"its `size` gives {' x '.join(map(str, shape))}"
     if isinstance(network, NetworkSettings) and shape and (needs := network.misfit(shape)):
-        raise BadData(f"{source}: model `{model_row.name}` {needs}, task `{task_row.name}` gives {given}")
+        raise BadData(f"{source}: model `{model_row.name}` {needs}, {given}")
+
+
+def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
+    """A coordinator that distils asks every site's network about the same images."""
+    sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
+    if row.common != COORDINATOR or len(set(sizes.values())) == 1:
+        return
+    found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
+    raise BadData(
+        f"{source}: algorithm `{row.name}` needs networks that see images of one size, found {found}",
+        hint="`size` alike in [model] and in each of [networks], or in none of them",
+    )
 
 
 def _refuse_odd_assignment(study: StudyFile, source: str) -> None:

@@ -68,11 +68,10 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
     Raises:
         BadData: two networks of the study share different tensors; or as ``build``.
     """
-    task = task_of(study)
-    refuse_unlike_networks(study, task)
+    refuse_unlike_networks(study)
     study = catalog.network_of(study, site, chosen)
     algorithm = algorithm_of(study)
-    networks = build(study, task, algorithm, site)
+    networks = build(study, task_of(study), algorithm, site)
     leaves = leaving(study, algorithm, networks)
     comes = coming(study, leaves)
     brought = {spec.key for spec in (*leaves, *comes)}
@@ -96,11 +95,10 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
     Raises:
         BadData: as ``describe``.
     """
-    task = task_of(study)
-    refuse_unlike_networks(study, task)
+    refuse_unlike_networks(study)
     study = catalog.network_of(study, site="")
     algorithm = algorithm_of(study)
-    networks = build(study, task, algorithm, site="")
+    networks = build(study, task_of(study), algorithm, site="")
     tensors = all_tensors(networks)
     return {
         spec.key: tensors[spec.key].detach().clone() if spec.key in tensors else torch.zeros(spec.shape)
@@ -108,7 +106,7 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
     }
 
 
-def refuse_unlike_networks(study: StudyFile, task: Task) -> None:
+def refuse_unlike_networks(study: StudyFile) -> None:
     """What leaves must be the same list of tensors at every site, whichever of the study's networks it trains.
 
     Raises:
@@ -119,7 +117,7 @@ def refuse_unlike_networks(study: StudyFile, task: Task) -> None:
     shared: dict[str, dict[str, TensorSpec]] = {}
     for label, one in catalog.each_network(study).items():
         algorithm = algorithm_of(one)
-        leaves = leaving(one, algorithm, build(one, task, algorithm, site=""))
+        leaves = leaving(one, algorithm, build(one, task_of(one), algorithm, site=""))
         shared[label] = {spec.key: spec for spec in leaves}
     default = shared.pop(DEFAULT_NETWORK)
     for label, found in shared.items():
@@ -135,10 +133,16 @@ def refuse_unlike_networks(study: StudyFile, task: Task) -> None:
 
 
 def task_of(study: StudyFile) -> Task:
-    """The study's task, ready to read data."""
-    settings, _, _ = catalog.settings_of(study)
+    """The study's task, ready to read data. Images are of the size that the default network sees."""
+    settings, _, _ = catalog.settings_of(catalog.network_of(study, site=""))
     task: Task = catalog.load(catalog.task(study).implementation)(settings)
     return task
+
+
+def task_at(study: StudyFile, task: Task, site: str) -> Task:
+    """The study's ``task`` as ``site`` reads its data: of another size where its own network sees images at one."""
+    own = task_of(catalog.network_of(study, site))
+    return task if own.input_shape == task.input_shape else own
 
 
 def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:

@@ -140,6 +140,7 @@ class SiteSession:
         Args:
             study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
                 which other it chose.
+            task: as the site reads its data; ``partition.task_at`` says.
 
         Raises:
             BadData: ``state`` is of another study or another network.

@@ -54,7 +54,8 @@ def run_central(
         validation_fraction=study.checkpoints.validation_fraction,
     )
     if normalisation == "site":
-        own = {name: site_data.test for name, site_data in load_sites(study, task, folder).items()}
+        alike = catalog.network_of(study, site="")
+        own = {name: site_data.test for name, site_data in load_sites(alike, task, folder).items()}
         tests = {name: test for name, test in own.items() if test is not None}
     pooled = pooled_study(study, site)
     outcome = run_federation(pooled, task, {site: data}, progress, device=device)

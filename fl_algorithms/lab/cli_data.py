@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from wardround.cli import say
+from wardround.errors import UsageProblem
 
 data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
 
@@ -38,11 +39,19 @@ def skin(
     raw: Annotated[Path, _raw("skin_32.npz and skin_64.npz")],
     out: OutOption,
     size: Annotated[Literal["32", "64"], typer.Option(help="Pixels a side.")] = "32",
+    hospitals: Annotated[int, typer.Option(min=1, max=9, help="How many each source becomes.")] = 1,
+    at_most: Annotated[int, typer.Option(min=0, help="Images each has to train; 0 for all.", show_default=False)] = 0,
+    common: Annotated[int, typer.Option(min=0, help="Images of a common set, of what these leave.")] = 0,
 ) -> None:
     """Dermoscopy of the four sources of HAM10000, at 32 pixels with ISIC 2017; no lesion is in both parts."""
+    if common and not at_most:
+        raise UsageProblem("--common takes what the hospitals leave, and they leave nothing", hint="with --at-most N")
     from fl_algorithms.lab.image_data import skin as make
 
-    _say_rows(make(raw, out, 32 if size == "32" else 64), out, "images")
+    made = make(raw, out, 32 if size == "32" else 64, hospitals=hospitals, at_most=at_most, common=common)
+    if common:
+        say(f"common set: {common} images of no hospital, {out / 'common' / 'common.npz'}")
+    _say_rows(made, out, "images")
 
 
 @data_app.command("wbc")

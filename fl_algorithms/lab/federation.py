@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.partition import describe, initial_model
+from fl_algorithms.client.partition import describe, initial_model, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.sources import find, find_common
@@ -52,11 +52,15 @@ def run_federation(
     """Run a resolved study with every site in every round, and its closing validation.
 
     Args:
+        task: the study's; the sites' own ones are made of it.
         data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
         start: the initial model; without it as the study's seed draws it.
     """
     rounds, row = study.study.rounds, catalog.method(study)
-    sessions = {site: SiteSession(study, site, task, data[site], device=device) for site in study.study.sites}
+    sessions = {
+        site: SiteSession(study, site, task_at(study, task, site), data[site], device=device)
+        for site in study.study.sites
+    }
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study) if start is None else start
     half = server_half(study, describe(study, study.study.sites[0]).leaves)
@@ -89,7 +93,8 @@ def run_federation(
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
-    it comes the common set in ``folder/common``, where the method needs one.
+    it comes the common set in ``folder/common``, where the method needs one. Images are of the size that the site's
+    network sees, those of the common set too.
 
     Args:
         test: False leaves what is for testing unopened.
@@ -97,16 +102,20 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
     Raises:
         BadData: a site has nothing there, or what the task refuses; or the common set is not the study's.
     """
-    fraction, common = study.checkpoints.validation_fraction, None
     sources = find(study, folder, test=test)
+    tasks = {site: task_at(study, task, site) for site in sources}
+    common: dict[tuple[int, ...], Common] = {}  # by a sample's shape
     if catalog.method(study).common:
         path = find_common(folder)
         require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
-        common = read_common(study, task, path)
-    return {
-        site: replace(task.load(source, site=site, seed=study.study.seed, validation_fraction=fraction), common=common)
-        for site, source in sources.items()
+        by_shape = {own.input_shape: own for own in tasks.values()}
+        common = {shape: read_common(study, own, path) for shape, own in by_shape.items()}
+    fraction = study.checkpoints.validation_fraction
+    data = {
+        site: own.load(sources[site], site=site, seed=study.study.seed, validation_fraction=fraction)
+        for site, own in tasks.items()
     }
+    return {site: replace(found, common=common.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
 def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:

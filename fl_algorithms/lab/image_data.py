@@ -25,16 +25,23 @@ NUCLEI_TEST_SHARE = 3  # one slide in three
 NUCLEI_LARGE = ("G9", "B0", "HE")  # hospitals with three slides or more
 
 
-def skin(raw: Path, out: Path, size: Literal[32, 64] = 32) -> Made:
+def skin(
+    raw: Path, out: Path, size: Literal[32, 64] = 32, *, hospitals: int = 1, at_most: int = 0, common: int = 0
+) -> Made:
     """Dermoscopy of the four sources of HAM10000, and at 32 pixels the ISIC 2017 archive as a fifth.
 
     Arrays: images (n, size, size, 3); melanoma (no, yes); diagnosis (unknown where nobody told); patient, the lesion.
+    Whatever is asked for, no lesion is in two places.
 
     Args:
         raw: the folder with skin_32.npz and skin_64.npz.
+        hospitals: how many each source becomes; of several, they are called SOURCE-1, SOURCE-2 and so on.
+        at_most: images that each has to train; 0 for all. Those to test are never fewer for it.
+        common: images of a set that every party may hold, ``out/common/common.npz`` with classes but without patients,
+            of what the hospitals leave, of each source alike while it lasts; with ``at_most``.
 
     Raises:
-        BadData: the file is missing or of another form.
+        BadData: the file is missing or of another form, or the hospitals leave too few for the common set.
         CannotWrite: ``out`` cannot be written.
 
     Reference:
@@ -51,11 +58,50 @@ def skin(raw: Path, out: Path, size: Literal[32, 64] = 32) -> Made:
         "diagnosis": names[found["dx"].astype(int)],  # -1 is the last
         "patient": lesion,
     }
-    sites = found["site_names"][found["site"].astype(int)]
-    return [
-        _write(out, site, arrays, sites == site, found["is_test_lesion"].astype(bool))
-        for site in _in_order(found["site_names"], sites)
-    ]
+    sites, held_out = found["site_names"][found["site"].astype(int)], found["is_test_lesion"].astype(bool)
+    made, left = [], ~held_out
+    for source in _in_order(found["site_names"], sites):
+        for number, rows in enumerate(_dealt(lesion, sites == source, hospitals), start=1):
+            train = _first(lesion, rows & ~held_out, at_most)
+            left &= ~train
+            name = source if hospitals == 1 else f"{source}-{number}"
+            made.append(_write(out, name, arrays, train | (rows & held_out), held_out))
+    if common:
+        chosen = _alike(sites, lesion, left & ~np.isin(lesion, lesion[~left]), common)
+        if chosen.sum() < common:
+            raise BadData(
+                f"{path}: the hospitals leave {int(chosen.sum())} images, {common} are wanted for a common set",
+                hint="let each have fewer: a smaller --at-most",
+            )
+        arrays.pop("patient")
+        durable.make_folder(out / "common")
+        _pack(out / "common" / "common.npz", arrays, chosen)
+    return made
+
+
+def _dealt(lesion: Array, rows: NDArray[np.bool_], hospitals: int) -> list[NDArray[np.bool_]]:
+    """``rows`` divided by lesion, as evenly as lesions go."""
+    order = sorted(set(lesion[rows].tolist()), key=lambda one: _shuffled("hospital", one))
+    return [rows & np.isin(lesion, order[first::hospitals]) for first in range(hospitals)]
+
+
+def _first(lesion: Array, rows: NDArray[np.bool_], number: int) -> NDArray[np.bool_]:
+    """``number`` of ``rows``, lesion by lesion in an order without meaning; all of them if 0."""
+    return np.isin(np.arange(len(rows)), _ordered(lesion, rows)[: number or None])
+
+
+def _alike(sites: Array, lesion: Array, rows: NDArray[np.bool_], number: int) -> NDArray[np.bool_]:
+    """``number`` of ``rows``, one of each source in turn."""
+    ranks = {
+        row: (rank, source)
+        for source in sorted(set(sites[rows].tolist()))
+        for rank, row in enumerate(_ordered(lesion, rows & (sites == source)))
+    }
+    return np.isin(np.arange(len(rows)), sorted(ranks, key=ranks.__getitem__)[:number])
+
+
+def _ordered(lesion: Array, rows: NDArray[np.bool_]) -> list[int]:
+    return sorted(np.flatnonzero(rows).tolist(), key=lambda row: (_shuffled("lesion", str(lesion[row])), row))
 
 
 def wbc(raw: Path, out: Path) -> Made:
@@ -139,11 +185,15 @@ def _write(
     folder = out / name
     durable.make_folder(folder)
     for file, chosen in (("train.npz", rows & ~held_out), ("test.npz", rows & held_out)):
-        packed = io.BytesIO()
-        chosen_arrays: dict[str, Any] = {key: array[chosen] for key, array in arrays.items()}
-        np.savez(packed, **chosen_arrays)
-        durable.write_file(folder / file, packed.getbuffer())
+        _pack(folder / file, arrays, chosen)
     return name, int((rows & ~held_out).sum()), int((rows & held_out).sum())
+
+
+def _pack(path: Path, arrays: dict[str, Array], chosen: NDArray[np.bool_]) -> None:
+    packed = io.BytesIO()
+    chosen_arrays: dict[str, Any] = {key: array[chosen] for key, array in arrays.items()}
+    np.savez(packed, **chosen_arrays)
+    durable.write_file(path, packed.getbuffer())
 
 
 def _shuffled(what: str, name: str) -> bytes:

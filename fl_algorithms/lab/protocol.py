@@ -1,7 +1,8 @@
 """The evaluation protocol: what a run's checkpoints are worth away from home, after tuning, and how flat they lie.
 
 A site's *held-out* rows are those of its test table, or its validation split where it has none. They stay on the site's
-own scale, whichever model is asked about them.
+own scale, and images of its own size, whichever model is asked about them; where that model's network does not take
+images of such a size its scores are undefined.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
-from fl_algorithms.client.partition import build
+from fl_algorithms.client.partition import build, task_at, task_of
 from fl_algorithms.client.session import Restored
 from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.federation import Outcome, run_federation
@@ -23,9 +24,10 @@ from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import sharpness
 from fl_algorithms.lab.tent import adapted_logits, with_batch_statistics
 from fl_algorithms.settings.methods import FineTuning
+from fl_algorithms.settings.models import NetworkSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split, Task
-from fl_algorithms.tasks.selection import chosen, joined
+from fl_algorithms.tasks.selection import chosen, joined, row_shape
 from wardround.errors import BadData
 from wardround.study import StudyFile
 
@@ -80,7 +82,9 @@ def measure(
         judge = asked.adapting(protocol)
         found["tent"] = {kind: rows.mean_scores(models, judge) for kind, models in kinds.items()}
     if protocol.sharpness:
-        found["sharpness"] = {kind: _sharpness(models, data, asked) for kind, models in kinds.items()}
+        found["sharpness"] = {
+            kind: _sharpness(models, data, asked, protocol.sharpness_batches) for kind, models in kinds.items()
+        }
     if protocol.leave_one_out:
         found["leave_one_out"] = leave_one_out(study, task, data, device)
     return found
@@ -140,7 +144,7 @@ class LocalGlobal:
 
     Attributes:
         everyone: equally many held-out rows of each site; about as many in all as a site keeps for itself, and at most
-            half of any site's. None where a site has but one row.
+            half of any site's. None where a site has but one row, or sites see images at different sizes.
         own: site -> the rest of its held-out rows.
     """
 
@@ -159,7 +163,8 @@ class LocalGlobal:
             order = torch.randperm(len(split), generator=generator)
             common.append(chosen(split, order[:each]))
             own[site] = chosen(split, order[each:])
-        return cls(joined(common) if each else None, own)
+        alike = len({row_shape(split.x) for split in held.values()}) == 1
+        return cls(joined(common) if each and alike else None, own)
 
     def mean_scores(self, models: Mapping[str, Tensors], judge: Judge) -> dict[str, Scores]:
         """Metric -> the mean over the sites' models: "local" on each one's own rows, "global" on everyone's."""
@@ -182,14 +187,27 @@ class Asked:
 
     def model(self, site: str, tensors: Tensors) -> Restored:
         """The model of ``site``, in the site's own network."""
-        return Restored(catalog.network_of(self.study, site), self.task, tensors, self.device)
+        task = task_at(self.study, self.task, site)
+        return Restored(catalog.network_of(self.study, site), task, tensors, self.device)
+
+    def takes(self, site: str, split: Split) -> bool:
+        """Whether the network of ``site`` takes rows of that shape: images may be of another site's size."""
+        own = catalog.network_of(self.study, site)
+        sizes = catalog.settings_of(own)[1]
+        if not isinstance(sizes, NetworkSettings):
+            return True
+        return not sizes.built_for(task_of(own).input_shape).misfit(row_shape(split.x))
 
     def scores(self, site: str, tensors: Tensors, split: Split) -> Scores:
         """Every metric of the model as it is."""
+        if not self.takes(site, split):
+            return self._undefined()
         return self.task.metrics(self.model(site, tensors).logits(split.x), split.y)
 
     def batch_statistics_scores(self, site: str, tensors: Tensors, split: Split) -> Scores:
         """Every metric, with the rows' own statistics in the batch norms."""
+        if not self.takes(site, split):
+            return self._undefined()
         networks = with_batch_statistics(self.model(site, tensors).networks)
         return self.task.metrics(compute_logits(self.algorithm, networks, split.x), split.y)
 
@@ -211,25 +229,35 @@ class Asked:
 
         return judge
 
-    def sharpness(self, tensors: Tensors, site: str, split: Split) -> Score:
-        """Of the task's loss in the study's batches of ``split``; None where a loss has left the finite numbers."""
-        seed = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness")
+    def sharpness(self, tensors: Tensors, site: str, data: SiteData, batches: int) -> Score:
+        """Of the site's loss in batches of its training rows; None where a loss has left the finite numbers.
+
+        Args:
+            batches: how many, from the first on; 0 for all.
+        """
+        seed, size = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness"), self.study.training.batch_size
+        split, task = data.train, self.task.at(data)
+        if batches:
+            split = chosen(split, torch.arange(min(batches * size, len(split))))
         value = sharpness(
             self.model(site, tensors).networks,
-            lambda networks, x, y: self.task.losses(self.algorithm.infer(networks, x), y).mean(),
+            lambda networks, x, y: task.losses(self.algorithm.infer(networks, x), y).mean(),
             split.x,
             split.y,
-            self.study.training.batch_size,
+            size,
             seed,
         )
         return value if math.isfinite(value) else None
+
+    def _undefined(self) -> Scores:
+        return dict.fromkeys(catalog.task(self.study).metrics)
 
     def misses_norms(self) -> bool:
         """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""
         return any(self._misses_norms(study) for study in catalog.each_network(self.study).values())
 
     def _misses_norms(self, study: StudyFile) -> bool:
-        networks = build(study, self.task, self.algorithm, site="")
+        networks = build(study, task_of(study), self.algorithm, site="")
         for slot, network in networks.items():
             chosen = {name for share in self.algorithm.shares if share.slot == slot for name in share.tensors(networks)}
             if chosen and any(name.endswith("running_mean") for name in network.state_dict().keys() - chosen):
@@ -319,8 +347,8 @@ def _personalised(
         yield str(amount), rows.mean_scores(tuned, asked.scores)
 
 
-def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked) -> dict[str, Any]:
-    sites = {site: asked.sharpness(tensors, site, data[site].train) for site, tensors in models.items()}
+def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked, batches: int) -> dict[str, Any]:
+    sites = {site: asked.sharpness(tensors, site, data[site], batches) for site, tensors in models.items()}
     defined = [value for value in sites.values() if value is not None]
     return {"median": median(defined) if defined else None, "sites": sites}
 

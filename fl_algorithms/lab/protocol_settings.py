@@ -19,6 +19,7 @@ class Protocol(Strict):
     tent_batch: int = Field(default=16, ge=2, le=65536)  # one row has no variance
     episodic: bool = False  # Tent starts anew at each batch
     sharpness: bool = False
+    sharpness_batches: int = Field(default=0, ge=0, le=1_000_000)  # of each site's training rows, the first; 0: all
 
     @model_validator(mode="after")
     def _rising(self) -> Self:

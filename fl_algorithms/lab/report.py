@@ -10,22 +10,26 @@ from typing import Any
 from fl_algorithms.lab import plots, results, tables
 from fl_algorithms.lab.blocks import Block, Code, Figure, Grid, Heading, Paragraph, markdown, page
 from fl_algorithms.lab.plots import Picture
-from fl_algorithms.lab.results import Results
-from fl_algorithms.lab.tables import CSV_COLUMNS, Table
+from fl_algorithms.lab.results import PREFERRED, Results
+from fl_algorithms.lab.tables import CSV_COLUMNS, Stat, Table
 from wardround import durable
 
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 
 
-def write(folder: Path, out: Path) -> list[Path]:
+def write(folder: Path, out: Path, metric: str = "") -> list[Path]:
     """Make the report of ``folder``'s runs in ``out``; the paths of what was written.
+
+    Args:
+        metric: what is shown; "" for the suite's.
 
     Raises:
         BadData: ``folder`` holds no comparison, or one without a finished run.
+        UsageProblem: its runs have no such metric.
         NeedsPerson: matplotlib is not installed.
         CannotWrite: ``out`` cannot be written.
     """
-    found = results.load(folder)
+    found = results.load(folder, metric)
     title = str(found.record["title"])
     with plots.style():
         made = _Report(found)
@@ -133,6 +137,10 @@ class _Report:
                 "rows, and on a union with equally many rows of each site. other sites leaves out the model's own."
             )
             self._table("", table, said)
+            self._columns(
+                "local_global", {"local": (table, "local"), "global": (table, "global")}, found.metric,
+                "FedSoup's two tests, with 95 % intervals.",
+            )  # fmt: skip
 
     def _protocol(self) -> None:
         self._personalisation()
@@ -143,13 +151,24 @@ class _Report:
         )
         sharp = "The Hessian's eigenvalue of largest magnitude, median over the training batches; lower is flatter."
         unseen = "The federation ran again without the site, and its models met all of that site's rows."
-        for heading, table, said in (
-            ("Adapting at test time (Tent)", tables.tent(self.found), tent),
-            ("Sharpness", tables.sharpness(self.found), sharp),
-            ("At a site that took no part", tables.leave_one_out(self.found), unseen),
-        ):
+        still, adapting, metric = tables.local_global(self.found), tables.tent(self.found), self.found.metric
+        for name, heading, table, said, series, axis in (
+            (
+                "tent", "Adapting at test time (Tent)", adapting, tent,
+                {"global, as it is": (still, "global"), "global, adapting": (adapting, "global")}, metric,
+            ),
+            (
+                "sharpness", "Sharpness", (sharpness := tables.sharpness(self.found)), sharp,
+                {"median of the sites": (sharpness, "median")}, "eigenvalue",
+            ),
+            (
+                "unseen", "At a site that took no part", (away := tables.leave_one_out(self.found)), unseen,
+                {"mean of the sites": (away, "mean")}, metric,
+            ),
+        ):  # fmt: skip
             if table is not None:
                 self._table(heading, table, said)
+                self._columns(name, series, axis, f"{heading}: mean over the runs, with 95 % intervals.")
 
     def _personalisation(self) -> None:
         table = tables.personalisation(self.found)
@@ -224,6 +243,21 @@ class _Report:
         }
         picture = plots.dots([line.label for line in lines], series, axis, zero=zero)
         self._picture(name, picture, f"Dot plot: {axis} of each row", caption)
+
+    def _columns(self, name: str, series: dict[str, tuple[Table | None, str]], axis: str, caption: str) -> None:
+        """Columns of tables beside each other, for each row's shown kind of checkpoint."""
+        rows = self.found.reported
+        drawn: dict[str, dict[str, Stat]] = {}
+        for label, (table, column) in series.items():
+            cells = {} if table is None else table.cells
+            for row in rows:
+                if (stat := cells.get((row.name, row.shown_kind, column))) is not None:
+                    drawn.setdefault(label, {})[row.label] = stat
+        if drawn:
+            picture = plots.dots([row.label for row in rows], drawn, axis)
+            kinds = ", ".join(f"{row.label}: {row.shown_kind}" for row in rows if row.shown_kind != PREFERRED[0])
+            about = f" Checkpoints are {PREFERRED[0]}{f' ({kinds})' if kinds else ''}."
+            self._picture(name, picture, f"Dot plot: {axis} of each row", caption + about)
 
     def _picture(self, name: str, picture: Picture, alt: str, caption: str) -> None:
         self.pictures[name] = picture

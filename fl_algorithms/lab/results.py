@@ -14,7 +14,7 @@ from fl_algorithms.lab.compare import read
 from fl_algorithms.lab.evaluation import KINDS
 from fl_algorithms.lab.suite import TUNING_OFFSET
 from fl_algorithms.lab.tuning import Choice, Run, choose
-from wardround.errors import BadData
+from wardround.errors import BadData, UsageProblem
 
 Score = float | None
 Scores = dict[str, dict[int, dict[str, Score]]]  # kind of checkpoint -> seed -> site -> score
@@ -93,11 +93,15 @@ class Results:
         return next((line for line in self.lines if line.name == name), None)
 
 
-def load(folder: Path) -> Results:
+def load(folder: Path, metric: str = "") -> Results:
     """Read a folder that `fl-lab compare` filled.
+
+    Args:
+        metric: which of the runs' scores; "" for the suite's.
 
     Raises:
         BadData: it holds no comparison, no finished run, or a file that is not one of ours.
+        UsageProblem: its runs have no such metric.
     """
     if not (folder / "suite.json").is_file():
         raise BadData(
@@ -113,7 +117,12 @@ def load(folder: Path) -> Results:
     some = next((run for row in rows for run in row.runs.values()), None)
     if some is None:
         raise BadData(f"{folder} has no finished run yet", hint=f"`{record['command']}`")
-    metric = record["metric"] or next(iter(next(iter(some["checkpoints"].values())).values()))["metric"]
+    checkpoint = next(iter(next(iter(some["checkpoints"].values())).values()))
+    if metric and metric not in checkpoint["scores"]:
+        raise UsageProblem(
+            f"the runs in {folder} have no metric `{metric}`", hint=f"they have: {', '.join(checkpoint['scores'])}"
+        )
+    metric = metric or record["metric"] or checkpoint["metric"]
     lines = tuple(line for row in rows if row.runs for line in _lines(row, metric))
     return Results(folder, record, seeds, rows, metric, lines)
 

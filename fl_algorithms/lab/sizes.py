@@ -25,11 +25,10 @@ def sizes(study: StudyFile) -> list[dict[str, Any]]:
     Raises:
         BadData: as ``describe``.
     """
-    task = task_of(study)
-    refuse_unlike_networks(study, task)
+    refuse_unlike_networks(study)
     found = []
     for label, one in catalog.each_network(study).items():
-        algorithm = algorithm_of(one)
+        algorithm, task = algorithm_of(one), task_of(one)
         networks = build(one, task, algorithm, site="")
         leaves = {spec.key for spec in leaving(one, algorithm, networks)}
         cost = flops(algorithm, networks, torch.zeros(1, *task.input_shape))

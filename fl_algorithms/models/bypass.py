@@ -106,6 +106,8 @@ class Fusion(nn.Module):
         if self.up is None or beside is None:
             return local
         raised: Tensor = self.up(beside)
+        if raised.shape[2:] != local.shape[2:]:  # images of another size than the site's own
+            raised = POOLS[raised.dim() - 2](raised, local.shape[2:])
         if not self.weighed:
             return (local + raised) / 2
         a, b = source_weights(local, raised)

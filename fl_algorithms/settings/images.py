@@ -34,9 +34,9 @@ class Augmentation(Strict):
 class PixelSettings(Strict):
     """What image studies of every kind have in common.
 
-    Whole numbers are divided by the largest of their type (255, 65535), so that 8 and 16 bit mean the same range; other
-    numbers stay. ``mean`` and ``std`` are on that scale, one per channel; without them each site takes its own training
-    images'.
+    Whole numbers without a sign are divided by the largest of their type (255, 65535), so that 8 and 16 bit mean the
+    same range; other numbers, which may have a unit, stay. ``mean`` and ``std`` are on that scale, one per channel;
+    without them each site takes its own training images'.
     """
 
     size: tuple[Side, ...] = Field(min_length=2, max_length=3)  # (height, width), or (depth, height, width)

@@ -29,6 +29,10 @@ class NetworkSettings(Strict):
         """
         return ""
 
+    def built_for(self, shape: tuple[int, ...]) -> Self:
+        """The same with all said that the network takes from ``shape``, so that ``misfit`` is that of other images."""
+        return self
+
 
 class MlpSettings(NetworkSettings):
     """Linear layers with ReLU between them; ``hidden = []`` is logistic regression."""

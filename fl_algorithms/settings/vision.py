@@ -1,9 +1,10 @@
 """The sizes of the networks for images."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from fl_algorithms.settings.images import Side
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, Dropout, NetworkSettings
 
 Channels = Annotated[int, Field(ge=1, le=4096)]
@@ -14,7 +15,13 @@ Channels = Annotated[int, Field(ge=1, le=4096)]
 Stem = Literal["auto", "small", "medium", "large"]
 
 
-class VisionSettings(NetworkSettings):
+class SeesImages(NetworkSettings):
+    """A network for images. ``size``: at which it sees them, where that is another than [task] says."""
+
+    size: tuple[Side, ...] | None = Field(default=None, min_length=2, max_length=3)
+
+
+class VisionSettings(SeesImages):
     """A classifier: a ``body`` that ends in the mean over the image, and a linear ``head``."""
 
     width: float = Field(default=1.0, ge=0.05, le=4)  # factor on the published numbers of channels
@@ -30,6 +37,9 @@ class VisionSettings(NetworkSettings):
         if self.stem != "auto":
             return self.stem
         return "small" if max(shape[1:]) <= 64 else "large"
+
+    def built_for(self, shape: tuple[int, ...]) -> Self:
+        return self.model_copy(update={"stem": self.stem_for(shape)})
 
     def at_least(self, shape: tuple[int, ...], sides: dict[Stem, int]) -> str:
         """What is said of an image smaller than ``sides`` has for its stem."""
@@ -68,7 +78,7 @@ class VggSettings(VisionSettings):
         return self.at_least(shape, {"small": 16, "medium": 32, "large": 32})
 
 
-class UnetSettings(NetworkSettings):
+class UnetSettings(SeesImages):
     """A network for masks, of images or volumes: channels at each depth, the whole image's first."""
 
     widths: tuple[Channels, ...] = Field(default=(16, 32, 64, 128), min_length=2, max_length=7)
@@ -92,3 +102,21 @@ class UShapeSettings(UnetSettings):
     @property
     def offers(self) -> frozenset[str]:
         return super().offers | {DEPTHS}
+
+
+class MonaiUnetSettings(UnetSettings):
+    """MONAI's: a convolution of stride 2 to each depth, a transposed one back; dropout after each convolution."""
+
+    norm: Literal["batch", "instance", "group", "none"] = "batch"  # type: ignore[assignment]  # wider
+    residual_units: int = Field(default=2, ge=0, le=8)  # convolutions beside a shortcut, at each depth; 0: one, without
+
+    @property
+    def offers(self) -> frozenset[str]:
+        tensors = self.norm in ("batch", "group")  # MONAI's instance norms hold none
+        return frozenset({BODY_AND_HEAD, NORM_LAYERS} if tensors else {BODY_AND_HEAD})
+
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        shrinks = 2 ** (len(self.widths) - 1)
+        if self.norm == "instance" and all(side <= shrinks for side in shape[1:]):
+            return f"with {len(self.widths)} `widths` and instance norms needs a side of more than {shrinks}"
+        return super().misfit(shape)

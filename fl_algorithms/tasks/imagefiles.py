@@ -1,36 +1,33 @@
 """One file of pixels as an array, or a sentence that says what is wrong with it. No torch.
 
-PNG, JPEG and TIFF are decoded by Pillow, DICOM by pydicom, NIfTI-1 and .npz here. Whatever a file says of its size is
-compared with the limit before anything is decoded, nothing is ever unpickled, and of a header nothing is kept.
+PNG, JPEG and TIFF are decoded by Pillow, DICOM and NIfTI in modules of their own, .npz by numpy. Whatever a file says
+of its size is compared with the limit before anything is decoded, nothing is ever unpickled, and of a header nothing is
+kept.
 """
 
-import gzip
 import hashlib
 import io
 import math
-import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from wardround.errors import BadData, NeedsPerson
+from fl_algorithms.tasks.decoding import AGAIN, guarded, require_pixels
+from fl_algorithms.tasks.dicom import dicom
+from fl_algorithms.tasks.nifti import NIFTI, volume
+from wardround.errors import BadData
 
 Array = NDArray[Any]
-Result = TypeVar("Result")
 PILLOW = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
-NIFTI, DICOM, ARRAYS = (".nii", ".nii.gz"), ".dcm", ".npz"
+DICOM, ARRAYS = ".dcm", ".npz"
 MAX_FILE_BYTES = 1 << 32
-NIFTI_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 768: "u4"}
-NIFTI_HEADER = 348
-Image.MAX_IMAGE_PIXELS = None  # it would warn and go on; ``_require_pixels`` refuses
-AGAIN = "export or copy it again"
-TOO_LARGE = "is it meant? then the study's author raises `max_pixels` in [task]; else take the file out"
+Image.MAX_IMAGE_PIXELS = None  # it would warn and go on; ``require_pixels`` refuses
 
 
 def kind_of(path: Path) -> str:
@@ -68,7 +65,7 @@ def sha256(data: bytes) -> str:
 
 def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> Array:
     """The pixels that ``data``, the bytes of ``path``, hold: (height, width, channels), of a volume (depth, height,
-    width, 1). Numbers are as stored, a palette's colours are looked up.
+    width, 1). Numbers are as stored, but see ``dicom`` and ``nifti``; a palette's colours are looked up.
 
     Args:
         mask: the file holds classes: (height, width) or (depth, height, width), a palette's places themselves.
@@ -79,11 +76,11 @@ def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> A
     """
     kind = kind_of(path)
     if kind in PILLOW:
-        array = _guarded(path, partial(_pillow, path, data, PILLOW[kind], max_pixels, mask))
+        array = guarded(path, partial(_pillow, path, data, PILLOW[kind], max_pixels, mask))
     elif kind in NIFTI:
-        array = _guarded(path, partial(_nifti, path, data, max_pixels))
+        array = volume(path, data, max_pixels, mask=mask)
     elif kind == DICOM:
-        array = _dicom(path, data, max_pixels)
+        array = dicom(path, data, max_pixels, mask=mask)
     else:
         known = ", ".join((*PILLOW, *NIFTI, DICOM))
         raise BadData(f"{path}: no image that a study reads", hint=f"move it out of the folder; known are {known}")
@@ -105,31 +102,13 @@ def finite(path: Path, array: Array) -> Array:
     return array
 
 
-def _guarded(path: Path, decoded: Callable[[], Result]) -> Result:
-    """Decoders of foreign bytes fail in many ways; only our own errors leave here."""
-    try:
-        return decoded()
-    except (BadData, NeedsPerson):
-        raise
-    except MemoryError:
-        raise BadData(f"{path}: not enough memory to decode it") from None
-    except Exception as error:
-        raise BadData(f"{path}: damaged or cut off ({type(error).__name__})", hint=AGAIN) from None
-
-
-def _require_pixels(path: Path, shape: tuple[int, ...], max_pixels: int) -> None:
-    if math.prod(shape) > max_pixels:
-        sides = " x ".join(map(str, shape))
-        raise BadData(f"{path}: its header says {sides} pixels, the study takes {max_pixels:,}", hint=TOO_LARGE)
-
-
 def _pillow(path: Path, data: bytes, form: str, max_pixels: int, mask: bool) -> Array:
     try:
         image = Image.open(io.BytesIO(data), formats=(form,))
     except UnidentifiedImageError:
         raise BadData(f"{path}: not a {form} file, whatever its name says", hint=AGAIN) from None
     with image:
-        _require_pixels(path, (image.height, image.width), max_pixels)
+        require_pixels(path, (image.height, image.width), max_pixels)
         if form == "TIFF" and getattr(image, "n_frames", 1) > 1:
             raise BadData(f"{path}: has several pages", hint="one file for each image")
         image.load()
@@ -160,67 +139,6 @@ def _samples(path: Path, image: Image.Image) -> Array:
     raise BadData(f"{path}: colour mode {mode}", hint="export it as grey or RGB")
 
 
-def _dicom(path: Path, data: bytes, max_pixels: int) -> Array:
-    """Pixel data alone: the header's sizes are compared, whether 0 is white is applied, and nothing of it is kept."""
-    try:
-        from pydicom import dcmread  # type: ignore[import-not-found]  # an extra
-    except ImportError:
-        raise NeedsPerson(f"{path}: pydicom is not installed", hint="`pip install 'wardround[dicom]'`") from None
-
-    def pixels() -> Array:
-        header = dcmread(io.BytesIO(data))
-        frames = int(header.get("NumberOfFrames", 1) or 1)
-        _require_pixels(path, (frames, int(header.Rows), int(header.Columns)), max_pixels)
-        array = np.asarray(header.pixel_array)
-        if header.get("PhotometricInterpretation") == "MONOCHROME1":
-            array = (1 << int(header.BitsStored)) - 1 - array
-        return array if int(header.get("SamplesPerPixel", 1)) > 1 else array[..., None]
-
-    return _guarded(path, pixels)
-
-
-def _nifti(path: Path, data: bytes, max_pixels: int) -> Array:
-    """NIfTI-1 in one file, https://nifti.nimh.nih.gov/nifti-1: axes x, y, z become (depth z, height y, width x, 1)."""
-    packed = data[:2] == b"\x1f\x8b"
-    head = _unpacked(data, NIFTI_HEADER) if packed else data[:NIFTI_HEADER]
-    if len(head) < NIFTI_HEADER or head[344:348] != b"n+1\0":
-        raise BadData(f"{path}: not a NIfTI-1 file, whatever its name says", hint=AGAIN)
-    order = "<" if struct.unpack_from("<i", head)[0] == NIFTI_HEADER else ">"
-    dimensions = struct.unpack_from(f"{order}8h", head, 40)
-    code = struct.unpack_from(f"{order}h", head, 70)[0]
-    offset, slope, intercept = struct.unpack_from(f"{order}3f", head, 108)
-    shape = dimensions[1 : 1 + max(dimensions[0], 0)]
-    if not 2 <= len(shape) <= 7 or min(shape) < 1 or any(side != 1 for side in shape[3:]):
-        raise BadData(f"{path}: a NIfTI file of shape {list(shape)}", hint="one volume for each file")
-    if code not in NIFTI_TYPES:
-        raise BadData(f"{path}: NIfTI data type {code}", hint="export it as whole numbers or floats")
-    volume = tuple(reversed((*shape[:3], 1)[:3]))
-    _require_pixels(path, volume, max_pixels)
-    kind = np.dtype(order + NIFTI_TYPES[code])
-    start = int(offset) if math.isfinite(offset) else 0
-    if not NIFTI_HEADER <= start <= 1 << 24:
-        raise BadData(f"{path}: its NIfTI header says that pixels begin at byte {start}", hint=AGAIN)
-    end = start + kind.itemsize * math.prod(volume)
-    content = _unpacked(data, end) if packed else data
-    if len(content) < end:
-        raise BadData(f"{path}: cut off: {len(content):,} bytes, its header says {end:,}", hint=AGAIN)
-    array = np.frombuffer(content, kind, math.prod(volume), start).reshape(volume).astype(kind.newbyteorder("="))
-    if slope not in (0.0, 1.0) or (slope and intercept):
-        if not (math.isfinite(slope) and math.isfinite(intercept)):
-            raise BadData(f"{path}: its NIfTI header scales by nan or infinity", hint=AGAIN)
-        array = array.astype(np.float32) * np.float32(slope) + np.float32(intercept)
-    return array[..., None] if array.dtype != np.float64 else array.astype(np.float32)[..., None]
-
-
-def _unpacked(data: bytes, size: int) -> bytes:
-    """The first ``size`` bytes of gzip data, or fewer where it ends; never more in memory."""
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        try:
-            return file.read(size)
-        except EOFError:
-            return b""
-
-
 def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple[str, dict[str, Array]]:
     """The ``wanted`` arrays of a .npz file, name -> whether it must be there, and the file's SHA-256 (hex).
 
@@ -238,7 +156,7 @@ def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple
         present = {name.removesuffix(".npy") for name in archive.namelist()}
         for name, needed in wanted.items():
             if name in present:
-                found[name] = _guarded(path, partial(_member, path, archive, name, max_bytes))
+                found[name] = guarded(path, partial(_member, path, archive, name, max_bytes))
             elif needed:
                 shown = ", ".join(f"`{other[:40]}`" for other in sorted(present)[:8]) or "nothing"
                 raise BadData(f"{path}: no array `{name}`", hint=f"the file has {shown}")
@@ -259,7 +177,7 @@ def array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise BadData(f"{path}: not a .npz file, or cut off", hint=AGAIN) from None
     with archive:
         names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        heads = {name: _guarded(path, partial(_head, archive, name)) for name in names}
+        heads = {name: guarded(path, partial(_head, archive, name)) for name in names}
     return {name: shape for name, (shape, _) in heads.items()}
 
 
@@ -382,7 +300,7 @@ def with_channels(path: Path, array: Array, channels: int) -> Array:
 
 
 def unit(array: Array) -> NDArray[np.float32]:
-    """Whole numbers over the largest of their type, others as they are: float32."""
-    if array.dtype.kind in "ui":
+    """Whole numbers that cannot be negative over the largest of their type, others as they are: float32."""
+    if array.dtype.kind == "u":
         return array.astype(np.float32) * np.float32(1 / np.iinfo(array.dtype).max)
     return array.astype(np.float32)

@@ -32,6 +32,7 @@ from fl_algorithms.tasks.imagefiles import (
     unit,
     with_channels,
 )
+from fl_algorithms.tasks.nifti import require_same_grid
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import Table, read_table, where
 from wardround import canonical
@@ -307,7 +308,7 @@ def _from_folder(
         sides,
         tuple(table.columns[label][row] for row in rows) if table and not masks else (),
         tuple(table.lines[row] for row in rows) if table and not masks else (),
-        _mask_arrays(mask_files, settings, digests, f"{prefix}masks") if masks else (),
+        _mask_arrays(list(files.values()), mask_files, settings, digests, f"{prefix}masks") if masks else (),
     )
     y = read_y(found)
     patients = tuple(table.columns[patient][row] for row in rows) if table and patient else ()
@@ -367,13 +368,18 @@ def paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple[
 
 
 def _mask_arrays(
-    files: Sequence[tuple[str, Path]], settings: PixelSettings, digests: dict[str, Digests], role: str
+    images: Sequence[Path],
+    files: Sequence[tuple[str, Path]],
+    settings: PixelSettings,
+    digests: dict[str, Digests],
+    role: str,
 ) -> Iterable[tuple[Path, Array]]:
-    """Each mask as it is read; when the last has been, their digests stand in ``digests``."""
+    """Each mask of ``images`` as it is read; when the last has been, their digests stand in ``digests``."""
     seen: list[list[str]] = []
-    for name, path in files:
+    for image, (name, path) in zip(images, files, strict=True):
         data = read_bytes(path)
         seen.append([name, sha256(data)])
+        require_same_grid(image, path, data)
         array = decode(path, data, settings.max_pixels, mask=True)
         yield path, array[0] if array.ndim == 3 and len(settings.size) == 2 and len(array) == 1 else array
     digests[role] = sorted(seen)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_algorithms.tasks.imagefiles import ARRAYS, DICOM, NIFTI, PILLOW, array_shapes, kind_of, read_arrays
+from fl_algorithms.tasks.imagefiles import ARRAYS, DICOM, PILLOW, array_shapes, kind_of, read_arrays
 from fl_algorithms.tasks.imagesets import files_in, paired, rows_of
+from fl_algorithms.tasks.nifti import NIFTI
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import read_table
 from wardround.errors import BadData

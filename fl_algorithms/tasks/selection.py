@@ -13,6 +13,11 @@ def rows_at(x: Inputs, places: Tensor) -> Tensor:
     return x[places] if isinstance(x, Tensor) else x.take(places)
 
 
+def row_shape(x: Inputs) -> tuple[int, ...]:
+    """Of one row."""
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else x.shape
+
+
 def chosen(split: Split, places: Tensor) -> Split:
     """The rows at ``places``, in that order."""
     x = split.x
@@ -22,7 +27,7 @@ def chosen(split: Split, places: Tensor) -> Split:
 
 
 def joined(splits: Sequence[Split]) -> Split:
-    """All rows of ``splits``, of one kind, after one another."""
+    """All rows of ``splits``, of one kind and shape, after one another."""
     y = torch.cat([split.y for split in splits])
     tensors = [split.x for split in splits if isinstance(split.x, Tensor)]
     if len(tensors) == len(splits):

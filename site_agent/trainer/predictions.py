@@ -51,19 +51,22 @@ def rows_for(study: StudyFile, given: Mapping[str, Path], out: Path) -> Path:
     return path
 
 
-def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str], out: Path) -> None:
+def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str], given: Path, out: Path) -> None:
     """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
 
     A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
     the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
-    ``mask``.
+    ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
+
+    Args:
+        given: what ``x`` was read from.
 
     Raises:
         BadData: two images would have the same mask's name.
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(restored, task, x, names, out)
+        _write_masks(restored, task, x, names, given, out)
         return
     probabilities = restored.probabilities(x)
     text = io.StringIO(newline="")
@@ -76,10 +79,13 @@ def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str],
     durable.write_file(out, text.getvalue().encode())
 
 
-def _write_masks(restored: Restored, task: SegmentationTask, x: Inputs, names: Sequence[int | str], out: Path) -> None:
+def _write_masks(
+    restored: Restored, task: SegmentationTask, x: Inputs, names: Sequence[int | str], given: Path, out: Path
+) -> None:
     from fl_algorithms.tasks.imagefiles import mask_at
     from fl_algorithms.tasks.imagerows import ImageRows
     from fl_algorithms.tasks.imagesets import stem
+    from fl_algorithms.tasks.nifti import NIFTI
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]
@@ -91,14 +97,22 @@ def _write_masks(restored: Restored, task: SegmentationTask, x: Inputs, names: S
     for places in torch.split(torch.arange(len(x)), PART):
         classes = task.likeliest(restored.logits(x.take(places))).to(torch.uint8).numpy()
         for place, mask in zip(places.tolist(), classes, strict=True):
-            _write_mask(out, stems[place], numbers[mask_at(mask, x.sides[place], task.settings.fit)])
+            whole = numbers[mask_at(mask, x.sides[place], task.settings.fit)]
+            image = given / str(names[place])
+            _write_mask(out, stems[place], whole, image if image.name.lower().endswith(NIFTI) else None)
 
 
-def _write_mask(out: Path, name: str, mask: NDArray[Any]) -> None:
+def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None) -> None:
+    """``image``: the NIfTI file that the mask is of."""
     from PIL import Image
 
+    from fl_algorithms.tasks.nifti import grid, packed_mask
+
     packed, ending = io.BytesIO(), ".png" if mask.ndim == 2 else ".npz"
-    if ending == ".png":
+    if image is not None:
+        ending = ".nii.gz"
+        packed.write(packed_mask(mask if mask.ndim == 3 else mask[None], grid(image)[1]))
+    elif ending == ".png":
         Image.fromarray(mask).save(packed, "PNG")
     else:
         np.savez_compressed(packed, mask=mask)

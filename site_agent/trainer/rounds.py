@@ -191,7 +191,7 @@ class Rounds:
         task = task_of(study)
         x, names = task.read_new(path, found.preprocessing())
         restored = Restored(study, task, from_bytes(found.model.read_bytes()))
-        predictions.write(restored, task, x, names, out)
+        predictions.write(restored, task, x, names, path, out)
         return {"rows": len(names), "out": str(out)}
 
     def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class Rounds:
             own = catalog.network_of(study, site, chosen)
             label = _label(study, site, chosen)
             partition = describe(study, site, chosen)
-            self._studies[key] = _Installed(study, own, label, digest, site, task_of(study), partition)
+            self._studies[key] = _Installed(study, own, label, digest, site, task_of(own), partition)
         return self._studies[key]
 
     def _approved(self, asked: _Asked, approved: str) -> SiteData:

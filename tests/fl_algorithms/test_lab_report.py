@@ -21,7 +21,7 @@ from fl_algorithms.lab import report, results, tables
 from fl_algorithms.lab.blocks import Grid, Paragraph, markdown, page
 from fl_algorithms.lab.cli import app
 from tests.fl_algorithms.test_lab_compare import CENTRAL, FEDAVG, FENDA, HEAD, TUNED, compared, hospitals, suite_file
-from wardround.errors import BadData
+from wardround.errors import BadData, UsageProblem
 
 SITES, SEEDS = ("ash", "birch"), (5, 6, 7)
 T_2 = 4.302653  # t(0.975, 2), from a table
@@ -266,12 +266,27 @@ def test_the_page_asks_for_nothing_else_and_shows_every_plot(made: Path) -> None
     assert parsed.seen["script"] == parsed.seen["link"] == parsed.seen["b"] == 0
     assert "url(" not in text
     pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)]
-    assert len(pictures) == parsed.seen["img"] == 4
-    for name in ("scores", "differences", "matrix", "personalisation"):
+    assert len(pictures) == parsed.seen["img"] == 7
+    drawn = ("scores", "differences", "matrix", "local_global", "personalisation", "sharpness", "unseen")
+    for name in drawn:
         assert (made / f"{name}.svg").read_bytes() in pictures
         assert (made / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     for picture in pictures:  # what a picture links to is inside it
         assert all(link.startswith((b"#", b"data:")) for link in re.findall(rb'xlink:href="([^"]+)"', picture))
+
+
+def test_another_metric_is_shown_on_request_and_an_unknown_one_refused(compared_once: Path, tmp_path: Path) -> None:
+    report.write(compared_once, tmp_path, "accuracy")
+    lines = lines_of(tmp_path / "tables.csv")
+    assert {line["metric"] for line in lines} == {"accuracy", "eigenvalue"}
+    found = cell(tmp_path, "main", "fedavg", "latest", "mean")
+    runs = [run(compared_once, "fedavg", seed)["checkpoints"] for seed in SEEDS]
+    assert_is_mean_of(
+        found, [statistics.fmean(r[site]["latest"]["scores"]["accuracy"] for site in SITES) for r in runs]
+    )
+    with pytest.raises(UsageProblem, match="have no metric `dice`") as refused:
+        report.write(compared_once, tmp_path, "dice")
+    assert "accuracy" in str(refused.value.hint)
 
 
 def test_labels_are_text_in_every_form(made: Path) -> None:

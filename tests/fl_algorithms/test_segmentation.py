@@ -222,7 +222,7 @@ def test_the_loss_matches_the_slow_reference(classes: int, loss: str) -> None:
         assert found[place] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("model", ["unet", "resunet", "unetpp", "fcn"])
+@pytest.mark.parametrize("model", ["unet", "resunet", "unetpp", "fcn", "monai_unet"])
 def test_a_federation_of_masks_gives_the_same_model_twice(tmp_path: Path, model: str) -> None:
     for seed, site in enumerate(("ash", "birch")):
         packed(tmp_path / site / "train.npz", n=14, seed=seed)
@@ -279,5 +279,5 @@ def test_a_volume_of_one_slice_is_an_image(tmp_path: Path) -> None:
     flat = load(mask_task(), Source({"images": tmp_path / "flat/images", "masks": tmp_path / "flat/masks"}))
     plain = load(mask_task(), masked(tmp_path))
     assert torch.equal(flat.train.y, plain.train.y)
-    every = torch.arange(len(flat.train))
-    assert torch.equal(flat.train.x.take(every), plain.train.x.take(every))
+    every = torch.arange(len(flat.train))  # in their own units, so equal but for each site's own scale
+    assert torch.allclose(flat.train.x.take(every), plain.train.x.take(every), atol=1e-5)

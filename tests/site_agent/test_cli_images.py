@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
+import pydicom
+import pydicom.data
 import pytest
 import typer
 from PIL import Image
@@ -21,7 +24,7 @@ from site_agent import cli_patients, handoff
 from site_agent.state import Offer, Site, SiteState
 from site_agent.trainer import data
 from site_agent.trainer.requests import Requests
-from tests.fl_algorithms.image_toys import MASKS, image_study, labelled, masked, packed, write_table
+from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labelled, masked, packed, write_table
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, UsageProblem
@@ -373,6 +376,65 @@ def test_masks_of_volumes_are_arrays(tmp_path: Path, in_process: None) -> None:
     with np.load(out / "11.npz") as file:
         mask = file["mask"]
     assert (mask.shape, mask.dtype, mask[[0, 5]].any()) == ((6, 8, 8), np.uint8, False)
+
+
+def test_masks_of_nifti_volumes_lie_where_their_volumes_do(tmp_path: Path, in_process: None) -> None:
+    task = {**MASKS, "size": [4, 8, 8], "fit": "crop", "values": [0, 300]}
+    hospital = hospital_of(tmp_path, image_study(task, {"name": "monai_unet", "widths": [4, 8]}))
+    places = np.array([[0, 0, 2.0, 7], [-1, 0, 0, 5], [0, 3, 0, 0], [0, 0, 0, 1]])  # back, up, right
+    volumes = np.random.default_rng(1).normal(300, 100, (12, 8, 6, 8)).astype(np.float32)
+    masks = np.where(volumes > 300, 300, 0).astype(np.uint16)
+    for part, arrays in (("images", volumes), ("masks", masks)):
+        (tmp_path / part).mkdir()
+        for place, array in enumerate(arrays):
+            nibabel.save(nibabel.Nifti1Image(array, places), tmp_path / part / f"{place}.nii.gz")
+    hospital.name("--images", tmp_path / "images", "--masks", tmp_path / "masks")
+    hospital.trained()
+    out = tmp_path / "predicted"
+    words = ["predict", "toy", "--checkpoint", "latest", "--images", tmp_path / "images", "--out", out]
+    assert "12 predictions written to" in hospital.give(*words).stderr
+    assert sorted(path.name for path in out.iterdir()) == sorted(f"{place}.nii.gz" for place in range(12))
+    given, found = (nibabel.load(tmp_path / folder / "11.nii.gz") for folder in ("images", "predicted"))
+    canonical = nibabel.as_closest_canonical(given)
+    assert np.allclose(found.affine, canonical.affine)
+    mask = np.asarray(found.dataobj)
+    assert (mask.shape, mask.dtype, set(np.unique(mask)) <= {0, 300}) == (canonical.shape, np.uint16, True)
+    assert not mask[:, :, [0, 5]].any()  # the study sees the middle 4 of 6
+
+
+def test_patient_in_a_dicom_header_is_told_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    canary, hospital = "Canary^Yellow", hospital_of(tmp_path, image_study({**IMAGES, "fit": "resize"}))
+    folder, names = tmp_path / "images", [f"{place:02}.dcm" for place in range(12)]
+    folder.mkdir()
+    header = pydicom.dcmread(pydicom.data.get_testdata_file("MR_small.dcm", download=False))
+    stored = header.pixel_array
+    for place, name in enumerate(names):
+        header.PatientName = header.PatientID = header.StudyDescription = canary
+        header.PixelData = np.roll(stored, place, axis=place % 2).tobytes()
+        header.save_as(folder / name)
+        assert canary.encode() in (folder / name).read_bytes()
+    table = write_table(tmp_path / "labels.csv", {"image": names, "shape": ["round", "oval"] * 6})
+    said = hospital.name("--images", folder, "--labels", table)
+    assert "Data `patients`: 12 images\n" in said.stderr
+    checked = hospital.give("data", "check", "patients", "--study", "toy")
+    assert "classes: round: 6, oval: 6" in checked.stdout
+    answers = []
+    for number in (1, 2):
+        answers.append(hospital.requests.answer(hospital.request(number), lambda _: None))
+        hospital.ask("commit", study="toy", revision=1, round=number)
+    out = tmp_path / "out.csv"
+    told = hospital.give("predict", "toy", "--checkpoint", "latest", "--images", folder, "--out", out)
+    (folder / "00.dcm").write_bytes((folder / "00.dcm").read_bytes()[:5000])
+    refused = hospital.refused(hospital.request(3))
+    with pytest.raises(BadData) as broken:
+        hospital.give("data", "check", "patients", "--study", "toy")
+    texts = [repr(answers), refused.message, broken.value.message, broken.value.hint, caplog.text, out.read_text()]
+    for result in (said, checked, told):
+        texts += [result.stdout, result.stderr]
+    assert not any("Canary" in text for text in texts)
+    written = [path for path in hospital.state.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in written)
+    assert not any(b"Canary" in path.read_bytes() for path in written)
 
 
 def test_mask_goes_back_to_where_the_study_cut_it_from() -> None:

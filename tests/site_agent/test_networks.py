@@ -12,8 +12,9 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.tasks.source import Source
-from site_agent.trainer import data
+from site_agent.trainer import data, inspection
 from site_agent.trainer.vault import Vault
+from tests.fl_algorithms.image_toys import IMAGES, RESNET, packed, pictures, write_images
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, Hospital
@@ -169,6 +170,27 @@ def test_a_card_of_a_study_of_one_network_names_none(hospital: Hospital) -> None
         hospital.commit(number)
     assert "network" not in card(hospital)
     assert json.loads(json.dumps(card(hospital)))["kind"] == "latest"
+
+
+@pytest.mark.parametrize(("chosen", "label", "side"), [("", "large", 16), ("default", "default", 8)])
+def test_images_are_trained_and_predicted_at_the_size_of_the_sites_network(
+    hospital: Hospital, tmp_path: Path, chosen: str, label: str, side: int
+) -> None:
+    large = {**RESNET, "size": [16, 16]}
+    hospital.study = several(task=IMAGES, model=RESNET, networks={"large": large}, assigned={"north": "large"})
+    fields = {"arrays": str(packed(tmp_path / "train.npz", n=20)), "label": "shape"}
+    source = data.DataSource(**fields, digest=inspection.inspect(fields).digest, network=chosen)
+    data.add(hospital.state, "patients", source, replace=True)
+    assert hospital.ask("check", study=hospital.document, site="north", data="patients")["rows"] == 20
+    for number in (1, 2):
+        train(hospital, number, label)
+        hospital.commit(number)
+    [latest] = [kept for kept in Vault(hospital.state, NAME, 1).checkpoints() if kept.card["kind"] == "latest"]
+    assert (latest.card["network"], latest.preprocessing()["shape"]) == (label, [1, side, side])
+    write_images(tmp_path / "new", list(pictures(3, side=24)[0]))
+    out = tmp_path / "out.csv"
+    told = hospital.ask("predict", study=NAME, checkpoint="latest", images=str(tmp_path / "new"), out=str(out))
+    assert told["rows"] == 3
 
 
 @pytest.fixture
