@@ -4,8 +4,9 @@ A *phase* trains some parameters for some steps with one optimizer; most methods
 named streams (``streams``), and what survives a round is exported as tensors and JSON.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl_algorithms.device import CPU, Device, at_home, like
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Inputs
+from fl_algorithms.tasks.base import FromFiles, Inputs
+from fl_algorithms.workers import ahead
 from wardround.errors import BadData
 from wardround.study import StudyFile, TrainingSection
 
@@ -66,10 +69,20 @@ def make_deterministic(threads: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's default generator as one stream, and leave it as it was."""
+    """Draw from torch's default generator as one stream, and leave it as it was. Other devices' draw as it too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+class _Coming(NamedTuple):
+    """A batch before it is made: its rows, or their places; and where the iterator is after it."""
+
+    x: Tensor
+    y: Tensor
+    seed: int  # of its augmentation
+    order: int
+    position: int
 
 
 class Batches:
@@ -81,10 +94,18 @@ class Batches:
     """
 
     def __init__(
-        self, x: Inputs, y: Tensor, study: StudyFile, site: str, round_number: int, phase: str, place: dict[str, int]
+        self,
+        x: Inputs,
+        y: Tensor,
+        study: StudyFile,
+        site: str,
+        round_number: int,
+        phase: str,
+        place: dict[str, int],
+        device: Device = CPU,
     ) -> None:
         """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
-        self._y = y
+        self._y, self._device = y, device
         self._rows = None if isinstance(x, Tensor) else x
         self._x = x if isinstance(x, Tensor) else torch.arange(len(y))  # places, whose rows are made in their turn
         self._size = min(study.training.batch_size, len(y))
@@ -96,9 +117,7 @@ class Batches:
         if study.training.iterator == "round":
             self._own = self._generator(round_number)
             self._round, self._place = round_number, {}
-        self._position = self._place.get("position", self._limit)
-        if 0 < self._position < self._limit:
-            self._shuffle(self._place["order"])
+        self._coming = self._orders(self._place.get("order", -1), self._place.get("position", self._limit))
 
     @property
     def per_epoch(self) -> int:
@@ -106,30 +125,58 @@ class Batches:
         return -(-self._limit // self._size)
 
     def next(self) -> Batch:
-        if self._position >= self._limit:
-            order = self._place.get("order", -1) + 1
-            self._shuffle(order)
-            self._place["order"] = order
-            self._position = 0
-        start, self._position = self._position, min(self._position + self._size, self._limit)
-        self._place["position"] = self._position
-        number = start // self._size
+        """The next one, on the device."""
+        coming = next(self._coming)
         if self._rows is None:
-            return Batch(self._xs[number], self._ys[number])
-        return Batch(*self._rows.augmented(self._xs[number], self._ys[number], self._augmentation))
+            return self._taken(coming, coming.x, coming.y)
+        return self._taken(coming, *self._rows.augmented(coming.x, coming.y, coming.seed))
 
-    def _shuffle(self, order: int) -> None:
-        generator = self._own if self._own is not None else self._generator(order)
-        permutation = torch.randperm(len(self._y), generator=generator)
-        self._xs = torch.split(self._x[permutation], self._size)
-        self._ys = torch.split(self._y[permutation], self._size)
-        if self._rows is not None:
-            purpose = f"augment.{self._phase}.{order}"
-            self._augmentation = stream_seed(self._seed, self._site, self._round, purpose)
+    def take(self, count: int) -> Generator[Batch, None, None]:
+        """The next ``count``. Where rows are read from files, the device's workers make them ahead: the same bits.
+
+        Close it when a batch is left untaken.
+
+        Raises:
+            TryAgain: a worker was ended from outside.
+        """
+        workers = min(self._device.workers, count)
+        make = self._rows.for_worker() if workers and isinstance(self._rows, FromFiles) else None
+        if make is None:
+            for _ in range(count):
+                yield self.next()
+            return
+        wanted, told = itertools.tee(itertools.islice(self._coming, count))
+        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in wanted)
+        with closing(ahead(make, requests, workers, torch.get_num_threads())) as made:
+            for (x, y), coming in zip(made, told, strict=False):
+                yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
+
+    def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
+        self._place |= {"order": coming.order, "position": coming.position}
+        return Batch(self._device.bring(_plain(x)), self._device.bring(_plain(y)))
+
+    def _orders(self, order: int, position: int) -> Iterator[_Coming]:
+        """All batches from ``position`` of ``order`` on."""
+        while True:
+            if not 0 < position < self._limit:
+                order, position = order + 1, 0
+            generator = self._own if self._own is not None else self._generator(order)
+            permutation = torch.randperm(len(self._y), generator=generator)
+            xs = torch.split(self._x[permutation], self._size)
+            ys = torch.split(self._y[permutation], self._size)
+            seed = stream_seed(self._seed, self._site, self._round, f"augment.{self._phase}.{order}")
+            for start in range(position, self._limit, self._size):
+                position = min(start + self._size, self._limit)
+                yield _Coming(xs[start // self._size], ys[start // self._size], seed, order, position)
 
     def _generator(self, round_number: int) -> torch.Generator:
         seed = stream_seed(self._seed, self._site, round_number, self._purpose)
         return torch.Generator().manual_seed(seed)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """In the plain order of memory, sides of length 1 too: how it was made must not choose the kernel."""
+    return tensor.reshape(-1).view(tensor.shape)
 
 
 class Optimizers:
@@ -164,13 +211,13 @@ class Optimizers:
         return self._made[key][0]
 
     def export(self) -> dict[str, Tensor]:
-        """Every moment as a tensor: "KEY.SLOT.PARAMETER.MOMENT"."""
+        """Every moment as a tensor on the CPU: "KEY.SLOT.PARAMETER.MOMENT"."""
         tensors = {name: value.clone() for name, value in self._kept.items()}
         for key, (optimizer, parameters) in self._made.items():
             for name, parameter in parameters.items():
                 for moment, value in optimizer.state.get(parameter, {}).items():
                     if value is not None:
-                        tensors[f"{_kept_name(key, name)}.{moment}"] = torch.as_tensor(value).detach().clone()
+                        tensors[f"{_kept_name(key, name)}.{moment}"] = at_home(torch.as_tensor(value))
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -187,7 +234,7 @@ class Optimizers:
             parameter = owners.get(owner)
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise BadData(f"the kept state does not fit the study's network: optimizer state `{name}`")
-            optimizer.state[parameter][moment] = value.clone()
+            optimizer.state[parameter][moment] = like(value, parameter)
 
 
 def _kept_name(key: str, parameter: str) -> str:
@@ -256,16 +303,24 @@ def run_steps(
     after_backward: Callable[[Batch], Any] | None = None,
     after_step: Callable[[Batch], Any] | None = None,
     progress: Progress | None = None,
+    device: Device = CPU,
 ) -> None:
-    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step."""
-    for step in range(1, steps + 1):
-        optimizer.zero_grad(set_to_none=True)
-        batch = batches.next()
-        loss(batch).backward()  # type: ignore[no-untyped-call]
-        if after_backward is not None:
-            after_backward(batch)
-        optimizer.step()
-        if after_step is not None:
-            after_step(batch)
-        if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
-            progress(step, steps)
+    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step.
+
+    Raises:
+        TryAgain, BadData: as ``Batches.take`` and ``Device.told``; or rows cannot be read.
+    """
+    with closing(batches.take(steps)) as taken, device.told():
+        for step, batch in enumerate(taken, start=1):
+            optimizer.zero_grad(set_to_none=True)
+            with device.arithmetic():
+                found = loss(batch)
+            found.backward()  # type: ignore[no-untyped-call]
+            if after_backward is not None:
+                after_backward(batch)
+            optimizer.step()
+            if after_step is not None:
+                with device.arithmetic():
+                    after_step(batch)
+            if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
+                progress(step, steps)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
 from site_agent.cli_audit import audit_app
 from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
@@ -182,19 +183,33 @@ def serve(
     only: Annotated[
         Literal["gateway", "trainer"] | None, typer.Option(help="One of the two, for two units with two users.")
     ] = None,
+    device: Annotated[
+        DeviceName,
+        typer.Option(envvar="WARDROUND_DEVICE", help="Where the trainer trains; auto is CUDA where there is one."),
+    ] = "cpu",
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_WORKERS,
+            envvar="WARDROUND_WORKERS",
+            help="The trainer's processes that read images ahead, where they do not fit the study's cache.",
+        ),
+    ] = 0,
 ) -> None:
     """Serve until SIGTERM: take assignments, train, send what was approved. Prints `ready`."""
+    hardware = Hardware(device, workers)
     if only == "trainer":
         from site_agent.trainer.listener import listen_forever
 
-        listen_forever(state)
+        listen_forever(state, hardware)
         return
     from site_agent.gateway.service import run as run_service
 
     here, _ = joined(state)
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
-    run_service(here, with_trainer=only is None)
+    run_service(here, with_trainer=only is None, options=hardware.options)
 
 
 @app.command()
@@ -280,6 +295,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         "running": running is not None,
         "connected": running is not None and running["connected"],
         "isolation": trainer["isolation"],
+        "device": trainer["device"],
         "users": {
             "gateway": user_name(gateway_uid),
             "trainer": trainer["user"],
@@ -364,6 +380,7 @@ def _print_status(shown: dict[str, Any]) -> None:
     print(f"Certificate valid to {shown['certificate_expires']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
+    print(f"Trains on: {shown['device']}")
     console.print(f"Gateway runs as {users['gateway']}, trainer as {users['trainer']}", markup=False)
     if users["root"]:
         console.print(Text("RUNNING AS ROOT: give gateway and trainer users of their own", style="bold red"))

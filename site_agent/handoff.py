@@ -19,7 +19,8 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     checkpoints  {study: NAME}                               -> {checkpoints}
     export       {study: NAME, checkpoint, out}              -> {files}
     predict      {study: NAME, checkpoint, table | images | arrays, out} -> {rows, out}
-    status       {}                                          -> {isolation, user, uid, worker}
+    device       {}                                          -> {device}
+    status       {}                                          -> {isolation, user, uid, worker, device}
     abort        {}                                          -> {}
 
 ``study`` is the resolved study's document where it is not called NAME; ``data`` is what was approved, as
@@ -40,6 +41,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,8 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
 
     with Worker(state, warm=False) as worker:
         if command == "status":  # of the listener, which is not there: what its worker would be
-            return {"isolation": worker.isolation, "user": user_name(os.geteuid()), "uid": os.geteuid(), "worker": None}
+            user = {"user": user_name(os.geteuid()), "uid": os.geteuid()}
+            return {"isolation": worker.isolation, **user, "worker": None, "device": "cpu"}
         return worker.ask({**fields, "command": command}, progress)
 
 
@@ -130,15 +133,19 @@ class Worker:
     It dies with the thread that made it, so that thread must live as long as the worker is wanted.
     """
 
-    def __init__(self, state: Path, *, warm: bool) -> None:
-        """Start it. ``warm``: it imports torch at once, and will be asked more than once.
+    def __init__(self, state: Path, *, warm: bool, options: Sequence[str] = ()) -> None:
+        """Start it.
+
+        Args:
+            warm: it imports torch at once, and will be asked more than once.
+            options: on its command line, `fl_algorithms.hardware.Hardware.options`.
 
         Raises:
             TryAgain: it did not start; its own words are in the log.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         line = [sys.executable, "-P", "-m", "site_agent.trainer.process", "--fd", str(theirs.fileno())]
-        line += ["--parent", str(os.getpid()), "--state", str(state.resolve()), *(["--warm"] if warm else [])]
+        line += ["--parent", str(os.getpid()), "--state", str(state.resolve()), *(["--warm"] if warm else []), *options]
         with theirs:
             # Its stdout is our stderr: nothing that a library prints may be mistaken for a command's result.
             self._process = subprocess.Popen(line, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2)

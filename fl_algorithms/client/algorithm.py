@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
+from fl_algorithms.device import CPU, Device, device_of
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
 from fl_algorithms.tasks.base import Common, Inputs, SiteData, Split, Task, in_parts
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
@@ -90,7 +91,7 @@ class Candidate:
 
 @dataclass
 class Context:
-    """All that a method sees at a site in a round."""
+    """All that a method sees at a site in a round. Networks, ``base`` and ``kept`` are on ``device``."""
 
     study: StudyFile
     site: str
@@ -106,6 +107,7 @@ class Context:
     notes: dict[str, Any] = field(default_factory=dict)
     scratch: dict[str, Any] = field(default_factory=dict)  # forgotten when the round ends
     steps: int = 0  # optimizer steps done in this round
+    device: Device = CPU
 
     @property
     def position(self) -> int:
@@ -196,8 +198,8 @@ def task_loss(context: Context, batch: Batch) -> Tensor:
 
 
 def loss_of(context: Context, logits: Tensor, batch: Batch) -> Tensor:
-    """The mean of the task's loss of these logits: a scalar."""
-    return context.task.loss(logits, batch.y)
+    """The mean of the task's loss of these logits, in float32: a scalar."""
+    return context.task.loss(logits.float(), batch.y)
 
 
 def loss_of_slot(slot: str) -> Callable[[Context, Batch], Tensor]:
@@ -288,9 +290,12 @@ def algorithm_of(study: StudyFile) -> Algorithm:
 
 
 def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
-    """Logits (n, outputs) in evaluation mode, without gradient. The networks must be in that mode already."""
+    """Logits (n, outputs) on the CPU, in evaluation mode, without gradient. The networks must be in that mode already,
+    and may be on any device.
+    """
+    where = device_of(networks)
     with torch.no_grad():
-        return torch.cat([algorithm.infer(networks, part) for part in evaluation_parts(x)])
+        return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
 
 
 def evaluation_parts(x: Inputs) -> Iterator[Tensor]:

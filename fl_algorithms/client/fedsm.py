@@ -108,8 +108,8 @@ def selector_gradient(context: Context) -> dict[str, Tensor]:
     selector, rows = context.networks[SELECTOR], context.data.train.x
     names = [name for name, _ in selector.named_parameters()]
     total = [torch.zeros_like(parameter) for parameter in selector.parameters()]
-    for part in evaluation_parts(rows):
-        own = torch.full((len(part),), context.position)
+    for part in map(context.device.bring, evaluation_parts(rows)):
+        own = torch.full((len(part),), context.position, device=part.device)
         loss = F.cross_entropy(selector(part), own, reduction="sum") / len(rows)
         parts = torch.autograd.grad(loss, list(selector.parameters()))
         total = [so_far + gradient for so_far, gradient in zip(total, parts, strict=True)]

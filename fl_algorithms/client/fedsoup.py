@@ -109,7 +109,7 @@ def estimate_statistics(context: Context) -> None:
     with torch.no_grad():
         for part in in_parts(context.data.train.x, ESTIMATION_BATCH):
             if len(part) > 1 and norms:
-                context.algorithm.infer(context.networks, part)
+                context.algorithm.infer(context.networks, context.device.bring(part))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()

@@ -31,13 +31,17 @@ def fine_tuned(context: Context, networks: Networks, tuning: FineTuning) -> dict
     """
     copies = {slot: copy.deepcopy(network) for slot, network in networks.items()}
     study, train = context.study, context.data.train
-    batches = Batches(train.x, train.y, study, context.site, context.round_number, PHASE, {})
+    batches = Batches(train.x, train.y, study, context.site, context.round_number, PHASE, {}, context.device)
     steps = tuning.steps if tuning.steps is not None else (tuning.epochs or 0) * batches.per_epoch
     parameters = trainable_parameters(copies, [f"*/{pattern}" for pattern in tuning.train])
     optimizer = Optimizers(study.training).get(PHASE, parameters, tuning.learning_rate)
     noise = stream_seed(study.study.seed, context.site, context.round_number, f"noise.{PHASE}")
     with seeded(noise), only_trainable(copies, parameters):
         run_steps(
-            batches, steps, optimizer, lambda batch: loss_of(context, context.algorithm.infer(copies, batch.x), batch)
+            batches,
+            steps,
+            optimizer,
+            lambda batch: loss_of(context, context.algorithm.infer(copies, batch.x), batch),
+            device=context.device,
         )
     return copies

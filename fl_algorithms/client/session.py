@@ -16,6 +16,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
 from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
+from fl_algorithms.device import CPU, Device, at_home
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
@@ -82,7 +83,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class SessionState:
-    """All that a site must keep between two rounds: tensors by name, and plain JSON without floats."""
+    """All that a site must keep between two rounds: tensors by name, on the CPU, and plain JSON without floats."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -94,11 +95,12 @@ class Restored:
     Of a study with several networks, ``catalog.network_of`` gives the study to be restored from.
     """
 
-    def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor], device: Device = CPU) -> None:
         """Raises BadData: the tensors are not those of the study's network."""
         self._algorithm = algorithm_of(study)
         self._task = task
         self.networks = build(study, task, self._algorithm, site="")
+        device.place(self.networks)
         restore(all_tensors(self.networks), tensors, "the checkpoint")
 
     def logits(self, x: Inputs) -> Tensor:
@@ -133,6 +135,7 @@ class SiteSession:
         data: SiteData,
         state: SessionState | None = None,
         own: Mapping[str, Tensor] | None = None,
+        device: Device = CPU,
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
@@ -150,6 +153,7 @@ class SiteSession:
         algorithm = algorithm_of(study)
         networks = build(study, task, algorithm, site)
         _refuse_single_rows(study, networks, len(data.train))
+        device.place(networks)
         self._context = Context(
             study,
             site,
@@ -159,6 +163,7 @@ class SiteSession:
             algorithm,
             networks,
             Optimizers(study.training),
+            device=device,
         )
         self._brought = {spec.key for spec in coming(study, leaving(study, algorithm, networks))}  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
@@ -192,7 +197,8 @@ class SiteSession:
         algorithm.after_round(context)
         checkpoints += self._compete(round_number, trained=True)
         uplink = algorithm.to_send(context)
-        return self._result(uplink, metrics, checkpoints)
+        sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
+        return self._result(sent, metrics, checkpoints)
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
         """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
@@ -211,15 +217,16 @@ class SiteSession:
         """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
         context = self._context
         networks = build(context.study, context.task, context.algorithm, site="")
+        context.device.place(networks)
         restore(all_tensors(networks), tensors, "the checkpoint")
-        return {key: tensor.detach() for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
+        return {key: at_home(tensor) for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
         if best_round is None or best is None or not catalog.method(self._context.study).one_global_model:
             return ()
         context = self._context
-        context.base = best
+        context.base = context.device.bring_all(best)
         context.algorithm.receive(context)
         judged = self._judge(context.networks, context.data.validation)
         return (self._checkpoint("best_global", best_round, context.networks, judged),)
@@ -228,12 +235,12 @@ class SiteSession:
         """Copies of all that the next round needs beside the download."""
         context = self._context
         tensors = {
-            f"private/{key.replace('/', '.')}": tensor.detach().clone()
+            f"private/{key.replace('/', '.')}": at_home(tensor)
             for key, tensor in all_tensors(context.networks).items()
             if key not in self._brought
         }
         tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
-        tensors |= {f"kept/{key}": tensor.detach().clone() for key, tensor in context.kept.items()}
+        tensors |= {f"kept/{key}": at_home(tensor) for key, tensor in context.kept.items()}
         meta = {
             "algorithm": context.study.algorithm.name,
             "round": context.round_number,
@@ -261,7 +268,7 @@ class SiteSession:
         private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in self._brought}
         restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
-        context.kept = {key: tensor.clone() for key, tensor in parts["kept"].items()}
+        context.kept = {key: context.device.bring(tensor.clone()) for key, tensor in parts["kept"].items()}
         context.notes = dict(meta["notes"])
         context.round_number = meta["round"]
         self._iterators = {phase: dict(place) for phase, place in meta["iterators"].items()}
@@ -271,7 +278,7 @@ class SiteSession:
     def _receive(self, round_number: int, base: Downlink) -> tuple[dict[str, float | None], list[Checkpoint]]:
         """Load the download and judge it. The initial model is judged too, but is no checkpoint."""
         context = self._context
-        context.round_number, context.base = round_number, base
+        context.round_number, context.base = round_number, context.device.bring_all(base)
         context.algorithm.receive(context)
         judged = self._judge(context.networks, context.data.validation)
         checkpoints: list[Checkpoint] = []
@@ -299,7 +306,7 @@ class SiteSession:
         if phase.rows is not None:
             (x, y), place = phase.rows, {}
             study = _of_own_rows(study, phase.batch_size, len(y))
-        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place)
+        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device)
         parameters = trainable_parameters(context.networks, phase.trainable)
         optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
         steps = _steps(phase, study, batches.per_epoch)
@@ -316,6 +323,7 @@ class SiteSession:
                 None if after_backward is None else lambda batch: after_backward(context, batch),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
+                context.device,
             )
         context.steps += steps
 
@@ -329,7 +337,7 @@ class SiteSession:
         """The networks as they are now. ``judged`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
         scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
-        tensors = {key: tensor.detach().clone() for key, tensor in all_tensors(networks).items()}
+        tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
         split = "validation" if data.test is None else "test"
         return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from fl_algorithms import catalog
 from fl_algorithms.client.session import Checkpoint, Restored
+from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
 from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.tasks.base import Pooling, Split, Task
@@ -27,6 +28,7 @@ def run_central(
     progress: Progress | None = None,
     *,
     site: str = POOL,
+    device: Device = CPU,
 ) -> Outcome:
     """Train the study's default network on what all of ``folder/SITE`` have for training, as [training] says.
 
@@ -53,9 +55,10 @@ def run_central(
     fraction = study.checkpoints.validation_fraction
     data, matched = task.load_pooled(sources, site=site, seed=study.study.seed, validation_fraction=fraction)
     pooled = pooled_study(study, site)
-    outcome = run_federation(pooled, task, {site: replace(data, test=None)}, progress)  # its tests are judged below
+    alone = {site: replace(data, test=None)}  # its tests are judged below
+    outcome = run_federation(pooled, task, alone, progress, device=device)
     kinds = outcome.checkpoints[site]
-    restored = {kind: Restored(pooled, task, checkpoint.tensors) for kind, checkpoint in kinds.items()}
+    restored = {kind: Restored(pooled, task, checkpoint.tensors, device) for kind, checkpoint in kinds.items()}
     return replace(
         outcome,
         checkpoints={

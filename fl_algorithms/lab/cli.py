@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_algorithms import catalog
+from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from wardround import study as study_file
 from wardround.cli import print_json, run, say
@@ -17,6 +18,7 @@ from wardround.study import Named, StudyFile
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fl_algorithms.device import Device
     from fl_algorithms.lab.federation import Outcome
 
 app = typer.Typer(
@@ -34,6 +36,11 @@ SetOption = Annotated[
 VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
 DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")]
+DeviceOption = Annotated[DeviceName, typer.Option(help="Where to train; auto is CUDA where there is one.")]
+WorkersOption = Annotated[
+    int,
+    typer.Option(min=0, max=MOST_WORKERS, help="Processes that read images ahead, where they do not fit the cache."),
+]
 WeightsOption = Annotated[
     Path | None,
     typer.Option(
@@ -93,13 +100,17 @@ def run_study(
     variant: VariantOption = "",
     alone: AloneOption = False,
     weights: WeightsOption = None,
+    device: DeviceOption = "cpu",
+    workers: WorkersOption = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
     resolved = _resolved(study, setting, variant, alone=alone)
+    from fl_algorithms.device import device_for
     from fl_algorithms.lab.evaluation import summary
 
-    outcomes = _run_seeds(resolved, data, seeds, weights)
+    chosen = device_for(Hardware(device, workers))
+    outcomes = _run_seeds(resolved, data, seeds, weights, chosen)
     first = resolved.study.seed
     result = {
         "method": resolved.algorithm.name,
@@ -109,6 +120,7 @@ def run_study(
         "digests": [outcome.digest for outcome in outcomes],
         "best_rounds": [outcome.best_round for outcome in outcomes],
         "scores": summary([outcome.checkpoints for outcome in outcomes]),
+        "device": chosen.name,
     }
     if as_json:
         print_json(result)
@@ -128,11 +140,13 @@ def compare(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes, in place of one a core.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="This row; repeatable.")] = None,
+    device: DeviceOption = "cpu",
+    workers: WorkersOption = 0,
 ) -> None:
     """Run every row of a suite with every seed, and keep each run. Ctrl-C keeps what is done."""
     from fl_algorithms.lab.cli_compare import run_compare
 
-    run_compare(suite, data, out, seeds, jobs, only or [])
+    run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers))
 
 
 @app.command()
@@ -204,7 +218,7 @@ def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "d
     return start.tensors
 
 
-def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None) -> "list[Outcome]":
+def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
     from fl_algorithms.client.partition import task_of
     from fl_algorithms.lab.federation import load_sites, run_federation
 
@@ -217,7 +231,8 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None)
             for site, site_data in sites.items():
                 for warning in site_data.warnings:
                     say(f"warning: {site}: {warning}")
-        outcomes.append(run_federation(one, task, sites, start=_initial(one, weights, told=not outcomes)))
+        start = _initial(one, weights, told=not outcomes)
+        outcomes.append(run_federation(one, task, sites, start=start, device=device))
         say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes
 
@@ -247,6 +262,7 @@ def _print_table(study: StudyFile, result: dict[str, Any]) -> None:
         console.print(f"{some['metric']} is undefined at {', '.join(undefined)}, which are left out of the means")
     console.print(f"shared model {result['digests'][0] or 'none: nothing is shared'}", highlight=False)
     console.print(f"study        {result['study_digest']}", highlight=False)
+    console.print(f"device       {result['device']}", highlight=False)
 
 
 def _shown(value: float | None) -> str:

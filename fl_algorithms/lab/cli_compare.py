@@ -6,13 +6,14 @@ from pathlib import Path
 
 import typer
 
+from fl_algorithms.hardware import Hardware
 from fl_algorithms.lab import compare, suite
 from wardround.cli import INTERRUPTED, say
 
 
 def run_compare(
-    path: Path, data: Path, out: Path, seeds: int | None, jobs: int | None, only: Sequence[str]
-) -> None:  # fmt: skip
+    path: Path, data: Path, out: Path, seeds: int | None, jobs: int | None, only: Sequence[str], hardware: Hardware
+) -> None:
     """Compare, and leave with 1 where a run failed and 130 where it was interrupted.
 
     Args:
@@ -20,9 +21,16 @@ def run_compare(
     """
     resolved = suite.load(path)
     wanted_seeds = seeds or resolved.seeds
-    command = _command(path, data, out, wanted_seeds, jobs, only)
+    command = _command(path, data, out, wanted_seeds, jobs, only, hardware)
     tally = compare.compare(
-        resolved, data, out, seeds=wanted_seeds, jobs=jobs or compare.cores(), command=command, only=only
+        resolved,
+        data,
+        out,
+        seeds=wanted_seeds,
+        jobs=jobs or compare.cores(),
+        command=command,
+        only=only,
+        hardware=hardware,
     )
     if tally.interrupted:
         say(f"stopped: {tally.done} of {tally.wanted} runs are done, each kept whole in {out}")
@@ -39,10 +47,12 @@ def run_compare(
     say(f"next: `fl-lab report {shlex.quote(str(out))}`")
 
 
-def _command(path: Path, data: Path, out: Path, seeds: int, jobs: int | None, only: Sequence[str]) -> str:
+def _command(
+    path: Path, data: Path, out: Path, seeds: int, jobs: int | None, only: Sequence[str], hardware: Hardware
+) -> str:
     words = ["fl-lab", "compare", str(path), "--data", str(data), "--seeds", str(seeds), "--out", str(out)]
     if jobs is not None:
         words += ["--jobs", str(jobs)]
     for row in only:
         words += ["--only", row]
-    return shlex.join(words)
+    return shlex.join([*words, *hardware.options])

@@ -22,9 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_algorithms.hardware import Hardware
 from fl_algorithms.lab import runs, tuning
 from fl_algorithms.lab.runs import Failed, Survey
 from fl_algorithms.lab.suite import Job, Row, Suite
+from fl_algorithms.workers import follow_parent
 from wardround import durable
 from wardround.cli import say
 from wardround.errors import BadData, TryAgain, WardroundError
@@ -47,7 +49,7 @@ class Tally:
 def processes(jobs: int) -> Iterator[Executor]:
     """``jobs`` fresh processes. Leaving by an exception ends them at once, with what they were at."""
     before = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), runs.follow_parent)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), follow_parent)
     try:
         yield pool
     except BaseException:
@@ -73,6 +75,7 @@ def compare(
     jobs: int,
     command: str,
     only: Sequence[str] = (),
+    hardware: Hardware = Hardware(),
     pool: Pool = processes,
 ) -> Tally:
     """Do the runs of ``suite`` that ``out`` lacks, and say how it goes.
@@ -85,7 +88,7 @@ def compare(
         only: names of rows; none for all.
 
     Raises:
-        UsageProblem: ``only`` names no row.
+        UsageProblem: ``only`` names no row; or the device is not there.
         BadData: ``out`` holds another suite's runs, or a site's data cannot be read.
         TryAgain: another process writes there, or a worker was ended from outside.
         CannotWrite: the disk does not take it.
@@ -94,10 +97,10 @@ def compare(
     durable.make_folder(out)
     with _owned(out):
         _refuse_other_suite(suite, out)  # before the seconds that starting a worker takes
-        work = _Work(suite, rows, folder, out, seeds)
+        work = _Work(suite, rows, folder, out, seeds, hardware)
         try:
             with pool(min(jobs, max(work.tally.wanted, 1))) as executor:
-                _settle(suite, folder, out, _survey(executor, suite.rows[0], folder), seeds, command)
+                _settle(suite, folder, out, _survey(executor, suite.rows[0], folder, hardware), seeds, command)
                 work.do(executor)
         except KeyboardInterrupt:
             work.tally.interrupted = True
@@ -129,7 +132,10 @@ def read(path: Path) -> dict[str, Any]:
 class _Work:
     """The runs still to do. A tuned row's reported runs join when its last tuning run is in."""
 
-    def __init__(self, suite: Suite, rows: Sequence[Row], folder: Path, out: Path, seeds: int) -> None:
+    def __init__(
+        self, suite: Suite, rows: Sequence[Row], folder: Path, out: Path, seeds: int, hardware: Hardware
+    ) -> None:
+        self._hardware = hardware
         self._suite, self._rows, self._folder, self._out, self._seeds = suite, rows, folder, out, seeds
         self._running: dict[Future[bytes | Failed], Job] = {}
         wanted = [job for row in rows for job in (*suite.tuning_jobs(row), *suite.reported_jobs(row, 0, seeds))]
@@ -175,7 +181,7 @@ class _Work:
             durable.make_folder(self._out / "runs" / row)
         with _deaf_children():
             for job in self._missing(jobs):
-                self._running[executor.submit(runs.attempt, job, self._folder)] = job
+                self._running[executor.submit(runs.attempt, job, self._folder, self._hardware)] = job
 
     def _keep(self, job: Job, result: bytes | Failed) -> None:
         if isinstance(result, Failed):
@@ -193,9 +199,9 @@ def choice(suite: Suite, row: Row, out: Path) -> tuning.Choice:
     return tuning.choose(row.name, [read(out / job.file) for job in suite.tuning_jobs(row)])
 
 
-def _survey(executor: Executor, row: Row, folder: Path) -> Survey:
+def _survey(executor: Executor, row: Row, folder: Path, hardware: Hardware) -> Survey:
     with _deaf_children():
-        asked = executor.submit(runs.survey, row.points[0].study, folder)
+        asked = executor.submit(runs.survey, row.points[0].study, folder, hardware)
     return asked.result()
 
 
@@ -226,7 +232,8 @@ def _settle(suite: Suite, folder: Path, out: Path, found: Survey, seeds: int, co
     path = out / "suite.json"
     if path.is_file():
         held = read(path)
-        for what, old, new in (("versions", held["versions"], found.versions), ("data", held["data"], found.data)):
+        versions = {"device": "cpu"} | held["versions"]  # that of a folder from before there was a choice
+        for what, old, new in (("versions", versions, found.versions), ("data", held["data"], found.data)):
             if old != new:
                 raise BadData(
                     f"{out} holds runs with other {what}: {_difference(old, new)}",

@@ -16,6 +16,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
+from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
@@ -46,6 +47,7 @@ def run_federation(
     data: Mapping[str, SiteData],
     progress: Progress | None = None,
     start: Mapping[str, Tensor] | None = None,
+    device: Device = CPU,
 ) -> Outcome:
     """Run a resolved study with every site in every round, and its closing validation.
 
@@ -55,7 +57,10 @@ def run_federation(
         start: the initial model; without it as the study's seed draws it.
     """
     rounds, row = study.study.rounds, catalog.method(study)
-    sessions = {site: SiteSession(study, site, task_at(study, task, site), data[site]) for site in study.study.sites}
+    sessions = {
+        site: SiteSession(study, site, task_at(study, task, site), data[site], device=device)
+        for site in study.study.sites
+    }
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study) if start is None else start
     half = server_half(study, specs_of(start))

@@ -18,6 +18,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
 from fl_algorithms.client.partition import build, task_at, task_of
 from fl_algorithms.client.session import Restored
+from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import sharpness
@@ -37,7 +38,9 @@ Data: TypeAlias = Mapping[str, SiteData]
 Judge: TypeAlias = Callable[[str, Tensors, Split], Scores]  # (site of the model, its tensors, rows)
 
 
-def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol: Protocol) -> dict[str, Any]:
+def measure(
+    study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol: Protocol, device: Device = CPU
+) -> dict[str, Any]:
     """What ``protocol`` asks of one run, as plain JSON; {} where it asks nothing.
 
     Each part has, for each kind of checkpoint, metric -> number, or what is shown here; None is an undefined score.
@@ -60,7 +63,7 @@ def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol
             hint="central training has the scores of its checkpoints alone; leave out the suite's [protocol] for it",
         )
     found: dict[str, Any] = {}
-    asked = Asked(study, task)
+    asked = Asked(study, task, device)
     rows = LocalGlobal.draw(study, data)
     kinds = _by_kind(outcome)
     if protocol.matrix:
@@ -83,7 +86,7 @@ def measure(study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol
             kind: _sharpness(models, data, asked, protocol.sharpness_batches) for kind, models in kinds.items()
         }
     if protocol.leave_one_out:
-        found["leave_one_out"] = leave_one_out(study, task, data)
+        found["leave_one_out"] = leave_one_out(study, task, data, device)
     return found
 
 
@@ -178,14 +181,14 @@ class LocalGlobal:
 class Asked:
     """A study's models, out of their tensors."""
 
-    def __init__(self, study: StudyFile, task: Task) -> None:
-        self.study, self.task = study, task
+    def __init__(self, study: StudyFile, task: Task, device: Device = CPU) -> None:
+        self.study, self.task, self.device = study, task, device
         self.algorithm: Algorithm = algorithm_of(study)
 
     def model(self, site: str, tensors: Tensors) -> Restored:
         """The model of ``site``, in the site's own network."""
         task = task_at(self.study, self.task, site)
-        return Restored(catalog.network_of(self.study, site), task, tensors)
+        return Restored(catalog.network_of(self.study, site), task, tensors, self.device)
 
     def takes(self, site: str, split: Split) -> bool:
         """Whether the network of ``site`` takes rows of that shape: images may be of another site's size."""
@@ -262,7 +265,7 @@ class Asked:
         return False
 
 
-def leave_one_out(study: StudyFile, task: Task, data: Data) -> dict[str, Any]:
+def leave_one_out(study: StudyFile, task: Task, data: Data, device: Device = CPU) -> dict[str, Any]:
     """Each site in turn as one that the federation has never seen, and all of its rows as evaluation data.
 
     The others federate without it: it takes no step and sends nothing. Each of their models is asked about the unseen
@@ -283,13 +286,13 @@ def leave_one_out(study: StudyFile, task: Task, data: Data) -> dict[str, Any]:
             f"the study has one site, `{sites[0]}`; without it there is no federation",
             hint="in the suite's [protocol]: `leave_one_out = false`",
         )
-    missing = Asked(study, task).misses_norms()
+    missing = Asked(study, task, device).misses_norms()
     found: dict[str, dict[str, Any]] = {}
     for unseen in sites:
         fewer = without(study, unseen)
-        asked = Asked(fewer, task)
+        asked = Asked(fewer, task, device)
         judge = asked.batch_statistics_scores if missing else asked.scores
-        outcome = run_federation(fewer, task, {site: data[site] for site in fewer.study.sites})
+        outcome = run_federation(fewer, task, {site: data[site] for site in fewer.study.sites}, device=device)
         rows = every_row(data[unseen])
         found[unseen] = {
             "rows": len(rows),

@@ -4,21 +4,20 @@ Nothing here writes. Importing this needs no torch; a worker imports it with its
 """
 
 import json
-import os
-import threading
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_algorithms.hardware import Hardware
 from fl_algorithms.lab.suite import Job
 from wardround.errors import WardroundError
 from wardround.study import StudyFile
 
 if TYPE_CHECKING:
     from fl_algorithms.client.session import Checkpoint
+    from fl_algorithms.device import Device
     from fl_algorithms.lab.federation import Outcome
     from fl_algorithms.tasks.base import SiteData
 
@@ -43,21 +42,24 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(study: StudyFile, folder: Path) -> Survey:
+def survey(study: StudyFile, folder: Path, hardware: Hardware) -> Survey:
     """The versions of this process, and the data of ``folder``, read once so that bad data is said once.
 
     Raises:
+        UsageProblem: the device is not there.
         BadData: a site has no table, or one that the task refuses.
     """
     from fl_algorithms.client.partition import task_of
+    from fl_algorithms.device import device_for
     from fl_algorithms.lab.federation import load_sites
 
+    device = device_for(hardware)
     sites = load_sites(study, task_of(study), folder)
     warnings = tuple(f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings)
-    return Survey(versions(), {site: data.digest for site, data in sites.items()}, warnings)
+    return Survey(versions(device), {site: data.digest for site, data in sites.items()}, warnings)
 
 
-def versions() -> dict[str, str]:
+def versions(device: "Device") -> dict[str, str]:
     """What a result depends on beside study and data."""
     import platform
 
@@ -72,28 +74,31 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "device": device.name,
     }
 
 
-def attempt(job: Job, folder: Path) -> bytes | Failed:
+def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
     """The job's result file. A failure is told, so that the other jobs go on."""
     try:
-        return json.dumps(perform(job, folder), indent=1, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(perform(job, folder, hardware), indent=1, ensure_ascii=False, allow_nan=False).encode()
     except WardroundError as error:
         return Failed(error.message, error.hint)
     except Exception as error:
         return Failed(f"a fault in the program: {type(error).__name__}: {error}", trace=traceback.format_exc())
 
 
-def perform(job: Job, folder: Path) -> dict[str, Any]:
+def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
     from fl_algorithms.client.partition import task_of
+    from fl_algorithms.device import device_for
     from fl_algorithms.lab.federation import load_sites, run_federation
     from fl_algorithms.training import make_deterministic
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study
     make_deterministic(study.study.threads)
+    device = device_for(hardware)
     task = task_of(study)
     rows: dict[str, dict[str, int]] = {}
     data: dict[str, str] = {}
@@ -101,19 +106,19 @@ def perform(job: Job, folder: Path) -> dict[str, Any]:
     if job.kind == "central":
         from fl_algorithms.lab.central import run_central
 
-        outcome = run_central(study, task, folder, job.normalisation)
+        outcome = run_central(study, task, folder, job.normalisation, device=device)
     else:
         sites = load_sites(study, task, folder, test=not job.tuning)
         rows = {site: _rows(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
-        outcome = run_federation(study, task, sites)
+        outcome = run_federation(study, task, sites, device=device)
         protocol = job.protocol
         if job.kind == "silo" and not job.tuning:
             protocol = protocol.model_copy(update={"matrix": True})  # what one site's model is worth at the others
         if protocol.asks:
             from fl_algorithms.lab.protocol import measure
 
-            measures = measure(study, task, sites, outcome, protocol)
+            measures = measure(study, task, sites, outcome, protocol, device)
     return {
         "format": FORMAT,
         "row": job.row,
@@ -127,25 +132,13 @@ def perform(job: Job, folder: Path) -> dict[str, Any]:
         "initial_digest": outcome.initial_digest,
         "model_digest": outcome.digest,
         "best_round": outcome.best_round,
-        "versions": versions() | {"threads": str(study.study.threads)},
+        "versions": versions(device) | {"threads": str(study.study.threads)},
         "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
         "rows": rows,
         "data": data,
         "checkpoints": _checkpoints(outcome, job),
         "measures": measures,
     }
-
-
-def follow_parent() -> None:
-    """End this worker when the process that started it is gone, however it went."""
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
 
 
 def _rows(data: "SiteData") -> dict[str, int]:

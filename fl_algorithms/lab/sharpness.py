@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from fl_algorithms.device import device_of
 from fl_algorithms.tasks.base import Inputs, in_parts
 from fl_algorithms.training import Networks
 
@@ -33,10 +34,10 @@ def sharpness(
     """
     copies = {slot: copy.deepcopy(network).eval() for slot, network in networks.items()}
     parameters = [p for network in copies.values() for p in network.parameters() if p.requires_grad]
-    generator = torch.Generator().manual_seed(seed)
+    generator, where = torch.Generator().manual_seed(seed), device_of(copies)
     found = [
-        extreme_eigenvalue(loss(copies, *part), parameters, generator)
-        for part in zip(in_parts(x, batch), torch.split(y, batch), strict=True)
+        extreme_eigenvalue(loss(copies, rows.to(where), labels.to(where)), parameters, generator)
+        for rows, labels in zip(in_parts(x, batch), torch.split(y, batch), strict=True)
     ]
     return median(found) if all(map(math.isfinite, found)) else math.nan
 
@@ -50,7 +51,7 @@ def extreme_eigenvalue(loss: Tensor, parameters: Sequence[Tensor], generator: to
     gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True), parameters)
     if gradient.grad_fn is None:
         return 0.0
-    vector = torch.randn(len(gradient), generator=generator, dtype=gradient.dtype)
+    vector = torch.randn(len(gradient), generator=generator, dtype=gradient.dtype).to(gradient.device)
     found: float | None = None
     for _ in range(ITERATIONS):
         length = float(vector.norm())

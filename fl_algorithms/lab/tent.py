@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms.client.session import BATCH_NORMS
+from fl_algorithms.device import device_of
 from fl_algorithms.tasks.base import Inputs
 from fl_algorithms.tasks.selection import rows_at
 from fl_algorithms.training import Networks
@@ -50,14 +51,14 @@ class Tent:
         self._optimizer = self._fresh()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The logits (n, outputs) of one batch of at least two rows, then a step."""
+        """The logits (n, outputs) of one batch of at least two rows, on the CPU, then a step."""
         if self._episodic:
             self._reset()
         self._optimizer.zero_grad(set_to_none=True)
-        logits = self._infer(self.networks, x)
+        logits = self._infer(self.networks, x.to(device_of(self.networks)))
         entropy(logits).mean().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        return logits.detach()
+        return logits.detach().to("cpu")
 
     def _reset(self) -> None:
         with torch.no_grad():

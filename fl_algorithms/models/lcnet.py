@@ -28,7 +28,7 @@ class Selection(nn.Module):
 
     def weights(self, x: Tensor, site: int) -> Tensor:
         """h (n, channels) for ``x`` (n, channels, *size) at the site of that position."""
-        code = F.one_hot(torch.tensor(site), self.sites).to(x.dtype)
+        code = F.one_hot(torch.tensor(site), self.sites).to(x)
         embedding = self.embed(code).expand(len(x), -1)
         flat = x.flatten(2)
         pooled = [self.squeeze(torch.cat([one, embedding], dim=1)) for one in (flat.mean(2), flat.amax(2))]

@@ -4,12 +4,14 @@ A task reads a hospital's files into ``SiteData`` and says how logits are judged
 alone. Add one by a row at the entry point ``wardround.tasks``; ``tabular`` is the example.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.tasks.source import Source as Source
@@ -32,6 +34,17 @@ class Rows(Protocol):
 
         A row's change is drawn from (seed, place) alone: neither its neighbours nor the number of workers matter.
         """
+
+
+Made = tuple[NDArray[np.float32], NDArray[Any]]
+
+
+@runtime_checkable
+class FromFiles(Protocol):
+    """What rows may also offer: to be made in worker processes, while the batch before them is trained on."""
+
+    def for_worker(self) -> Callable[[NDArray[np.int64], NDArray[Any], int], Made] | None:
+        """``augmented`` of arrays, to be pickled; None where the rows are in memory, so that workers would not help."""
 
 
 Inputs = Tensor | Rows  # of a split: (n, features), or what makes (n, *shape)

@@ -37,6 +37,9 @@ class PooledPixels:
             out[of == number] = part.take(places[of == number] - (self._ends[number] - len(part)))
         return out
 
+    def for_worker(self) -> "PooledPixels":
+        return PooledPixels([part.for_worker() for part in self._parts], self._shape)
+
     def hashes(self) -> list[str]:
         return [one for part in self._parts for one in part.hashes()]
 

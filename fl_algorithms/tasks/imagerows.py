@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.augment import augmented
-from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.base import Common, Made, SiteData, Source, Split
 from fl_algorithms.tasks.imagefiles import Array
 from fl_algorithms.tasks.imagepool import pooled
 from fl_algorithms.tasks.imagesets import (
@@ -67,11 +70,35 @@ class ImageRows:
         x, y = augmented(self._unit(places), y, places, seed, self._settings.augment)
         return self._standardised(x), y
 
+    def for_worker(self) -> "FileRows | None":
+        """See ``fl_algorithms.tasks.base.FromFiles``."""
+        if self._pixels.is_kept:
+            return None
+        scale = (self._mean.flatten().numpy(), self._std.flatten().numpy())
+        return FileRows(self._pixels.for_worker(), self._places.numpy(), self._settings, *scale)
+
     def _unit(self, places: Tensor) -> Tensor:
         return torch.from_numpy(self._pixels.take(self._places[places].numpy()))
 
     def _standardised(self, x: Tensor) -> Tensor:
         return x.sub_(self._mean).div_(self._std)
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """``ImageRows.augmented`` for a worker process; the fields are its arguments, without a tensor."""
+
+    pixels: ByPlace
+    places: NDArray[np.int64]
+    settings: PixelSettings
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+    def __call__(self, places: NDArray[np.int64], y: NDArray[Any], seed: int) -> Made:
+        own, mean, std = (torch.from_numpy(array) for array in (self.places, self.mean, self.std))
+        rows = ImageRows(self.pixels, own, self.settings, mean, std)
+        x, labels = rows.augmented(torch.from_numpy(places), torch.from_numpy(y), seed)
+        return x.numpy(), labels.numpy()
 
 
 def load_images(

@@ -115,7 +115,7 @@ class ImageTask:
         if self.settings.loss == "focal":
             missed = -torch.expm1(-losses)  # 1 - p_y
             losses = missed.clamp(min=SMALLEST) ** self.settings.gamma * losses
-        return losses if self._weights is None else self._weights[y] * losses
+        return losses if self._weights is None else self._weights.to(y.device)[y] * losses
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The mean of ``losses``: a scalar."""

@@ -64,6 +64,9 @@ class ByPlace(Protocol):
     def hashes(self) -> list[str]:
         """One of each image."""
 
+    def for_worker(self) -> "ByPlace":
+        """The same, to be pickled; decoded one at a time: workers are several already."""
+
 
 class Pixels:
     """``ByPlace`` of one file or folder: kept decoded, or read again from their files."""
@@ -84,6 +87,9 @@ class Pixels:
 
     def __len__(self) -> int:
         return len(self._files) if self._kept is None else len(self._kept)
+
+    def for_worker(self) -> "Pixels":
+        return Pixels(self._settings, self._kept, self._files, decoders=1)
 
     def take(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
         if self._kept is not None:

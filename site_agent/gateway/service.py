@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ TRAINER_STOP_S = 20
 log = logging.getLogger(__name__)
 
 
-def run(state: SiteState, *, with_trainer: bool) -> None:
+def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready`` on stdout when commands and, if it is ours, the trainer answer.
 
     The coordinator need not be reachable: the agent goes on trying, and says so.
+
+    Args:
+        options: for the trainer's command line.
 
     Raises:
         NeedsPerson: not joined, a broken ledger, or the coordinator refuses this site for good.
@@ -37,7 +41,7 @@ def run(state: SiteState, *, with_trainer: bool) -> None:
     state.site()
     with durable.StateLock(state.root, "site-agent run"):
         state.make_folders()
-        trainer = TrainerProcess(state.root) if with_trainer else None
+        trainer = TrainerProcess(state.root, options) if with_trainer else None
         try:
             agent = Agent(state)
             try:
@@ -108,8 +112,9 @@ class TrainerProcess:
         Unavailable: it did not get ready.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, options: Sequence[str] = ()) -> None:
         line = [sys.executable, "-P", "-m", "site_agent.cli", "run", "--only", "trainer", "--state", str(state)]
+        line += options
         self._process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=_die_with_parent
         )

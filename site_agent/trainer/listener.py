@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fl_algorithms.hardware import Hardware
 from site_agent.handoff import Worker, one_shot, trainer_socket
 from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
 from wardround import control, durable
@@ -25,12 +26,15 @@ OF_NO_ROUND = frozenset({"describe", "inspect", "check", "predict"})
 log = logging.getLogger(__name__)
 
 
-def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready", flush=True)) -> None:
+def listen_forever(
+    state: Path, hardware: Hardware = Hardware(), ready: Callable[[], None] = lambda: print("ready", flush=True)
+) -> None:
     """Listen at ``state/staging/trainer.sock`` until SIGTERM or SIGINT, then end the worker and return.
 
     Runs in the main thread.
 
     Raises:
+        UsageProblem: the device is not there, or cannot be used by an isolated process.
         TryAgain: another trainer has this state directory.
         CannotWrite: the folders cannot be made; or the disk failed, and what was durable before is still there.
     """
@@ -38,7 +42,7 @@ def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
     with set_by_signals(Latch()) as stop:
-        with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop) as listener:
+        with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop, hardware) as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
             server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
             try:
@@ -53,12 +57,16 @@ def listen_forever(state: Path, ready: Callable[[], None] = lambda: print("ready
 class Listener:
     """Passes requests on. ``stop`` is set when the disk fails, and ``failed`` says how."""
 
-    def __init__(self, state: Path, stop: Latch) -> None:
+    def __init__(self, state: Path, stop: Latch, hardware: Hardware = Hardware()) -> None:
         self._state = state
         self._stop = stop
+        self._options = hardware.options
         self.failed: StorageFailed | None = None
-        with Worker(state, warm=False) as probe:
+        with Worker(state, warm=False, options=self._options) as probe:
             self._isolation = probe.isolation
+            self._device = "cpu"
+            if hardware.device != "cpu":  # only an isolated process with torch can say
+                self._device = probe.ask({"command": "device"})["device"]
         # One thread makes the worker and speaks to it: a worker dies with the thread that made it.
         self._thread = ThreadPoolExecutor(1, "worker")
         self._worker: Worker | None = None
@@ -76,7 +84,7 @@ class Listener:
         if command == "status":
             worker = self._worker
             pid = worker.pid if worker is not None and worker.alive() else None
-            return {"isolation": self._isolation, **whoami(), "worker": pid}
+            return {"isolation": self._isolation, **whoami(), "worker": pid, "device": self._device}
         if command == "abort":
             self._end_worker()
             return {}
@@ -109,7 +117,7 @@ class Listener:
         if self._worker is None or not self._worker.alive():
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(self._state, warm=True)
+            self._worker = Worker(self._state, warm=True, options=self._options)
             if self._closing:
                 self._worker.kill()
         return self._worker.ask(request, progress)

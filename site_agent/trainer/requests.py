@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_algorithms.hardware import Hardware
 from site_agent.handoff import ROUND_COMMANDS, TRAINING_FAILED
 from site_agent.trainer import inspection, vault
 from site_agent.trainer.kinds import PREDICTABLE
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 class Requests:
     """Answers one request at a time."""
 
-    def __init__(self, state: Path) -> None:
-        self._state = state
+    def __init__(self, state: Path, hardware: Hardware = Hardware()) -> None:
+        self._state, self._hardware = state, hardware
 
     def answer(self, request: Request, progress: Reply) -> Any:
         """Do what ``request`` asks.
@@ -70,6 +71,8 @@ class Requests:
         match command:
             case "inspect":
                 return asdict(_inspected({key: value for key, value in request.items() if key != "command"}))
+            case "device":
+                return self._rounds.device()
             case "describe":
                 return self._rounds.describe(request["study"], request["site"], request.get("data", ""))
             case "check":
@@ -93,7 +96,7 @@ class Requests:
     def _rounds(self) -> "Rounds":
         with _installed("training and predicting need it"):
             from site_agent.trainer.rounds import Rounds
-        return Rounds(self._state)
+        return Rounds(self._state, self._hardware)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.client.weights import OwnWeights, own_weights
+from fl_algorithms.device import device_for
+from fl_algorithms.hardware import Hardware
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
@@ -79,8 +81,10 @@ class _Asked:
 class Rounds:
     """Trains, validates and predicts for one site; keeps the last session and its data in memory between rounds."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, hardware: Hardware) -> None:
+        """Raises UsageProblem: the device is not there, or cannot be used."""
         self._state = state
+        self._device = device_for(hardware)
         self._session: tuple[tuple[str, ...], SiteSession] | None = None  # what it continues, and the session
         self._data: tuple[tuple[str, ...], SiteData] | None = None
         self._studies: dict[tuple[str, str, str], _Installed] = {}  # by digest, site and chosen network
@@ -90,6 +94,10 @@ class Rounds:
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.sum().backward()  # type: ignore[no-untyped-call]
         torch.optim.AdamW([weight], fused=True).step()
+
+    def device(self) -> dict[str, Any]:
+        """Where rounds are trained. Predictions are made on the CPU, so that they are the same from every command."""
+        return {"device": self._device.name}
 
     def describe(self, document: Any, site: str, name: str = "") -> dict[str, Any]:
         """The tensors of a study that would leave, that come, and that stay and why; who has this site's own model.
@@ -309,7 +317,7 @@ class Rounds:
                     asked.study.file.study.name, asked.study.network, stored.meta.get("network", ""),
                 )  # fmt: skip
         own = None if state is not None else self._begin(asked)
-        return SiteSession(asked.study.own, asked.study.site, asked.study.task, data, state, own)
+        return SiteSession(asked.study.own, asked.study.site, asked.study.task, data, state, own, self._device)
 
     def _begin(self, asked: _Asked) -> dict[str, torch.Tensor] | None:
         """The private tensors that a person approved to begin with; None for as they are drawn.
@@ -357,7 +365,7 @@ class Rounds:
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "wardround": __version__,
             "torch": torch.__version__,
-            "device": "cpu",
+            "device": self._device.name,
             "threads": torch.get_num_threads(),
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
         }

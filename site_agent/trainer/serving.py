@@ -9,6 +9,7 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
+from fl_algorithms.hardware import Hardware
 from site_agent.handoff import MAX_LINE
 from site_agent.trainer.requests import Requests
 from wardround.durable import StorageFailed
@@ -17,11 +18,11 @@ from wardround.errors import WardroundError
 log = logging.getLogger(__name__)
 
 
-def serve(descriptor: int, state: str, isolation: str, *, warm: bool) -> None:
+def serve(descriptor: int, state: str, isolation: str, hardware: Hardware, *, warm: bool) -> None:
     """Answer what comes on the inherited socket ``descriptor``. A disk that failed ends the process."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="trainer: %(message)s")
     os.umask(0o027)
-    requests = Requests(Path(state))
+    requests = Requests(Path(state), hardware)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         try:
             _send(stream, {"hello": {"isolation": isolation, "pid": os.getpid()}})

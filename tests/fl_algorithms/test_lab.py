@@ -222,6 +222,7 @@ def test_run_prints_one_object_for_scripts(folder: Path) -> None:
     said = json.loads(done.stdout)
     assert (said["method"], said["seeds"], len(said["digests"])) == ("fenda", [5, 6], 2)
     assert said["digests"][0] != said["digests"][1]
+    assert said["device"] == "cpu"
     assert said["scores"]["best_global"] is None
     assert set(said["scores"]["latest"]["per_site"]) == {"ash", "birch"}
     assert said["scores"]["latest"]["split"] == "test/validation"  # the second hospital has no test rows

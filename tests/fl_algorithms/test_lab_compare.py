@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fl_algorithms.hardware import Hardware
 from fl_algorithms.lab import compare, runs, suite, tuning
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import paired
@@ -255,7 +256,7 @@ def test_each_run_is_a_file_that_says_what_repeats_it(tmp_path: Path, data: Path
     run = files["runs/fedavg/6.json"]
     assert run["study"]["study"]["seed"] == run["seed"] == 6
     assert len(run["study_digest"]) == len(run["model_digest"]) == 64
-    assert set(run["versions"]) == {"wardround", "torch", "python", "numpy", "instruction_set", "threads"}
+    assert set(run["versions"]) == {"wardround", "torch", "python", "numpy", "instruction_set", "device", "threads"}
     assert run["rows"]["ash"] == {"train": 18, "validation": 4, "test": 12}  # 22 rows, a fifth rounded down
     assert set(run["checkpoints"]["birch"]) == {"latest", "best_local", "best_global"}
 
@@ -317,6 +318,21 @@ def test_other_versions_in_the_same_folder_are_refused(tmp_path: Path, data: Pat
     assert refused.value.message == f'{out} holds runs with other versions: torch was "1.0", is now "{mine}"'
 
 
+def test_runs_on_another_device_are_refused_and_a_folder_that_names_none_is_the_cpus(
+    tmp_path: Path, data: Path
+) -> None:
+    path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
+    compared(path, data, out, seeds=1)
+    held = json.loads((out / "suite.json").read_text())
+    assert held["versions"].pop("device") == "cpu"
+    (out / "suite.json").write_text(json.dumps(held))
+    assert compared(path, data, out, seeds=2).done == 1
+    held["versions"]["device"] = "cuda, a card, bfloat16"
+    (out / "suite.json").write_text(json.dumps(held))
+    with pytest.raises(BadData, match='device was "cuda, a card, bfloat16", is now "cpu"'):
+        compared(path, data, out)
+
+
 def test_two_comparisons_never_write_in_one_folder(tmp_path: Path, data: Path) -> None:
     path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
 
@@ -346,7 +362,7 @@ def test_a_fault_in_the_program_is_kept_with_its_trace_and_cleared_by_success(
 ) -> None:
     path, out = suite_file(tmp_path, HEAD + FEDAVG), tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(runs, "perform", lambda job, folder: 1 / 0)
+        patched.setattr(runs, "perform", lambda job, folder, hardware: 1 / 0)
         tally = compared(path, data, out, seeds=1)
     assert tally.failed == ["fedavg: seed 5: a fault in the program: ZeroDivisionError: division by zero"]
     assert "runs/fedavg/5.failed.json" in run_files(out)
@@ -510,10 +526,10 @@ def test_a_row_whose_tuning_fails_has_no_reported_runs(
 ) -> None:
     real = runs.perform
 
-    def perform(job: suite.Job, folder: Path) -> dict[str, Any]:
+    def perform(job: suite.Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         if job.tuning and job.point == 1 and job.seed == 1006:
             raise BadData("the second point cannot be trained")
-        return real(job, folder)
+        return real(job, folder, hardware)
 
     monkeypatch.setattr(runs, "perform", perform)
     tally = compared(suite_file(tmp_path, HEAD + FEDAVG + TUNED), data, tmp_path / "out")

@@ -124,7 +124,7 @@ class FakeTrainer:
         return {"checkpoints": []}
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"isolation": "network-namespace", "user": "trainer", "uid": 1234, "worker": None}
+        return {"isolation": "network-namespace", "user": "trainer", "uid": 1234, "worker": None, "device": "cpu"}
 
     def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
         self.aborted.set()
