@@ -232,9 +232,9 @@ def test_a_site_left_out_contributes_no_step_and_no_message(monkeypatch: pytest.
     trained: list[tuple[str, ...]] = []
 
     class Watched(SiteSession):
-        def __init__(self, study: StudyFile, site: str, *rest: Any) -> None:
+        def __init__(self, study: StudyFile, site: str, *rest: Any, **options: Any) -> None:
             trained.append((site, *study.study.sites))
-            super().__init__(study, site, *rest)
+            super().__init__(study, site, *rest, **options)
 
     monkeypatch.setattr(federation, "SiteSession", Watched)
     found = measure(study, task_of(study), data, outcome, Protocol(leave_one_out=True))["leave_one_out"]
