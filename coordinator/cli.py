@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 
@@ -317,10 +318,9 @@ def _do_alone(state: Path, request: dict[str, Any], progress: Callable[[Any], No
 
 
 def _resolved(file: Path, settings: list[str] | None) -> Any:
-    from fl_algorithms import catalog
     from wardround import study
 
-    return catalog.resolve(study.load(file, settings), source=file.name)
+    return resolve(study.load(file, settings), source=file.name)
 
 
 def _make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:

@@ -1,4 +1,4 @@
-"""What is installed: a row for each task, network and method, and a study checked against them.
+"""What is installed: a row for each task, network and method; and what a study chooses of it.
 
 Rows name their implementations as "module:attribute" and import them only when they are used, so reading the catalogue
 needs no torch: the coordinator and every `--help` can afford it. A study chooses rows by name; it can never name a
@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.methods import (
     ApflSettings,
-    CommonSettings,
     DittoSettings,
     DsFlSettings,
     FedAdagradSettings,
@@ -43,7 +42,6 @@ from fl_algorithms.settings.methods import (
 from fl_algorithms.settings.models import (
     BODY_AND_HEAD,
     DEPTHS,
-    NORM_LAYERS,
     TWO_EXTRACTORS,
     BallastSettings,
     FendaSettings,
@@ -55,7 +53,6 @@ from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
     MonaiUnetSettings,
-    SeesImages,
     SqueezeNetSettings,
     UnetSettings,
     UShapeSettings,
@@ -365,17 +362,17 @@ def tasks() -> dict[str, TaskRow]:
 
 def task(study: StudyFile) -> TaskRow:
     """The row of the study's task. Raises BadData: not installed."""
-    return _row(tasks(), study.task, "task", "study.toml")
+    return row_of(tasks(), study.task, "task", "study.toml")
 
 
 def model(study: StudyFile) -> ModelRow:
     """The row of the study's network. Raises BadData: not installed."""
-    return _row(MODELS, study.model, "model", "study.toml")
+    return row_of(MODELS, study.model, "model", "study.toml")
 
 
 def method(study: StudyFile) -> MethodRow:
     """The row of the study's method. Raises BadData: there is none of that name."""
-    return _row(METHODS, study.algorithm, "algorithm", "study.toml")
+    return row_of(METHODS, study.algorithm, "algorithm", "study.toml")
 
 
 def exposure(study: StudyFile) -> str:
@@ -436,214 +433,14 @@ def settings_of(study: StudyFile, source: str = "study.toml") -> tuple[Strict, S
     Raises:
         BadData: a name is not installed, a key unknown or a value impossible.
     """
-    task_row = _row(tasks(), study.task, "task", source)
-    model_row = _row(MODELS, study.model, "model", source)
-    method_row = _row(METHODS, study.algorithm, "algorithm", source)
+    task_row = row_of(tasks(), study.task, "task", source)
+    model_row = row_of(MODELS, study.model, "model", source)
+    method_row = row_of(METHODS, study.algorithm, "algorithm", source)
     return (
         check(task_row.settings, study.task.settings, source, "task"),
         check(model_row.settings, study.model.settings, source, "model"),
         check(method_row.settings, study.algorithm.settings, source, "algorithm").filled(study.study.rounds),
     )
-
-
-def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
-    """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
-
-    [common] is left out where the method has no use for it, so that one file can be run with methods of both kinds.
-
-    Args:
-        lab: also take the methods that run only in the lab.
-        source: the file's name, for messages.
-
-    Raises:
-        BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that does not take the task's data, a network, a training or a common set that lacks what the
-            method needs, images of several sizes where it needs one, an assignment of a network that the study does not
-            have or to a site that is not in it, or a method that runs only in the lab.
-    """
-    task_settings, _, method_settings = settings_of(study, source)
-    task_row, method_row = task(study), method(study)
-    if method_row.lab_only and not lab:
-        raise BadData(
-            f"{source}: algorithm `{method_row.name}` runs only in the lab",
-            hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
-        )
-    networks = {}
-    for label, one in each_network(study).items():
-        table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
-        where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
-        row = _row(MODELS, one.model, "model", where)
-        found = check(row.settings, one.model.settings, source, table)
-        _refuse_misfit(one, task_settings, found, where, table)
-        _refuse_unfit(one, method_row, found, method_settings, where)
-        networks[label] = _named(row.name, found)
-    _refuse_odd_assignment(study, source)
-    _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
-    _refuse_unlike_sizes(study, method_row, source)
-    for name in study.told.metrics:
-        if name not in (VAL_LOSS, *task_row.metrics):
-            raise BadData(
-                f"{source}: `metrics` in [told] names `{name}`, which task `{task_row.name}` does not have",
-                hint=_nearest(name, (VAL_LOSS, *task_row.metrics)),
-            )
-    return study.model_copy(
-        update={
-            "task": _named(task_row.name, task_settings),
-            "model": networks.pop(DEFAULT_NETWORK),
-            "networks": dict(sorted(networks.items())),
-            "assigned": dict(sorted(study.assigned.items())),
-            "algorithm": _named(method_row.name, method_settings),
-            "common": study.common if method_row.common else None,
-        }
-    )
-
-
-def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str, table: str) -> None:
-    """What the network asks of the task's data.
-
-    Args:
-        study: as a site with this network trains it; ``data`` are the settings of [task].
-        source, table: for messages: where to look, and the network's own table.
-    """
-    task_row, model_row = task(study), model(study)
-    shape: tuple[int, ...] = getattr(data, "input_shape", ())
-    given = f"task `{task_row.name}` gives {COLUMNS if task_row.gives == COLUMNS else ' x '.join(map(str, shape))}"
-    if model_row.takes != task_row.gives:
-        wanted = f"takes {model_row.takes}, {given}"
-        if COLUMNS not in (model_row.takes, task_row.gives):
-            wanted = f"is for {JUDGES[model_row.takes]}, task `{task_row.name}` asks for {JUDGES[task_row.gives]}"
-        fitting = sorted(row.name for row in MODELS.values() if row.takes == task_row.gives)
-        raise BadData(
-            f"{source}: model `{model_row.name}` {wanted}",
-            hint=f"networks for task `{task_row.name}`: {', '.join(fitting)}",
-        )
-    if isinstance(network, SeesImages) and network.size is not None:
-        file = source.removesuffix(f": [{table}]")
-        if len(network.size) != len(shape) - 1:
-            raise BadData(
-                f"{file}: `size` in [{table}] has {len(network.size)} numbers, that in [task] has {len(shape) - 1}",
-                hint="(height, width), or of volumes (depth, height, width)",
-            )
-        data = check(task_row.settings, study.task.settings, f"{file}: `size` in [{table}]", "task")
-        shape = getattr(data, "input_shape", ())
-        given = f"its `size` gives {' x '.join(map(str, shape))}"
-    if isinstance(network, NetworkSettings) and shape and (needs := network.misfit(shape)):
-        raise BadData(f"{source}: model `{model_row.name}` {needs}, {given}")
-
-
-def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
-    """A coordinator that distils asks every site's network about the same images."""
-    sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
-    if row.common != COORDINATOR or len(set(sizes.values())) == 1:
-        return
-    found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
-    raise BadData(
-        f"{source}: algorithm `{row.name}` needs networks that see images of one size, found {found}",
-        hint="`size` alike in [model] and in each of [networks], or in none of them",
-    )
-
-
-def _refuse_odd_assignment(study: StudyFile, source: str) -> None:
-    for site, label in study.assigned.items():
-        if site not in study.study.sites:
-            raise BadData(
-                f"{source}: [assigned] names site `{site[:60]}`, which the study does not have",
-                hint=_nearest(site, study.study.sites),
-            )
-        if label != DEFAULT_NETWORK and label not in study.networks:
-            raise BadData(
-                f"{source}: [assigned] gives `{site}` the network `{label[:60]}`, which [networks] does not have",
-                hint=_nearest(label, (DEFAULT_NETWORK, *study.networks)),
-            )
-
-
-JUDGES = {IMAGES: "the class of an image", MASKS: "the class of each pixel"}
-
-
-def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: MethodSettings, source: str) -> None:
-    """What the method asks of the network and of the training."""
-    offers = network.offers if isinstance(network, NetworkSettings) else frozenset()
-    if isinstance(method, HeadSettings) and method.head != HeadSettings().head:
-        offers |= {BODY_AND_HEAD}  # the study itself says what the head is
-    for need in sorted(row.needs - offers):
-        raise BadData(
-            f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "
-            "has none",
-            hint=need_hint(need, task(study).gives),
-        )
-    training = study.training
-    plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
-    if row.plain_sgd and not plain:
-        found = f"{training.optimizer}, momentum {training.momentum:g}, weight decay {training.weight_decay:g}"
-        raise BadData(
-            f"{source}: algorithm `{row.name}` needs plain SGD at the sites, [training] has {found}",
-            hint='in [training]: `optimizer = "sgd"`, `momentum = 0.0`, `weight_decay = 0.0`',
-        )
-    if row.same_start and training.init_private != "common":
-        raise BadData(
-            f"{source}: algorithm `{row.name}` needs the same initial weights at every site, [training] says "
-            f'`init_private = "{training.init_private}"`',
-            hint='in [training]: `init_private = "common"`',
-        )
-
-
-def _refuse_without_common_set(
-    study: StudyFile, row: MethodRow, data: Strict, method: MethodSettings, source: str
-) -> None:
-    """What a method that works on a common set asks of it, and of the task: the same input at every party."""
-    if not row.common:
-        return
-    if study.common is None:
-        raise BadData(
-            f"{source}: algorithm `{row.name}` needs a common set: [common] with `digest` and `rows`",
-            hint=f"`fl-lab common {source} PATH` reads one and prints that table",
-        )
-    if COMMON in study.study.sites:
-        raise BadData(f"{source}: a site is called `{COMMON}`, as the common set is in the lab", hint="rename the site")
-    if task(study).gives == MASKS:
-        raise BadData(
-            f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task(study).name}` judges pixels"
-        )
-    unscaled: tuple[str, ...] = getattr(data, "unscaled", ())
-    if unscaled:
-        raise BadData(
-            f"{source}: algorithm `{row.name}` needs every input on one scale at all parties, [task] gives none for "
-            f"{', '.join(f'`{name}`' for name in unscaled[:SHOWN_NAMES])}"
-            + (f" and {len(unscaled) - SHOWN_NAMES} more" if len(unscaled) > SHOWN_NAMES else ""),
-            hint="`mean` and `std` of each, from the literature or from the common set itself",
-        )
-    if isinstance(method, CommonSettings) and (method.subset or 0) > study.common.rows:
-        raise BadData(
-            f"{source}: `subset` in [algorithm] is {method.subset}, the common set has {study.common.rows} rows"
-        )
-    stopping = method.early_stopping if isinstance(method, FedDfSettings) else None
-    if stopping is not None and not 0 < stopping.held_out(study.common.rows) < study.common.rows - 1:
-        raise BadData(
-            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(study.common.rows)} of the common "
-            f"set's {study.common.rows} rows, and needs 1 of them at least and 2 to learn from",
-            hint="another `fraction`, or a larger common set",
-        )
-
-
-SHOWN_NAMES = 3
-JUDGED = {COLUMNS: "columns", **JUDGES}
-ASIDE = {  # the mlp as it is set by default has neither
-    BODY_AND_HEAD: "model `mlp` has, with hidden layers: `hidden = [5]` in [model]",
-    NORM_LAYERS: 'model `mlp` has, with hidden layers and `norm = "batch"` in [model]',
-}
-
-
-def need_hint(need: str, gives: str) -> str:
-    """Which networks have what a method needs, of those that take what the task gives."""
-    if gives == COLUMNS and need in ASIDE:
-        return ASIDE[need]
-    having = [row for row in MODELS.values() if need in row.settings().offers]
-    fitting = [row for row in having if row.takes == gives]
-    named = [f"`{row.name}`" for row in fitting or having]
-    said = f"models {', '.join(named[:-1])} and {named[-1]} have" if len(named) > 1 else f"model {named[0]} has"
-    if not fitting:
-        return f"{said}, for {JUDGED[having[0].takes]}"
-    return f'{said}: `name = "{fitting[0].name}"` in [model]'
 
 
 def load(implementation: str) -> Any:
@@ -655,17 +452,15 @@ def load(implementation: str) -> Any:
 Row = TypeVar("Row", TaskRow, ModelRow, MethodRow)
 
 
-def _row(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
+def row_of(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
+    """The row that ``table`` names. Raises BadData: nothing of that name is installed."""
     if table.name not in rows:
-        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=_nearest(table.name, rows))
+        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows))
     return rows[table.name]
 
 
-def _named(name: str, settings: Strict) -> Named:
-    return Named.model_validate({"name": name, **settings.model_dump(mode="json", exclude_none=True)})
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint after an unknown name."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(names)}"

@@ -21,6 +21,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.common import class_logits
 from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Common, Split
@@ -55,7 +56,7 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
         BadData: the set is not the study's, or the request is cut short.
     """
     head = json.loads(request.readline(MAX_HEAD))
-    study = catalog.resolve(StudyFile.from_document(head["study"]))
+    study = resolve(StudyFile.from_document(head["study"]))
     make_deterministic(study.study.threads)
     if common is None:
         path = Path(head["common"])

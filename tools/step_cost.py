@@ -8,6 +8,8 @@ import statistics
 import time
 from typing import Any
 
+from fl_algorithms.resolving import resolve
+
 STEPS, TURNS = 2000, 7
 ROWS, FEATURES, BATCH = 200, 13, 4
 
@@ -27,13 +29,12 @@ def measure() -> dict[str, Any]:
     """Microseconds a step of the two loops, and the overhead as a share."""
     import torch
 
-    from fl_algorithms import catalog
     from fl_algorithms.client.partition import initial_model, task_of
     from fl_algorithms.client.session import SiteSession
     from fl_algorithms.tasks.base import SiteData, Split
     from wardround.study import StudyFile
 
-    study = catalog.resolve(StudyFile.model_validate(STUDY))
+    study = resolve(StudyFile.model_validate(STUDY))
     x, y = torch.randn(ROWS, FEATURES), torch.randint(0, 2, (ROWS,))
     data = SiteData(Split(x, y), Split(x[:20], y[:20]), None, digest="0" * 64)
     session = SiteSession(study, "alpha", task_of(study), data)

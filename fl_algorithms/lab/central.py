@@ -12,6 +12,7 @@ from fl_algorithms.client.session import Checkpoint, Restored
 from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
 from fl_algorithms.lab.sources import find, require_tests
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Split, Task
 from wardround.errors import BadData
 from wardround.study import Named, StudyFile
@@ -72,7 +73,7 @@ def pooled_study(study: StudyFile, site: str = POOL) -> StudyFile:
     """The study as ``site`` would train it with everyone's records and nobody to share with."""
     study = catalog.network_of(study, site="")
     section = study.study.model_copy(update={"sites": (site,), "quorum": None})
-    return catalog.resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
+    return resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
 
 
 def _own_tests(study: StudyFile, task: Task, folder: Path) -> dict[str, Split]:

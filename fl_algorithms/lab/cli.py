@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_algorithms import catalog
 from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
+from fl_algorithms.resolving import resolve
 from wardround import study as study_file
 from wardround.cli import print_json, run, say
 from wardround.study import Named, StudyFile
@@ -58,7 +58,7 @@ def init(
     weights: WeightsOption = None,
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
-    resolved = catalog.resolve(study_file.load(study, setting, variant), source=study.name)
+    resolved = resolve(study_file.load(study, setting, variant), source=study.name)
     from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.durable import write_file
@@ -197,7 +197,7 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
     study = study_file.load(path, settings, variant)
     if alone:
         study = study.model_copy(update={"algorithm": Named(name="silo")})
-    return catalog.resolve(study, lab=True, source=path.name)
+    return resolve(study, lab=True, source=path.name)
 
 
 def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "dict[str, Tensor]":

@@ -20,6 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fl_algorithms import catalog
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
 from wardround import canonical
 from wardround import study as study_file
@@ -269,7 +270,7 @@ def _study(row: RowSection, settings: Settings, path: Path) -> StudyFile:
     study = study_file.load(path, [*row.set, *more], row.variant)
     if row.kind != "federated" and study.algorithm.name != "silo":
         study = study.model_copy(update={"algorithm": Named(name="silo")})
-    return catalog.resolve(study, lab=True, source=path.name)
+    return resolve(study, lab=True, source=path.name)
 
 
 def _grid(row: RowSection) -> list[Settings]:
@@ -302,7 +303,7 @@ def _refuse_no_norms(row: Row, source: str) -> None:
             if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
                 raise BadData(
                     f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
-                    hint=catalog.need_hint(NORM_LAYERS, catalog.task(point.study).gives),
+                    hint=need_hint(NORM_LAYERS, catalog.task(point.study).gives),
                 )
 
 

@@ -25,6 +25,7 @@ from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, Sess
 from fl_algorithms.client.weights import OwnWeights, own_weights
 from fl_algorithms.device import device_for
 from fl_algorithms.hardware import Hardware
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
@@ -409,7 +410,7 @@ def installed(document: Any) -> StudyFile:
     Raises:
         BadData: it names something that is not installed, or means something else here.
     """
-    study = catalog.resolve(StudyFile.from_document(document))
+    study = resolve(StudyFile.from_document(document))
     if study.document() != document:
         raise BadData(
             f"study `{study.study.name}` was written for another version of the installed task, network or method",

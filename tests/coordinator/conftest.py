@@ -10,7 +10,7 @@ import pytest
 from coordinator import state as places
 from coordinator.server import Coordinator
 from coordinator.state import State
-from fl_algorithms import catalog
+from fl_algorithms.resolving import resolve
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import free_port
 from wardround.study import StudyFile
@@ -28,7 +28,7 @@ def study_document(**study: Any) -> dict[str, Any]:
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
     }
-    return catalog.resolve(StudyFile.model_validate(tables)).document()
+    return resolve(StudyFile.model_validate(tables)).document()
 
 
 class Place:

@@ -57,6 +57,7 @@ batch_size = 4
 # update, accept it.
 ROUND = """
 import json, pathlib, sys
+from fl_algorithms.resolving import resolve
 from fl_algorithms import catalog
 from site_agent import handoff
 from site_agent.state import SHARED_MODE
@@ -64,7 +65,7 @@ from wardround import durable, study
 from wardround.tensors import TensorFile
 
 state, initial = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-document = catalog.resolve(study.load(initial.parent / "study.toml")).document()
+document = resolve(study.load(initial.parent / "study.toml")).document()
 trainer = handoff.Trainer(state)
 leaves = trainer.ask("describe", study=document, site="st-olav")["leaves"]
 found = trainer.ask("check", study=document, site="st-olav", data="small")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fl_algorithms import catalog
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import SiteData, Source
@@ -48,7 +49,7 @@ def image_study(
         "training": {**steps, **training},
         **common,
     }
-    return catalog.resolve(StudyFile.model_validate(tables), lab=True)
+    return resolve(StudyFile.model_validate(tables), lab=True)
 
 
 def common_bytes() -> bytes:

@@ -9,6 +9,7 @@ import pytest
 
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe
+from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.server.halves import server_half
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
 from tests.fl_algorithms.toys import study_tables, toy_study
@@ -40,8 +41,8 @@ def test_every_row_leads_to_its_implementation() -> None:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup", "silo"])
 def test_resolving_twice_and_through_the_document_changes_nothing(algorithm: str) -> None:
     once = toy_study(algorithm)
-    assert catalog.resolve(once, lab=True) == once
-    again = catalog.resolve(StudyFile.from_document(once.document()), lab=True)
+    assert resolve(once, lab=True) == once
+    again = resolve(StudyFile.from_document(once.document()), lab=True)
     assert again == once
     assert again.digest("0" * 64) == once.digest("0" * 64)
 
@@ -140,11 +141,11 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
     ],
 )  # fmt: skip
 def test_a_hint_names_networks_that_take_what_the_task_gives(need: str, gives: str, hint: str) -> None:
-    assert catalog.need_hint(need, gives) == hint
+    assert need_hint(need, gives) == hint
 
 
 def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() -> None:
-    hint = catalog.need_hint(NORM_LAYERS, catalog.IMAGES)
+    hint = need_hint(NORM_LAYERS, catalog.IMAGES)
     assert "`resnet10`, " in hint
     assert "squeezenet" not in hint
     assert hint.endswith('`name = "resnet10"` in [model]')
@@ -218,7 +219,7 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
 )
 def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(BadData) as refusal:
-        catalog.resolve(StudyFile.model_validate(tables))
+        resolve(StudyFile.model_validate(tables))
     assert (refusal.value.message, refusal.value.hint) == (message, hint)
 
 
@@ -256,14 +257,14 @@ def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["heart_disease.toml", "breast_cancer.toml"])
 @pytest.mark.parametrize("algorithm", ["fenda", "fedavg", "fedsoup", "silo"])
 def test_the_shipped_studies_run_with_every_method(name: str, algorithm: str) -> None:
-    study = catalog.resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
+    study = resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
     assert catalog.method(study).name == algorithm
     assert describe(study, study.study.sites[0]).leaves or algorithm == "silo"
 
 
 @pytest.mark.parametrize(("algorithm", "parameters"), [("fenda", 151), ("fedavg", 14), ("fedsoup", 76), ("silo", 14)])
 def test_the_heart_disease_networks_have_the_papers_number_of_parameters(algorithm: str, parameters: int) -> None:
-    study = catalog.resolve(load(EXAMPLES / "heart_disease.toml", [f"algorithm.name={algorithm}"]), lab=True)
+    study = resolve(load(EXAMPLES / "heart_disease.toml", [f"algorithm.name={algorithm}"]), lab=True)
     partition = describe(study, "va")
     kept_by_method = [stay for stay in partition.stays if stay.why.startswith("kept")]
     elements = sum(t.bytes for t in (*partition.leaves, *partition.stays)) - sum(t.bytes for t in kept_by_method)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fl_algorithms import catalog
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored
 from fl_algorithms.lab.central import pooled_study, run_central
@@ -20,6 +19,7 @@ from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import perform
 from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Source, Split
 from fl_algorithms.tasks.imagepool import pooled as pooled_images
 from fl_algorithms.tasks.imagesets import ImageSet, classes_among, read_set
@@ -200,7 +200,7 @@ def pool_of(study: StudyFile, folder: Path) -> Any:
 def test_central_on_one_hospitals_images_is_that_hospital_alone(kind: str, site: str, hospitals: Path) -> None:
     study = image_study(KINDS[kind], algorithm="fedbn")
     section = study.study.model_copy(update={"sites": (site,)})
-    study = catalog.resolve(study.model_copy(update={"study": section}), lab=True)
+    study = resolve(study.model_copy(update={"study": section}), lab=True)
     task, own = task_of(study), pooled_study(study, site)
     alone = run_federation(own, task, load_sites(own, task, hospitals)).checkpoints[site]
     central = run_central(study, task, hospitals, site=site).checkpoints[site]
@@ -338,7 +338,7 @@ def test_on_the_heart_disease_hospitals_the_matched_scale_is_the_better_one(
     """Means over 20 seeds of an independent simulation: .818 matched, .733 on the sites' own scales."""
     heart_disease(hospital_data / "heart_disease", tmp_path)
     study = load(ROOT / "examples" / "heart_disease.toml", ["algorithm.name=silo"])
-    study = catalog.resolve(study, lab=True)
+    study = resolve(study, lab=True)
     task = task_of(study)
     found = {
         scale: summary([run_central(study, task, tmp_path, scale).checkpoints])["best_local"]["mean"]

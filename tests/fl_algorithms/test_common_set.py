@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import compute_logits
 from fl_algorithms.client.common import rows_of_round
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.common import common_digest, read_common
 from tests.fl_algorithms.image_toys import IMAGES, common_bytes, image_study, image_task, packed, pictures
 from tests.fl_algorithms.toys import session_of, start_of, study_tables, toy_data, toy_study
@@ -37,7 +37,7 @@ def study_with(path: Path, rows: int = len(ROWS), algorithm: str = "fedmd", **se
     """A study whose common set is ``path``."""
     tables = study_tables(algorithm, algorithm_settings=settings)
     tables["common"] = {"digest": common_digest(path), "rows": rows}
-    return catalog.resolve(StudyFile.model_validate(tables))
+    return resolve(StudyFile.model_validate(tables))
 
 
 def lab_folder(folder: Path) -> Path:
@@ -76,7 +76,7 @@ def test_rows_of_a_table_are_on_the_studys_scale_in_the_files_order(tmp_path: Pa
     ]
     tables["task"]["label"] = "u"
     tables["task"]["classes"] = [str(k) for k in range(8)]
-    study = catalog.resolve(StudyFile.model_validate(tables | {"common": {"digest": "00" * 32, "rows": 8}}))
+    study = resolve(StudyFile.model_validate(tables | {"common": {"digest": "00" * 32, "rows": 8}}))
     common = read_common(study, task_of(study), path)
     expected = [[(k * k - 10) / 4, 1.0 if k % 3 else 0.0] for k in range(8)]
     assert isinstance(common.x, torch.Tensor)
@@ -93,7 +93,7 @@ def test_a_site_feeds_its_network_the_same_numbers_as_the_common_set_does(tmp_pa
         {"name": "u", "mean": 3.0, "std": 2.0},
         {"name": "kind", "kind": "categorical", "categories": ["a", "b"]},
     ]
-    study = catalog.resolve(StudyFile.model_validate(tables))
+    study = resolve(StudyFile.model_validate(tables))
     task = task_of(study)
     data = task.load(source_of(path), site="ash", seed=5, validation_fraction=0.2)
     own = torch.cat([part.x for part in (data.train, data.validation) if isinstance(part.x, torch.Tensor)])
@@ -183,7 +183,7 @@ def test_a_study_that_lacks_what_the_method_needs_is_refused(changes: dict[str, 
     tables["task"] |= {key: value for key, value in changes.items() if key == "features"}
     tables |= {key: value for key, value in changes.items() if key == "common"}
     with pytest.raises(BadData) as refused:
-        catalog.resolve(StudyFile.model_validate(tables))
+        resolve(StudyFile.model_validate(tables))
     assert said in refused.value.message
 
 
@@ -194,27 +194,27 @@ def test_pixels_and_images_without_a_scale_are_refused() -> None:
             tables["task"]["classes"] = ["no", "yes"]
         tables["model"] = {"name": "unet" if task == "segmentation" else "resnet10"}
         with pytest.raises(BadData) as refused:
-            catalog.resolve(StudyFile.model_validate(tables))
+            resolve(StudyFile.model_validate(tables))
         assert said in refused.value.message
 
 
 def test_a_method_without_use_for_the_set_resolves_without_it() -> None:
     tables = study_tables("fedavg")
-    plain = catalog.resolve(StudyFile.model_validate(tables))
-    given = catalog.resolve(StudyFile.model_validate(tables | {"common": {"digest": "ab" * 32, "rows": 3}}))
+    plain = resolve(StudyFile.model_validate(tables))
+    given = resolve(StudyFile.model_validate(tables | {"common": {"digest": "ab" * 32, "rows": 3}}))
     assert given == plain
     assert "common" not in plain.document()
-    assert catalog.resolve(StudyFile.from_document(plain.document())) == plain
+    assert resolve(StudyFile.from_document(plain.document())) == plain
 
 
 def test_another_common_set_is_another_study() -> None:
     tables = study_tables("fedmd")
     studies = [
-        catalog.resolve(StudyFile.model_validate(tables | {"common": {"digest": digest, "rows": rows}}))
+        resolve(StudyFile.model_validate(tables | {"common": {"digest": digest, "rows": rows}}))
         for digest, rows in (("ab" * 32, 8), ("ab" * 32, 9), ("ac" * 32, 8))
     ]
     assert len({study.digest("00" * 32) for study in studies}) == 3
-    assert catalog.resolve(StudyFile.from_document(studies[0].document())) == studies[0]
+    assert resolve(StudyFile.from_document(studies[0].document())) == studies[0]
 
 
 def test_the_rows_of_a_round_are_drawn_anew_and_alike_everywhere() -> None:

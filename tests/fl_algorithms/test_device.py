@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import all_tensors, describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, SessionState, SiteSession
@@ -20,6 +19,7 @@ from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_fede
 from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.halves import server_half
 from fl_algorithms.tasks import imagesets
 from fl_algorithms.tasks.base import SiteData
@@ -219,7 +219,7 @@ def test_every_method_keeps_to_its_device_and_hands_out_what_the_cpu_would(
 def test_images_keep_to_their_device(weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = {"fine_tuning": {"steps": 2}, "soup": {"start_after": 1, "statistics": "estimate"}}
     study = image_study(IMAGES | {"augment": CHANGES, "class_weights": weights}, batch_size=5)
-    study = catalog.resolve(study.model_copy(update={"algorithm": study.algorithm.model_copy(update=tuning)}))
+    study = resolve(study.model_copy(update={"algorithm": study.algorithm.model_copy(update=tuning)}))
     task, folder = task_of(study), folders(tmp_path, masks=False)
     here = run_federation(study, task, load_sites(study, task, folder))
     with elsewhere(monkeypatch):

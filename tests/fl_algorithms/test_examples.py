@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe
 from fl_algorithms.lab.cli import app
+from fl_algorithms.resolving import resolve
 from tests.fl_algorithms.test_image_data import made_up_skin
 from wardround import study as study_file
 
@@ -19,7 +19,7 @@ CASES = [(path, variant) for path in EXAMPLES for variant in ("", *tomllib.loads
 
 @pytest.mark.parametrize(("path", "variant"), CASES, ids=[f"{path.stem} {variant}".strip() for path, variant in CASES])
 def test_example_resolves_with_every_variant_and_shares_something(path: Path, variant: str) -> None:
-    study = catalog.resolve(study_file.load(path, None, variant), lab=True, source=path.name)
+    study = resolve(study_file.load(path, None, variant), lab=True, source=path.name)
     assert bool(describe(study, study.study.sites[0]).leaves) == (study.algorithm.name != "silo")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms import catalog
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from wardround.study import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(algorithm: str, hospitals: Path) -> dict[str, Any]:
-    study = catalog.resolve(load(ROOT / "examples" / "heart_disease.toml", [f"algorithm.name={algorithm}"]))
+    study = resolve(load(ROOT / "examples" / "heart_disease.toml", [f"algorithm.name={algorithm}"]))
     task, runs = task_of(study), []
     for seed in range(study.study.seed, study.study.seed + SEEDS):
         one = study.model_copy(update={"study": study.study.model_copy(update={"seed": seed})})

@@ -20,6 +20,7 @@ from fl_algorithms.lab.federation import Outcome, aggregate, downlink, run_feder
 from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.halves import server_half
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
@@ -42,7 +43,7 @@ def tables_of(method: str = "mhpflgb", **tables: Any) -> dict[str, Any]:
 
 def study_of(method: str = "mhpflgb", **tables: Any) -> StudyFile:
     """``tables`` replace those of ``tables_of``."""
-    return catalog.resolve(StudyFile.model_validate(tables_of(method, **tables)), lab=True)
+    return resolve(StudyFile.model_validate(tables_of(method, **tables)), lab=True)
 
 
 def federate(study: StudyFile) -> Outcome:
@@ -59,7 +60,7 @@ def hidden(networks: dict[str, nn.Module] | Any) -> list[int]:
 def test_the_networks_defaults_are_filled_and_resolving_twice_changes_nothing() -> None:
     study = study_of()
     assert study.networks["wide"].settings == {"hidden": [6], "dropout": 0.0, "norm": "none"}
-    assert catalog.resolve(StudyFile.from_document(study.document())) == study
+    assert resolve(StudyFile.from_document(study.document())) == study
 
 
 def test_a_study_of_one_network_has_the_document_that_it_always_had() -> None:
@@ -360,7 +361,7 @@ def alone(study: StudyFile, sites: list[str], method: str) -> Outcome:
     one = catalog.network_of(study, sites[0])
     section = one.study.model_copy(update={"sites": tuple(sites)})
     algorithm = Named(name=method)
-    one = catalog.resolve(one.model_copy(update={"study": section, "algorithm": algorithm}), lab=True)
+    one = resolve(one.model_copy(update={"study": section, "algorithm": algorithm}), lab=True)
     return federate(one)
 
 

@@ -17,6 +17,7 @@ from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
 from fl_algorithms.lab.protocol import Matrix, measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.vision import VggSettings
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.selection import row_shape
@@ -45,7 +46,7 @@ def study_of(algorithm: Any = "fedavg", **tables: Any) -> StudyFile:
     known = algorithm if isinstance(algorithm, str) else algorithm["name"]
     table = {} if isinstance(algorithm, str) else {"algorithm": algorithm}
     whole = image_study(algorithm=known).model_dump()
-    return catalog.resolve(
+    return resolve(
         StudyFile.model_validate(
             {**whole, "networks": {"large": LARGE}, "assigned": {"birch": "large"}, **table, **tables}
         ),
@@ -103,10 +104,10 @@ def test_the_size_of_the_model_itself_is_that_of_all_sites_but_those_with_anothe
 def test_resolving_twice_changes_nothing_and_the_pool_has_the_default_networks_size() -> None:
     study = study_of(model=LARGE, networks={"tasks": RESNET}, assigned={"birch": "tasks"})
     assert study.model.settings["size"] == [16, 16]
-    assert catalog.resolve(StudyFile.from_document(study.document())) == study
+    assert resolve(StudyFile.from_document(study.document())) == study
     pooled = pooled_study(study)
     assert task_of(pooled).input_shape == (1, 16, 16)
-    assert catalog.resolve(pooled, lab=True) == pooled
+    assert resolve(pooled, lab=True) == pooled
 
 
 def test_a_network_without_a_size_has_the_settings_that_it_always_had() -> None:

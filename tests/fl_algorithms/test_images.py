@@ -15,6 +15,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Augmentation, ImageSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from fl_algorithms.streams import stream_seed
@@ -633,6 +634,6 @@ def test_a_network_that_does_not_take_the_tasks_data_is_refused(
 
 def test_an_image_study_resolves_to_itself_and_survives_its_document() -> None:
     study = image_study({**IMAGES, "mean": [0.5], "std": [0.25], "class_weights": [1, 2.5], "augment": {"zoom": 0.1}})
-    assert catalog.resolve(study) == study
-    again = catalog.resolve(StudyFile.from_document(study.document()))
+    assert resolve(study) == study
+    again = resolve(StudyFile.from_document(study.document()))
     assert again.digest("0" * 64) == study.digest("0" * 64)

@@ -16,6 +16,7 @@ from fl_algorithms.client.session import Checkpoint
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
 from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, told_losses
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
@@ -261,7 +262,7 @@ def test_alone_trains_the_variants_own_network_without_sharing(folder: Path) -> 
 def test_init_writes_the_tensors_of_the_labs_first_round(folder: Path) -> None:
     out = folder / "initial.safetensors"
     done = lab("init", folder / "study.toml", "--out", out)
-    study = catalog.resolve(StudyFile.model_validate(_tables(folder)))
+    study = resolve(StudyFile.model_validate(_tables(folder)))
     with TensorFile(out) as file:
         assert file.specs == describe(study, "ash").leaves
         digest = file.manifest().digest()
@@ -284,14 +285,14 @@ def test_other_tools_read_the_initial_file(folder: Path) -> None:
 
     out = folder / "initial.safetensors"
     lab("init", folder / "study.toml", "--out", out)
-    study = catalog.resolve(StudyFile.model_validate(_tables(folder)))
+    study = resolve(StudyFile.model_validate(_tables(folder)))
     read = load_file(out)
     assert read.keys() == initial_model(study).keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in initial_model(study).items())
 
 
 def test_a_site_without_a_table_is_named(folder: Path) -> None:
-    study = catalog.resolve(StudyFile.model_validate(_tables(folder)))
+    study = resolve(StudyFile.model_validate(_tables(folder)))
     (folder / "birch" / "train.csv").unlink()
     with pytest.raises(BadData) as refusal:
         load_sites(study, task_of(study), folder)

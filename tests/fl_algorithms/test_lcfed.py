@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.lcfed import CALIBRATION
 from fl_algorithms.client.partition import build, describe, initial_model, task_of
 from fl_algorithms.client.session import SessionState
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.halves import server_half
 from fl_algorithms.server.lcfed import HEAD, HEADS
 from tests.fl_algorithms.image_toys import MASKS
@@ -214,7 +214,7 @@ def test_without_selection_and_calibration_a_site_does_as_in_fedrep() -> None:
     tables = ours.model_dump(mode="json") | {
         "algorithm": {"name": "fedrep", "train_head": {"steps": 3}, "train_body": {"steps": 4}}
     }
-    theirs = catalog.resolve(StudyFile.model_validate(tables))
+    theirs = resolve(StudyFile.model_validate(tables))
     data = toy_masks("ash")
     fedrep = session_of(theirs, "ash", data)
     fresh, own = session_of(ours, "ash", data).export_state(), fedrep.export_state().tensors
@@ -278,7 +278,7 @@ def test_every_site_sees_every_sites_head_as_it_last_was() -> None:
 def test_a_study_of_volumes_and_three_classes_runs() -> None:
     tables = study_of(sites=2).model_dump(mode="json")
     tables["task"] = {**MASKS, "size": [4, 4, 4], "fit": "exact", "classes": ["none", "left", "right"]}
-    study = catalog.resolve(StudyFile.model_validate(tables))
+    study = resolve(StudyFile.model_validate(tables))
     networks = networks_of(study)
     assert algorithm_of(study).infer(networks, torch.randn(2, 1, 4, 4, 4)).shape == (2, 3, 4, 4, 4)
 
@@ -297,7 +297,7 @@ def test_a_network_that_is_no_u_is_refused(model: str) -> None:
 
 def test_a_table_is_refused() -> None:
     with pytest.raises(BadData, match="needs a network with a body and a head"):
-        catalog.resolve(StudyFile.model_validate({
+        resolve(StudyFile.model_validate({
             **study_of().model_dump(mode="json"),
             "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u"]},
             "model": {"name": "mlp"},

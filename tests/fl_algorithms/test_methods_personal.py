@@ -17,6 +17,7 @@ from fl_algorithms.client.moon import contrast
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, SessionState
 from fl_algorithms.lab.federation import Outcome, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.training import seeded
 from tests import reference
@@ -650,7 +651,7 @@ def test_logistic_regression_has_no_body_to_divide(algorithm: str) -> None:
 
 def test_fedbabu_whose_heads_would_start_apart_is_refused() -> None:
     with pytest.raises(BadData) as refusal:
-        catalog.resolve(StudyFile.model_validate(study_tables("fedbabu")))
+        resolve(StudyFile.model_validate(study_tables("fedbabu")))
     assert refusal.value.message == (
         "study.toml: algorithm `fedbabu` needs the same initial weights at every site, [training] says "
         '`init_private = "site"`'

@@ -15,6 +15,7 @@ from fl_algorithms.client.partition import build, describe, initial_model, task_
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.models.bypass import Bypass, Fusion, Resample, source_weights
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData, Split
 from fl_algorithms.training import Batch
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, RESNET
@@ -35,7 +36,7 @@ def study_of(task: dict[str, Any] | None = None, model: dict[str, Any] | None = 
         "algorithm": {"name": "mhpflgb", "train_local": {"steps": 2}, "train_global": {"steps": 1}, **settings},
         "training": {"batch_size": 4, "local_steps": 1},
     }
-    return catalog.resolve(StudyFile.model_validate(tables))
+    return resolve(StudyFile.model_validate(tables))
 
 
 def networks_of(study: StudyFile, site: str = "ash") -> dict[str, nn.Module]:
@@ -202,7 +203,7 @@ def test_the_frozen_bypass_passes_gradients_through_to_the_own_body() -> None:
 
 
 def test_the_default_amounts_and_rates_are_the_cards() -> None:
-    study = catalog.resolve(study_of().model_copy(update={"algorithm": type(study_of().algorithm)(name="mhpflgb")}))
+    study = resolve(study_of().model_copy(update={"algorithm": type(study_of().algorithm)(name="mhpflgb")}))
     local, globally = algorithm_of(study).phases(session_of(study)._context)
     assert (local.epochs, globally.epochs) == (4, 1)
     assert (local.learning_rate, globally.learning_rate) == (1e-4, 1e-5)

@@ -12,6 +12,7 @@ from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, 
 from fl_algorithms.client.lg_fedavg import lg_fedavg
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.client.session import RoundResult, SiteSession
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Common, SiteData, Source, Split
@@ -70,7 +71,7 @@ def table_source(table: Path, test: Path | None, label: str) -> Source:
 
 def toy_study(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> StudyFile:
     """A resolved small study."""
-    return catalog.resolve(StudyFile.model_validate(study_tables(algorithm, model, **changes)), lab=True)
+    return resolve(StudyFile.model_validate(study_tables(algorithm, model, **changes)), lab=True)
 
 
 def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> SiteData:

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.common import common_digest
 from site_agent.cli_patients import data_app
 from site_agent.trainer import data
@@ -27,7 +27,7 @@ def distilling(common: Path, algorithm: str = "fedmd") -> StudyFile:
     tables = small_study("fedavg").model_dump()
     tables["task"]["features"] = [{"name": "age", "mean": 55.0, "std": 20.0}, {"name": "dose", "mean": 0.0, "std": 1.0}]
     tables |= {"algorithm": {"name": algorithm}, "common": {"digest": common_digest(common), "rows": ROWS}}
-    return catalog.resolve(StudyFile.model_validate(tables))
+    return resolve(StudyFile.model_validate(tables))
 
 
 @pytest.fixture

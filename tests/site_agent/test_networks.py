@@ -11,6 +11,7 @@ import torch
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.gateway.consent import LEAF_FIELDS, grant
 from site_agent.gateway.messages import offer_from
@@ -31,7 +32,7 @@ from wardround.v1 import federation_pb2 as pb
 def several(**tables: Any) -> StudyFile:
     """Sites train an mlp of [4], and north `deep`."""
     small = {"name": "mlp", "hidden": [2]}
-    return catalog.resolve(
+    return resolve(
         StudyFile.model_validate(
             {
                 "study": {"name": NAME, "sites": ["north", "south"], "rounds": 4, "seed": 7},

@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from fl_algorithms import catalog
 from fl_algorithms.client.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.halves import Round, Update, server_half
 from site_agent.trainer import rounds as rounds_module
 from site_agent.trainer import vault
@@ -173,7 +173,7 @@ def test_download_of_other_tensors_than_the_installed_method_begins_with_is_refu
 def test_closing_round_of_a_study_that_fine_tunes_keeps_the_tuned_copy_too(hospital: Hospital) -> None:
     plain = hospital.study
     tuned = Named.model_validate({"name": plain.algorithm.name, "fine_tuning": {"steps": 2}})
-    hospital.study = catalog.resolve(plain.model_copy(update={"algorithm": tuned}))
+    hospital.study = resolve(plain.model_copy(update={"algorithm": tuned}))
     run(hospital, 1, 4)
     answer = hospital.ask(**hospital.round(5, "validate"))
     assert "update" not in answer

@@ -15,11 +15,11 @@ import typer
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from fl_algorithms import catalog
 from fl_algorithms.client import weights as files
 from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.partition import all_tensors, build, describe, task_of
 from fl_algorithms.client.session import SiteSession
+from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent import cli_patients
 from site_agent.audit.show import words
@@ -216,7 +216,7 @@ def test_a_method_that_begins_alike_at_every_site_takes_no_weights_of_one(hospit
     tables = small_study("fedavg").model_dump()
     tables |= {"algorithm": {"name": "fedbabu"}}
     tables["training"]["init_private"] = "common"
-    alike = replace(hospital, study=catalog.resolve(StudyFile.model_validate(tables)))
+    alike = replace(hospital, study=resolve(StudyFile.model_validate(tables)))
     name_weights(hospital, {"head.weight": torch.zeros(1, 4)})
     with pytest.raises(BadData, match="algorithm `fedbabu` needs the same initial weights at every site"):
         alike.ask("check", study=alike.document, site="north", data="patients")

@@ -7,8 +7,8 @@ from typing import Any
 
 import safetensors.torch
 
-from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model
+from fl_algorithms.resolving import resolve
 from site_agent.trainer import data, inspection
 from site_agent.trainer.requests import Requests
 from wardround.study import StudyFile
@@ -33,7 +33,7 @@ def small_study(algorithm: str = "fenda", **study: Any) -> StudyFile:
         "training": {"local_steps": 5, "batch_size": 8},
         "told": {"metrics": ["val_loss", "accuracy"], "digits": 4},
     }
-    return catalog.resolve(StudyFile.model_validate(tables))
+    return resolve(StudyFile.model_validate(tables))
 
 
 def write_table(path: Path, rows: int, seed: int) -> Path:

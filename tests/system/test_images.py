@@ -15,6 +15,7 @@ from coordinator.state import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
 from site_agent.state import SiteState
@@ -108,7 +109,7 @@ def for_masks(method: str) -> str:
 def study_of(text: str, folder: Path) -> StudyFile:
     path = folder / "study.toml"
     path.write_text(text)
-    return catalog.resolve(study_file.load(path))
+    return resolve(study_file.load(path))
 
 
 def policy_for(studies: list[StudyFile]) -> str:

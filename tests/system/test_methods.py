@@ -16,6 +16,7 @@ from coordinator.state import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
 from site_agent.state import SiteState
@@ -104,7 +105,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Stud
         "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
         **{table: told[table] for table in ("networks", "assigned") if table in told},
     }
-    return catalog.resolve(StudyFile.model_validate(tables))
+    return resolve(StudyFile.model_validate(tables))
 
 
 def table(rows: int, seed: int) -> str:
