@@ -240,6 +240,7 @@ class _Report:
                 if (line.name, kind, column) in table.cells
             }
             for kind in self.found.kinds
+            if any(of == kind and at == column for _, of, at in table.cells)
         }
         picture = plots.dots([line.label for line in lines], series, axis, zero=zero)
         self._picture(name, picture, f"Dot plot: {axis} of each row", caption)
