@@ -161,7 +161,7 @@ def test_a_device_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionState | None = None) -> SiteSession:
-    return SiteSession(study, "ash", task_of(study), data, state, device)
+    return SiteSession(study, "ash", task_of(study), data, state, device=device)
 
 
 def first_download(study: StudyFile) -> Downlink:
