@@ -154,11 +154,12 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fl-lab compare --out` filled.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to; without it DIR/report.")] = None,
     metric: Annotated[str, typer.Option(help="Which score; without it the suite's.", show_default=False)] = "",
+    reference: Annotated[str, typer.Option(metavar="ROW", help="Compare with this row.", show_default=False)] = "",
 ) -> None:
     """Write tables, plots and a page of a comparison, of the runs that are there."""
     from fl_algorithms.lab.report import write
 
-    for path in write(folder, out or folder / "report", metric):
+    for path in write(folder, out or folder / "report", metric, reference):
         say(f"written: {path}")
 
 

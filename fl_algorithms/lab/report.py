@@ -17,19 +17,19 @@ from wardround import durable
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 
 
-def write(folder: Path, out: Path, metric: str = "") -> list[Path]:
+def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> list[Path]:
     """Make the report of ``folder``'s runs in ``out``; the paths of what was written.
 
     Args:
-        metric: what is shown; "" for the suite's.
+        metric, reference: what is shown, and the row that others are compared with; "" for the suite's.
 
     Raises:
         BadData: ``folder`` holds no comparison, or one without a finished run.
-        UsageProblem: its runs have no such metric.
+        UsageProblem: its runs have no such metric, or it has no such row.
         NeedsPerson: matplotlib is not installed.
         CannotWrite: ``out`` cannot be written.
     """
-    found = results.load(folder, metric)
+    found = results.load(folder, metric, reference)
     title = str(found.record["title"])
     with plots.style():
         made = _Report(found)

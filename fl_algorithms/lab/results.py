@@ -93,15 +93,16 @@ class Results:
         return next((line for line in self.lines if line.name == name), None)
 
 
-def load(folder: Path, metric: str = "") -> Results:
+def load(folder: Path, metric: str = "", reference: str = "") -> Results:
     """Read a folder that `fl-lab compare` filled.
 
     Args:
         metric: which of the runs' scores; "" for the suite's.
+        reference: the row that others are compared with; "" for the suite's.
 
     Raises:
         BadData: it holds no comparison, no finished run, or a file that is not one of ours.
-        UsageProblem: its runs have no such metric.
+        UsageProblem: its runs have no such metric, or it has no such row.
     """
     if not (folder / "suite.json").is_file():
         raise BadData(
@@ -109,6 +110,9 @@ def load(folder: Path, metric: str = "") -> Results:
             hint=f"`fl-lab compare SUITE.toml --data DIR --out {folder}`",
         )
     record = read(folder / "suite.json")
+    if reference and reference not in record["labels"]:
+        raise UsageProblem(f"{folder} has no row `{reference}`", hint=f"it has: {', '.join(record['labels'])}")
+    record["reference"] = reference or record["reference"]
     first = record["suite"]["first_seed"]
     seeds = tuple(range(first, first + record["seeds"]))
     rows = tuple(

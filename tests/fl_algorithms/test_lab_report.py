@@ -289,6 +289,15 @@ def test_another_metric_is_shown_on_request_and_an_unknown_one_refused(compared_
     assert "accuracy" in str(refused.value.hint)
 
 
+def test_another_row_can_be_compared_with(compared_once: Path, made: Path, tmp_path: Path) -> None:
+    report.write(compared_once, tmp_path, reference="fenda")
+    there = cell(tmp_path, "differences", "fedavg", "latest", "minus fenda")
+    back = cell(made, "differences", "fenda", "latest", "minus fedavg")
+    assert float(there["mean"]) == pytest.approx(-float(back["mean"]))
+    with pytest.raises(UsageProblem, match="has no row `fedsgd`"):
+        report.write(compared_once, tmp_path, reference="fedsgd")
+
+
 def test_labels_are_text_in_every_form(made: Path) -> None:
     assert "Silo &lt;b&gt; | alone" in (made / "index.html").read_text()
     assert "| Silo <b> \\| alone |" in (made / "report.md").read_text()
