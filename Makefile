@@ -1,7 +1,8 @@
 # Each target does all of its own set-up, from a fresh clone, with Python 3.11 or newer and make alone.
 #
 #   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
-#   make test    every test
+#   make test    every test but the few long ones
+#   make chaos   these: processes that are killed, a second federation
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -13,13 +14,16 @@ ALGORITHM ?= fenda
 DATA ?=
 STATE ?=
 
-.PHONY: demo evidence test lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence test chaos lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
 
 test: dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos"
+
+chaos: dev
+	@$(BIN)/python -m pytest -n 2 -m chaos
 
 bench: install
 	@$(BIN)/python -m tools.bench

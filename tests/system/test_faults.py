@@ -29,6 +29,7 @@ def study_file(tmp_path: Path, **replaced: object) -> Path:
     return path
 
 
+@pytest.mark.chaos
 def test_a_coordinator_killed_mid_study_goes_on_to_the_same_model(world: World, breast_data: Path) -> None:
     world.start(breast_data, LABEL, SITES)
     study = world.create_study(BREAST)
@@ -44,6 +45,7 @@ def test_a_coordinator_killed_mid_study_goes_on_to_the_same_model(world: World, 
     assert status["model_digest"] == lab_run(BREAST, breast_data)["digests"][0]
 
 
+@pytest.mark.chaos
 def test_an_agent_killed_mid_study_goes_on_to_the_same_model(world: World, breast_data: Path) -> None:
     world.start(breast_data, LABEL, SITES)
     study = world.create_study(BREAST)
@@ -59,6 +61,7 @@ def test_an_agent_killed_mid_study_goes_on_to_the_same_model(world: World, breas
     assert world.site_json(SITES[0], "audit", "verify")["ok"]
 
 
+@pytest.mark.chaos
 def test_a_site_that_goes_away_costs_one_deadline_and_is_named_in_the_report(
     world: World, breast_data: Path, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_every_hospital_contributes_to_every_round(federation: tuple[World, dict
     assert contributed == {site: list(range(1, 16)) for site in SITES}
 
 
+@pytest.mark.chaos
 def test_a_second_federation_and_the_lab_reach_the_same_bits(
     federation: tuple[World, dict[str, Any]], lab: dict[str, Any], heart_data: Path, tmp_path: Path
 ) -> None:
