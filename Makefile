@@ -3,6 +3,7 @@
 #   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
 #   make test    every test but the few long ones
 #   make chaos   these: processes that are killed, a second federation
+#   make attacks the attacks that were thought of, and what refuses each, as a table
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -14,7 +15,7 @@ ALGORITHM ?= fenda
 DATA ?=
 STATE ?=
 
-.PHONY: demo evidence test chaos lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence test attacks chaos lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -24,6 +25,9 @@ test: dev
 
 chaos: dev
 	@$(BIN)/python -m pytest -n 2 -m chaos
+
+attacks: dev
+	@$(BIN)/python -m pytest -n 2 --attack-table tests/attacks
 
 bench: install
 	@$(BIN)/python -m tools.bench
