@@ -1,0 +1,87 @@
+"""Writes the tables of attacks in docs/security.md from tests/attacks/; a test compares.
+
+    python -m tools.security_page
+
+The prose of the page is written by hand; between its two marks stands what the tests say of themselves.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "security.md"
+ATTACKS = ROOT / "tests" / "attacks"
+BEGIN, END = "<!-- attacks: begin -->", "<!-- attacks: end -->"
+PARTIES = {
+    "test_coordinator": "A malicious coordinator",
+    "test_member": "A malicious member, or a thief of its credentials",
+    "test_trainer": "A trainer whose code was taken over",
+    "test_insider": "An insider who edits the ledger afterwards",
+    "test_other_user": "Another user of the hospital's machine",
+    "test_network": "The network between",
+    "test_fault": "A fault, or a race",
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One test of tests/attacks: its name without ``test_``, and what it says of itself."""
+
+    party: str
+    name: str
+    promise: str
+    refused_by: str
+    told: str
+
+
+def attacks() -> list[Attack]:
+    """Every attack, in the order of the files' names and of the tests in them."""
+    return [attack for path in sorted(ATTACKS.glob("test_*.py")) for attack in _in(path)]
+
+
+def _in(path: Path) -> list[Attack]:
+    found = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            marker = _marker(node)
+            told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            name = node.name.removeprefix("test_")
+            found.append(Attack(path.stem, name, marker["promise"], marker["refused_by"], told))
+    return found
+
+
+def _marker(node: ast.FunctionDef) -> dict[str, str]:
+    """The keywords of a test's ``@pytest.mark.attack``. Raises ValueError: it wears none."""
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "attack":
+            return {str(word.arg): str(ast.literal_eval(word.value)) for word in call.keywords}
+    raise ValueError(f"{node.name} wears no @pytest.mark.attack")
+
+
+def tables() -> str:
+    """A table for each party."""
+    said = []
+    for party, title in PARTIES.items():
+        rows = [attack for attack in attacks() if attack.party == party]
+        if not rows:
+            continue
+        said.append(
+            f"\n### {title}\n\n`tests/attacks/{party}.py`\n\n| attack | promise | refused by | what it does |\n"
+        )
+        said.append("|---|---|---|---|\n")
+        for row in rows:
+            told = row.told.replace("|", "\\|")
+            said.append(f"| `{row.name}` | {row.promise} | `{row.refused_by}` | {told} |\n")
+    return "".join(said)
+
+
+def page(text: str) -> str:
+    """``text`` with its tables as they are now."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{BEGIN}\n{tables()}\n{END}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
