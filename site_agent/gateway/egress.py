@@ -30,7 +30,7 @@ from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable
 from wardround.receipts import NOT_RECEIVED, Receipt
 from wardround.study import ToldSection
-from wardround.tensors import MAX_HEADER, Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors import MAX_HEADER, MODEL, Entry, Manifest, TensorFile, TensorSpec
 
 MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
@@ -96,7 +96,7 @@ def record(
 ) -> Departure | None:
     """Check an update against consent and policy and write it into the ledger, after what was said beside updates.
 
-    1. the numbers and tensors are those that were approved
+    1. the numbers and tensors are those that were approved, and each value is finite
     2. the policy allows every one of them, and the quotas the bytes
     3. where the policy wants a person's word, it was given for exactly this
     4. the ledger holds what else was sent until now
@@ -120,6 +120,7 @@ def record(
     except BadData as error:
         gate.block(journal, "the update", f"consent: {error.message}")
         raise
+    _refuse_nonfinite(rows, gate, journal)
     gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
     facts = _facts(journal, gate.coordinator, manifest.digest())
     update = canonical.digest(facts)
@@ -241,7 +242,7 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
     """The manifest of an update's file, and its ledger rows: each tensor with digest, L2 norm, largest magnitude.
 
     Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
-    the others, which the coordinator will refuse.
+    the others, with which nothing leaves.
 
     Raises:
         BadData: the file does not hold exactly the approved tensors.
@@ -251,6 +252,21 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
         rows = [_row(tensors, spec) for spec in tensors.specs]
         entries = tuple(Entry(spec, row["sha256"]) for spec, row in zip(tensors.specs, rows, strict=True))
     return Manifest(entries), rows
+
+
+def _refuse_nonfinite(rows: list[dict[str, Any]], gate: Gate, journal: Journal) -> None:
+    """Raises BadData: a tensor holds NaN or an infinity; the message and the ledger name the first."""
+    bad = next((row for row in rows if row["nonfinite"]), None)
+    if bad is None:
+        return
+    name = bad["name"] if bad["bundle"] == MODEL else f"{bad['bundle']}/{bad['name']}"
+    said = f"{bad['nonfinite']} of {math.prod(bad['shape'])} values are not finite"
+    gate.block(journal, name, said)
+    raise BadData(
+        f"tensor `{name}` of the update for `{journal.study}`: {said}; nothing was sent",
+        hint="the training diverged: look at this site's data and the study's learning rate",
+        code="DECLINED_TRAINING_FAILED",
+    )
 
 
 def _row(tensors: TensorFile, spec: TensorSpec) -> dict[str, Any]:

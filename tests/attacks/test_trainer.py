@@ -307,6 +307,31 @@ def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: Exit
     assert len(exit_world.hostile.openings) == 1
 
 
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, -1])
+def test_nonfinite_leaves(exit_world: ExitWorld, value: float, place: int, caplog: pytest.LogCaptureFixture) -> None:
+    """One value that is no number, first or last in the last tensor: 2^22 kinds of NaN carry what they like."""
+
+    def poison(path: Path) -> None:
+        bias = np.zeros(64, "<f4")
+        bias[place] = value
+        durable.write_file(path, [file_header(SHARED), np.zeros((64, 64), "<f4").tobytes(), bias.tobytes()])
+
+    exit_world.ready()
+    exit_world.taken.spoil = poison
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    assert not exit_world.hostile.streams
+    assert not exit_world.lines("upload")
+    (blocked,) = exit_world.lines("blocked")
+    assert (blocked["what"], blocked["rule"]) == ("shared.bias", "1 of 64 values are not finite")
+    assert (
+        "tensor `shared.bias` of the update for `hearts`: 1 of 64 values are not finite; nothing was sent"
+        in caplog.text
+    )
+
+
 # The staging folder.
 
 
