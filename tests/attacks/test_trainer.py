@@ -388,3 +388,39 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     exit_world.agent.stop()
     exit_world.agent = None
     assert exit_world.verdict().ok
+
+
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket's name becomes a link between its making and its mode, in a folder that another user writes."""
+    secret, path = tmp_path / "secret", tmp_path / "staging" / "trainer.sock"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    path.parent.mkdir()
+    bind = socket.socket.bind
+
+    class Swapping(socket.socket):
+        def bind(self, address: object) -> None:
+            bind(self, address)  # type: ignore[arg-type]
+            path.unlink()
+            path.symlink_to(secret)
+
+    monkeypatch.setattr(control.socket, "socket", Swapping)
+    with pytest.raises(CannotWrite, match=r"trainer\.sock: no socket can be made there"):
+        control.listen(path, mode=0o660)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
+    """The trainer's socket is a link to one that only the gateway's user may call: the gateway does not call it."""
+    exit_world.ready()
+    listener = control.ControlServer(exit_world.folder / "other.sock", lambda request, _: {"heard": request})
+    path = exit_world.state.staging / "trainer.sock"
+    try:
+        path.unlink()
+        path.symlink_to(exit_world.folder / "other.sock")
+        with pytest.raises(Unavailable, match="no service listens at"):
+            control.call(path, {"command": "status"})
+    finally:
+        listener.close()
