@@ -130,9 +130,8 @@ class Desk:
             UsageProblem: nothing of this round waits.
         """
         consent, journal = self._held(study, round_)
-        manifest, rows = Manifest(()), []
-        if journal.update:
-            manifest, rows = egress.measure(self._state.own_copy(study), consent)
+        own = self._state.own_copy(study)
+        manifest, rows = egress.measure(own, consent) if journal.update else (Manifest(()), [])
         return {
             "study": study, "revision": journal.revision, "round": journal.round,
             "update": egress.update_digest(journal, self._gate.coordinator, manifest.digest()),

@@ -67,10 +67,10 @@ class Staging:
                 self._let_group_read(source, folder)
                 os.rename(source, name, dst_dir_fd=folder)
             except OSError as error:
-                raise CannotWrite(
-                    f"{self._path / name}: {os.strerror(error.errno or 0)}",
-                    hint=f"{self._path} and {source.parent} must be the gateway's, on one file system",
-                ) from None
+                if error.errno != errno.EXDEV:
+                    hint = f"{self._path} must be the gateway's, and a folder of that name there must go"
+                    raise CannotWrite(f"{self._path / name}: {os.strerror(error.errno or 0)}", hint=hint) from None
+                self._copy_in(source, folder, name)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link and not what it leads to. A missing one is no error; a folder stays."""
@@ -112,6 +112,16 @@ class Staging:
             yield source
         finally:
             os.close(source)
+
+    def _copy_in(self, source: Path, folder: int, name: str) -> None:
+        """For a staging folder on a file system of its own."""
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            target = Path(f"/proc/self/fd/{folder}") / name
+            durable.copy_open(descriptor, target, os.fstat(descriptor).st_size, mode=SHARED_MODE)
+        finally:
+            os.close(descriptor)
+        durable.remove(source)
 
     def _let_group_read(self, source: Path, folder: int) -> None:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from site_agent.gateway.join import join
 from tests.site_agent.fake_coordinator import FakeCoordinator, Taken
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tests.site_agent.site_world import STUDY, SiteWorld, document
+from tools.world import Service
 from wardround.tensors import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
@@ -33,6 +34,11 @@ class BreakingCoordinator(FakeCoordinator):
         self.openings: list[pb.UploadOpen] = []
         self.refuse_to_answer = 0  # streams that it begins, and ends without a receipt
         super().__init__()
+
+    @property
+    def watching(self) -> list[Any]:
+        """The streams that are told of assignments, those of the dead too until that is noticed."""
+        return list(self._streams)
 
     @property
     def received(self) -> int:
@@ -108,6 +114,16 @@ class ExitWorld(SiteWorld):
         model = write_tensors(self.folder / "initial.safetensors", self.specs, 0)
         self.digest = self.coordinator.offer(document(**study), model)
         return self.digest
+
+    def gateway(self) -> Service:
+        """The gateway as a process of its own, connected."""
+        before = list(self.hostile.watching)
+        service = Service(
+            self.folder / "gateway.log", "site-agent", "run", "--only", "gateway", "--state", self.state.root
+        )
+        service.wait_line("ready")
+        self.coordinator.wait_for(lambda: set(self.hostile.watching) - set(before), "the gateway watches")
+        return service
 
     @property
     def taken(self) -> TakenTrainer:

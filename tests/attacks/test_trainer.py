@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from site_agent import audit
 from site_agent.gateway.ledger import Ledger
 from site_agent.state import Journal, SiteState
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY
+from tools.world import Service
 from wardround import control, durable
 from wardround.errors import CannotWrite, Unavailable
 from wardround.tensors import TensorSpec, file_header
@@ -92,6 +94,54 @@ def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpe
         assert len(world.hostile.streams) == 4
         assert [line["try"] for line in world.lines("resend")] == [2, 3, 4]
     finally:
+        world.close()
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+@pytest.mark.parametrize(
+    "specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB", marks=pytest.mark.chaos)]
+)
+def test_resent_file_was_rewritten__gateway_killed(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
+    """The gateway, a process of its own, is killed in the middle of each try, and the trainer rewrites its file before
+    the next begins. What was sent is not known any more then, so each try counts for all that it could have sent."""
+    world = ExitWorld(tmp_path, specs)
+    gateway: Service | None = None
+    try:
+        world.ready()
+        assert world.agent is not None
+        world.agent.stop()
+        world.agent = None
+        world.hostile.breaks, world.hostile.take = 1000, world.size // 2
+
+        def strike(broken: int) -> None:
+            assert gateway is not None
+            gateway.kill()
+            write_tensors(world.staged(), specs, 1000 + broken)
+            with world.hostile.changed:
+                world.hostile.changed.notify_all()
+
+        world.hostile.between = strike
+        for _ in range(5):
+            gateway = world.gateway()
+            world.coordinator.assign(STUDY, 1)
+            world.coordinator.wait_for(
+                lambda process=gateway.process: (
+                    process.poll() is not None or any(said.code for said in world.coordinator.declared)
+                ),
+                "the gateway was killed, or declined",
+            )
+            gateway.kill()
+        recorded = world.payload(1)
+        assert len(world.hostile.streams) == 4
+        assert all(bytes(stream) == recorded[: len(stream)] for stream in world.hostile.streams)
+        assert world.hostile.received <= 4 * world.size  # the quota of a drafted policy
+        assert [(line["try"], line.get("sent")) for line in world.lines("resend")] == [(2, None), (3, None), (4, None)]
+        assert len(world.lines("upload")) == len(world.taken.commands("train")) == 1
+        assert world.lines("blocked")[0]["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
+        assert audit.verify(world.state.ledger)[0].first_bad is None
+    finally:
+        if gateway is not None:
+            gateway.kill()
         world.close()
 
 
