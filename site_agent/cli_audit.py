@@ -68,9 +68,10 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
         copies = (
             f"; {verdict.compared} receipts of the coordinator's copy agree" if verdict.compared is not None else ""
         )
+        again = f", and {verdict.resends} times again" if verdict.resends else ""
         print(
             f"verified: {verdict.lines} lines; {verdict.uploads} uploads ({verdict.accepted} accepted, "
-            f"{verdict.refused} refused), {size(verdict.bytes)} in all{copies}"
+            f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}{copies}"
         )
     elif code == audit.TAMPERED:
         print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")

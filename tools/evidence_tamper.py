@@ -37,22 +37,27 @@ class Made:
     """A ledger written by nobody: throw-away keys, rounds of control, upload and receipt, signed as an agent signs.
 
     ``tail`` lines at the end are under no signed head. ``after``: the last receipt of an older ledger that it
-    continues. Everything comes of ``seed``, the keys too: two makings are the same bytes.
+    continues. ``again``: each upload is sent twice. Everything comes of ``seed``, the keys too: two makings are the
+    same bytes.
     """
 
-    def __init__(self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, after: str = EMPTY_HEAD) -> None:
+    def __init__(
+        self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, after: str = EMPTY_HEAD,
+        again: bool = False,
+    ) -> None:  # fmt: skip
         self._random = random.Random(seed)
         self.ledger_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self.receipt_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self._tensors = tensors
         self._head, self._previous = EMPTY_HEAD, after
         self._reopened = after != EMPTY_HEAD
+        self._again = again
         self.lines: list[bytes] = []
         self.heads: list[bytes] = []
         self.receipts: list[bytes] = []
         self._ledger_id = self._random.randbytes(16).hex()
         self._begin()
-        while len(self.lines) + 3 <= lines - tail:
+        while len(self.lines) + 3 + again <= lines - tail:
             self._round()
         while len(self.lines) < lines - tail:
             self._line("session", event="opened", peer="127.0.0.1:9000")
@@ -87,9 +92,14 @@ class Made:
         facts = {"study": "hearts", "revision": 1, "round": 1 + len(self.receipts), "attempt": 1,
                  "manifest_sha256": canonical.digest(manifest), "payload_bytes": 32 * len(rows)}  # fmt: skip
         upload_id = self._random.randbytes(16).hex()
-        metrics = [{"name": "val_loss", "value": "0.6931"}]
-        self._line("upload", upload_id=upload_id, tensors=rows, metrics=metrics, study_digest="ab" * 32,
-                   num_examples=120, num_validation=30, destination="spiffe://x/coordinator", **facts)  # fmt: skip
+        told = {**facts, "metrics": [{"name": "val_loss", "value": "0.6931"}], "study_digest": "ab" * 32,
+                "kind": "train", "num_examples": 120, "num_validation": 30,
+                "destination": "spiffe://x/coordinator"}  # fmt: skip
+        update = canonical.digest({name: told[name] for name in told if name != "payload_bytes"})
+        self._line("upload", upload_id=upload_id, tensors=rows, update=update, **told)
+        if self._again:
+            place = {name: facts[name] for name in ("study", "revision", "round", "attempt", "payload_bytes")}
+            self._line("resend", upload_id=upload_id, sent=10, **{"try": 2}, **place)
         self._sign()
         head = LedgerHead(self._ledger_id, len(self.lines), self._head)
         receipt = Receipt(
@@ -102,7 +112,7 @@ class Made:
         self._line("receipt", upload_id=upload_id, envelope=receipt.document())
         self._sign()
 
-    def _line(self, kind: str, **fields: Any) -> None:
+    def _line(self, kind: str, /, **fields: Any) -> None:
         common = {"v": 1, "seq": len(self.lines), "ts": "2026-01-01T00:00:00.000Z", "type": kind, "prev": self._head}
         self.lines.append(canonical.dumps({**common, **fields}))
         self._head = next_head(self._head, line_hash(self.lines[-1]))

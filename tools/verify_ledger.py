@@ -33,6 +33,7 @@ FIELDS_OF = {
     "declare": "study standing",
     "control": "bytes",
     "upload": "upload_id study revision round attempt manifest_sha256 payload_bytes tensors metrics",
+    "resend": "upload_id study revision round attempt try payload_bytes",
     "receipt": "upload_id envelope",
     **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
     **dict.fromkeys(("left", "recovered"), ""),
@@ -48,11 +49,17 @@ FORM_OF = {  # a list means a list of that; an object must have at least these f
     "envelope": {"payload_type": "text", "payload": "text", "keyid": "text", "signature": "text"},
     "continues": {"ledger_id": "text", "lines": "count", "head": "digest"},
 }
-TEXT = "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule"
-COUNT = "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes"
-DIGEST = "prev manifest_sha256 ledger_key receipt_key"
+TEXT = "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind"
+COUNT = "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent"
+DIGEST = "prev manifest_sha256 ledger_key receipt_key update"
 for form, names in (("text", TEXT), ("count", COUNT), ("digest", DIGEST)):
     FORM_OF.update((name, form) for name in names.split())
+
+
+# What `update`, the digest that a person releases, is over.
+UPDATE_OF = (
+    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
+)
 
 
 class Tampered(Exception):
@@ -182,8 +189,28 @@ def check_upload(number, record, uploads):
         raise Tampered(number, "has tensors that do not give its manifest's digest")
     if sum(tensor["bytes"] for tensor in manifest) != record["payload_bytes"]:
         raise Tampered(number, "has tensors that do not add up to its bytes")
+    if "update" in record:
+        told = {name: record[name] for name in UPDATE_OF.split()}
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        if hashlib.sha256(text.encode()).hexdigest() != record["update"]:
+            raise Tampered(number, "has another `update` digest than what it says left")
     if record["upload_id"] in uploads:
         raise Tampered(number, "repeats an upload")
+
+
+def check_resend(number, record, uploads, receipts, tries):
+    upload_id = record["upload_id"]
+    if upload_id not in uploads or upload_id in receipts:
+        raise Tampered(number, "sends again what no line before it records, or what has a receipt")
+    upload = uploads[upload_id]
+    for name in ("study", "revision", "round", "attempt", "payload_bytes"):
+        if record[name] != upload[name]:
+            raise Tampered(number, f"sends again what has another {name}")
+    if record["try"] != tries.get(upload_id, 1) + 1:
+        raise Tampered(number, "is a try whose number does not follow the one before it")
+    if record.get("sent", 0) > upload["payload_bytes"]:
+        raise Tampered(number, "says that more was sent than the line before it lets out")
+    tries[upload_id] = record["try"]
 
 
 def check_receipt(number, record, receipt, uploads, receipts, heads, ledger_id):
@@ -208,8 +235,8 @@ def check_receipt(number, record, receipt, uploads, receipts, heads, ledger_id):
 
 
 def check_lines(lines, folder):
-    """The first record, the heads after 0, 1, 2 ... lines, the uploads, and their receipts by upload id."""
-    heads, uploads, receipts = [EMPTY], {}, {}
+    """The first record, the heads after 0, 1, 2 ... lines, the uploads, their receipts by upload id, their tries."""
+    heads, uploads, receipts, tries = [EMPTY], {}, {}, {}
     genesis = key = previous = None
     for number, line in enumerate(lines):
         record = read_record(number, line)
@@ -224,6 +251,8 @@ def check_lines(lines, folder):
             elif record["type"] == "upload":
                 check_upload(number, record, uploads)
                 uploads[record["upload_id"]] = record
+            elif record["type"] == "resend":
+                check_resend(number, record, uploads, receipts, tries)
             elif record["type"] == "receipt":
                 receipt = signed_value(record["envelope"], RECEIPT_TYPE, key)
                 check_receipt(number, record, receipt, uploads, receipts, heads, genesis["ledger_id"])
@@ -235,7 +264,7 @@ def check_lines(lines, folder):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Tampered(number, f"does not have its form: {error}") from None
         heads.append(after(heads[-1], line))
-    return genesis, heads, uploads, receipts
+    return genesis, heads, uploads, receipts, tries
 
 
 def head_lines(folder):
@@ -274,7 +303,7 @@ def judge(folder):
     """(exit code, first bad line or None, a sentence)."""
     try:
         lines, torn = read_lines(folder)
-        genesis, heads, uploads, receipts = check_lines(lines, folder)
+        genesis, heads, uploads, receipts, tries = check_lines(lines, folder)
         unsigned = len(lines) - check_signed_heads(folder, genesis, heads)
     except Tampered as bad:
         return 1, bad.line, f"TAMPERED: line {bad.line} {bad}"
@@ -282,7 +311,9 @@ def judge(folder):
         return 3, None, f"CANNOT VERIFY: {why}"
     unresolved = len(uploads) - len(receipts)
     total = sum(upload["payload_bytes"] for upload in uploads.values())
-    said = f"{len(lines)} lines, {len(uploads)} uploads, {total} payload bytes\n"
+    again = sum(last - 1 for last in tries.values())
+    said = f"{len(lines)} lines, {len(uploads)} uploads, {total} payload bytes"
+    said += f", {again} times again\n" if again else "\n"
     if unresolved or unsigned or torn:
         said += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"
         return 2, None, said

@@ -4,7 +4,8 @@ One pass over the lines; the first fault ends it. For each line, in this order:
 
     1. it is canonical JSON, of a known type, its known fields have their form, it is numbered densely from 0
     2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
-    3. an upload's tensors give its manifest digest and its bytes, and its id is new
+    3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
+       id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
     4. a receipt is signed by the coordinator's receipt key, speaks of an upload recorded before it, names a head that
        this ledger had, and follows the receipt before it
 
@@ -44,6 +45,11 @@ from wardround.receipts import (
 VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY = 0, 1, 2, 3
 NEWEST_HEADS = 1000  # whose signatures are checked; an older head lies under each newer one's signature anyway
 RECEIPT_FACTS = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
+RESEND_FACTS = ("study", "revision", "round", "attempt", "payload_bytes")
+UPDATE_FACTS = (
+    "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
+    "num_examples", "num_validation",
+)  # fmt: skip
 
 
 @dataclass
@@ -51,8 +57,9 @@ class Verdict:
     """What a verification found. ``first_bad`` is the number (``seq``) of the first bad line, None if there is none.
 
     ``ok`` means all of it: nothing changed, nothing unresolved, nothing unsigned. ``bytes`` is what the uploads'
-    payloads hold, whether or not the coordinator took them. ``compared`` counts the receipts of the coordinator's copy,
-    None without one.
+    payloads hold, whether or not the coordinator took them; ``resends`` how many further tries to send them the ledger
+    let out, and ``resent_bytes`` what these may have sent at most. ``compared`` counts the receipts of the
+    coordinator's copy, None without one.
     """
 
     ok: bool = False
@@ -62,6 +69,8 @@ class Verdict:
     reason: str = ""
     bytes: int = 0
     uploads: int = 0
+    resends: int = 0
+    resent_bytes: int = 0
     accepted: int = 0
     refused: int = 0
     unresolved: int = 0
@@ -116,6 +125,7 @@ def verify(folder: Path, receipts: Path | None = None) -> tuple[Verdict, int]:
         return verdict, CANNOT_VERIFY
     verdict.ledger_id, verdict.head = account.ledger_id, account.heads[-1].hex()
     verdict.uploads, verdict.bytes = account.uploads, account.bytes
+    verdict.resends, verdict.resent_bytes = account.resends, account.resent_bytes
     verdict.accepted, verdict.refused = account.decisions[ACCEPTED], account.decisions[REFUSED]
     verdict.unresolved = len(account.open)
     verdict.unsigned_tail = account.lines - signed
@@ -148,7 +158,7 @@ class _Account:
         self.resolved: set[str] = set()
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
-        self.uploads = self.bytes = 0
+        self.uploads = self.bytes = self.resends = self.resent_bytes = 0
         self._receipt_key = ""
 
     @property
@@ -195,6 +205,8 @@ class _Account:
                 self.site = record.get("site")
             case "upload":
                 self._upload(seq, record)
+            case "resend":
+                self._resend(record)
             case "receipt":
                 self._receipt(record)
 
@@ -205,11 +217,28 @@ class _Account:
             raise BadData("its tensors do not give its manifest digest")
         if sum(row["bytes"] for row in manifest) != record["payload_bytes"]:
             raise BadData(f"its tensors do not add up to its {record['payload_bytes']} bytes")
+        if "update" in record and digest({name: record[name] for name in UPDATE_FACTS}) != record["update"]:
+            raise BadData("what it says left does not give its `update` digest")
         if upload_id in self.open or upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… was recorded before")
-        self.open[upload_id] = {"seq": seq, **{name: record[name] for name in RECEIPT_FACTS}}
+        self.open[upload_id] = {"seq": seq, "try": 1, **{name: record[name] for name in RECEIPT_FACTS}}
         self.uploads += 1
         self.bytes += record["payload_bytes"]
+
+    def _resend(self, record: dict[str, Any]) -> None:
+        upload = self.open.get(record["upload_id"])
+        if upload is None:
+            raise BadData("it sends again what no line before it records, or what has a receipt")
+        for name in RESEND_FACTS:
+            if record[name] != upload[name]:
+                raise BadData(f"its {name} is not that of upload {record['upload_id'][:12]}…")
+        if record["try"] != upload["try"] + 1:
+            raise BadData(f"it is try {record['try']}, the one before it was {upload['try']}")
+        if record.get("sent", 0) > upload["payload_bytes"]:
+            raise BadData("more was sent under the line before it than that line lets out")
+        upload["try"] = record["try"]
+        self.resends += 1
+        self.resent_bytes += record["payload_bytes"]
 
     def _receipt(self, record: dict[str, Any]) -> None:
         if not self.receipt_keys:
