@@ -26,6 +26,7 @@ from wardround.study import STUDY_NAME
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
+COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
@@ -91,6 +92,13 @@ class Consent:
     comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
     exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
     apart: str = ""  # what that is, in words
+    document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
+    attempts: int = 0  # how often each of its rounds may be asked for
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were approved; one more, the closing one, may ask for numbers."""
+        return int(self.document["study"]["rounds"]) if self.document else 0
 
 
 @dataclass
@@ -299,8 +307,8 @@ def now_text() -> str:
 
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
-    """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
-    return {"comes": document.get("leaves"), "exposure": "", "apart": "", **document}
+    """A stored consent in today's form. One that names no rounds is for none: it must be given again."""
+    return {"comes": document.get("leaves"), "exposure": "", "apart": "", "document": {}, "attempts": 0, **document}
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from site_agent.gateway import policy as policies
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.policy import Asked, Decision, Policy
-from site_agent.state import Consent, Journal
+from site_agent.state import COUNTS, Consent, Journal
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.study import ToldSection
 from wardround.tensors import TensorSpec
@@ -64,6 +64,8 @@ class Gate:
         of_round = self.ledger.payload_bytes((journal.study, journal.revision, journal.round))
         decisions = policies.decide(policy, asked)
         decisions += policies.quotas(policy, size, of_round, self.ledger.payload_bytes(today))
+        told_of_round = self.ledger.numbers((journal.study, journal.revision, journal.round))
+        decisions += policies.number_quotas(policy, len(metrics) + COUNTS, told_of_round, self.ledger.numbers(today))
         denial = policies.first_denial(decisions)
         if denial is not None:
             self.block(journal, denial.what, denial.rule)

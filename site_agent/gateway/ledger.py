@@ -19,7 +19,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from site_agent.state import now_text
+from site_agent.state import COUNTS, now_text
 from wardround import __version__, canonical, durable
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson
@@ -48,6 +48,8 @@ class Ledger:
         self._witnessed = 0  # lines under the last head that a receipt names
         self._open_uploads: dict[str, dict[str, Any]] = {}
         self._bytes: Counter[object] = Counter()  # payloads by day, and by (study, revision, round)
+        self._numbers: Counter[object] = Counter()  # metrics and counts, likewise
+        self._last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
         self._decided: dict[tuple[str, int, int, str], str] = {}  # what a person said of a held update
         self._released: set[tuple[str, int]] = set()
         self._held: set[tuple[str, int, int, str]] = set()
@@ -156,6 +158,16 @@ class Ledger:
         with self._lock:
             return self._bytes[part]
 
+    def numbers(self, part: object) -> int:
+        """Metrics and counts recorded so far, by day or in a round as ``payload_bytes``."""
+        with self._lock:
+            return self._numbers[part]
+
+    def last_sent(self, study: str, revision: int) -> tuple[int, int]:
+        """The furthest round, and its furthest attempt, of which anything was recorded; (0, 0) for none."""
+        with self._lock:
+            return self._last.get((study, revision), (0, 0))
+
     def is_held(self, study: str, revision: int, round_: int, update: str) -> bool:
         """Whether the ledger says that this update waits, or waited, for a person."""
         with self._lock:
@@ -199,6 +211,7 @@ class Ledger:
             self._open_uploads[record["upload_id"]] = record
             self._bytes[record["ts"][:10]] += record["payload_bytes"]
             self._bytes[record["study"], record["revision"], record["round"]] += record["payload_bytes"]
+            self._note_told(record)
         elif record["type"] == "policy":
             self._policy = record["sha256"]
         elif record["type"] in ("held", "released", "rejected"):
@@ -208,6 +221,13 @@ class Ledger:
             receipt = json.loads(record["envelope"]["payload"])
             if receipt["decision"] in (ACCEPTED, REFUSED) and receipt["ledger"] is not None:
                 self._witnessed = max(self._witnessed, min(receipt["ledger"]["lines"], len(self._hashes)))
+
+    def _note_told(self, record: dict[str, Any]) -> None:
+        study, revision, round_ = record["study"], record["revision"], record["round"]
+        numbers = len(record["metrics"]) + COUNTS
+        self._numbers[record["ts"][:10]] += numbers
+        self._numbers[study, revision, round_] += numbers
+        self._last[study, revision] = max(self._last.get((study, revision), (0, 0)), (round_, record["attempt"]))
 
     def _note_hold(self, record: dict[str, Any]) -> None:
         key = (record["study"], record["revision"], record["round"], record["update"])

@@ -52,6 +52,10 @@ class SiteWorld:
         self.digest = self.coordinator.offer(document(**study), model)
         return self.digest
 
+    def another_model(self, seed: int) -> Path:
+        """A model of the same tensors."""
+        return write_tensors(self.folder / f"model-{seed}.safetensors", SHARED, seed)
+
     def start(self) -> Agent:
         self.agent = Agent(self.state)
         self.agent.start()
