@@ -58,6 +58,10 @@ class Offer:
     document: dict[str, Any]
     initial_model: list[dict[str, Any]]
 
+    def kept_as(self) -> bytes:
+        """The bytes of its file."""
+        return canonical.dumps(asdict(self))
+
     @property
     def leaves(self) -> list[dict[str, Any]]:
         """The tensors that every update has, in the payload's order, without digests."""
@@ -219,8 +223,22 @@ class SiteState:
             raise UsageProblem(f"no study `{study}` has been offered to this site", hint=f"offered: {known}")
         return _read(path, Offer)
 
+    def known_offer(self, study: str) -> Offer | None:
+        """The offer as it is kept, if there is one."""
+        path = self._file("offers", study)
+        return _read(path, Offer) if path.exists() else None
+
     def save_offer(self, offer: Offer) -> None:
-        durable.write_file(self._file("offers", offer.study), canonical.dumps(asdict(offer)))
+        durable.write_file(self._file("offers", offer.study), offer.kept_as())
+
+    def drop_offer(self, study: str) -> None:
+        durable.remove(self._file("offers", study))
+
+    def offer_sizes(self) -> dict[str, int]:
+        """How many bytes each offer takes, oldest first."""
+        found = [(path.stat().st_mtime_ns, path.stem, path.stat().st_size)
+                 for path in (self.root / "offers").glob("*.json")]  # fmt: skip
+        return {study: size for _, study, size in sorted(found)}
 
     def consents(self) -> list[Consent]:
         return [_read(path, Consent, _newer_consent) for path in sorted((self.root / "consents").glob("*.json"))]

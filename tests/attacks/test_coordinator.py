@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.site_agent.site_world import STUDY, SiteWorld
+from site_agent.gateway import offers
+from tests.site_agent.site_world import STUDY, SiteWorld, document
 
 LAST_UINT32 = 2**32 - 1
 
@@ -102,3 +103,37 @@ def test_rounds_beyond_consent__numbers(site: SiteWorld) -> None:
     assert len(site.coordinator.uploads) == 2
     (line,) = site.lines("blocked")
     assert (line["what"], line["rule"]) == ("12 numbers in this round", "quotas.numbers_per_round = 9")
+
+
+def kept(site: SiteWorld) -> set[str]:
+    return {path.stem for path in (site.state.root / "offers").iterdir()}
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
+def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """Two hundred offers of 100 kB each fill a disk; those that are kept cannot push out what was approved."""
+    site.ready()
+    model = site.another_model(seed=0)
+    for number in range(80):
+        site.coordinator.offer(document(name=f"study-{number}", title="x" * 100_000), model)
+    site.coordinator.offer(document(name="one-too-large", title="x" * offers.MAX_BYTES), model)
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)  # what was offered before it was looked at by now
+    assert kept(site) == {STUDY, *(f"study-{number}" for number in range(offers.MAX_OFFERS))}
+    assert "the coordinator's offer of study `study-64` is not kept: 64 offers of " in caplog.text
+    assert "the coordinator's offer of study `one-too-large` is not kept: it has 1049" in caplog.text
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
+def test_offers_without_end__bytes(site: SiteWorld) -> None:
+    """Fewer and larger ones: together they are bounded too."""
+    site.join()
+    site.start()
+    model = site.another_model(seed=0)
+    for number in range(20):
+        site.coordinator.offer(document(name=f"study-{number}", title="x" * 1_000_000), model)
+    site.coordinator.offer(document(name="small"), model)
+    site.wait_offered("small")
+    found = kept(site)
+    assert sum(path.stat().st_size for path in (site.state.root / "offers").iterdir()) <= offers.MAX_TOTAL_BYTES
+    assert found == {"small", *(f"study-{number}" for number in range(16))}
