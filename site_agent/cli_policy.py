@@ -72,6 +72,7 @@ def check_policy(
     print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
     print(f"a model that is this site's alone: {_models(found.models)}")
     print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
+    print("quotas: " + ", ".join(f"{most} {name.replace('_', ' ')}" for name, most in found.quotas))
     print("next: `site-agent policy explain STUDY`")
 
 
@@ -80,13 +81,17 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
     """For each tensor and number that a study would have leave: may it, and by which rule. Exits 77 if one may not."""
     from site_agent.gateway import policy
     from site_agent.preview import policy_row
+    from site_agent.state import COUNTS
 
     here, site = joined(state)
     asked = _asked(here, site, study)
     found = policy.load(here.policy)
     decisions = policy.decide(found, asked)
     size = sum(spec.bytes for spec in asked.tensors)
-    decisions.append(policy.quotas(found, size, 0, _bytes_today(here))[1])
+    told = _today(here)
+    decisions.append(policy.quotas(found, size, 0, sum(line["payload_bytes"] for line in told))[1])
+    numbers = sum(len(line["metrics"]) + COUNTS for line in told)
+    decisions.append(policy.number_quotas(found, asked.numbers, 0, numbers)[1])
     denial = policy.first_denial(decisions)
     if json:
         rows = [policy_row(decision) for decision in decisions]
@@ -146,15 +151,12 @@ def _models(table: Any) -> str:
     return "the coordinator may keep it" + (", and send it to other sites" if table.sent_to_other_sites else "")
 
 
-def _bytes_today(here: Any) -> int:
+def _today(here: Any) -> list[dict[str, Any]]:
+    """What left today (UTC), as the ledger has it."""
     from site_agent import audit
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return sum(
-        line["payload_bytes"]
-        for line in audit.records(here.ledger)
-        if line["type"] == "upload" and line["ts"].startswith(today)
-    )
+    return [line for line in audit.records(here.ledger) if line["type"] == "upload" and line["ts"].startswith(today)]
 
 
 def _print_decisions(decisions: Any) -> None:

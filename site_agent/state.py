@@ -29,6 +29,7 @@ from wardround.study import STUDY_NAME
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
 GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging", "incoming", "outgoing")
+COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
@@ -59,6 +60,10 @@ class Offer:
     state: str  # the coordinator's word: created, waiting, running, paused, finished, stopped, failed
     document: dict[str, Any]
     initial_model: list[dict[str, Any]]
+
+    def kept_as(self) -> bytes:
+        """The bytes of its file."""
+        return canonical.dumps(asdict(self))
 
     @property
     def leaves(self) -> list[dict[str, Any]]:
@@ -94,6 +99,13 @@ class Consent:
     comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
     exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
     apart: str = ""  # what that is, in words
+    document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
+    attempts: int = 0  # how often each of its rounds may be asked for
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were approved; one more, the closing one, may ask for numbers."""
+        return int(self.document["study"]["rounds"]) if self.document else 0
 
 
 @dataclass
@@ -222,8 +234,22 @@ class SiteState:
             raise UsageProblem(f"no study `{study}` has been offered to this site", hint=f"offered: {known}")
         return _read(path, Offer)
 
+    def known_offer(self, study: str) -> Offer | None:
+        """The offer as it is kept, if there is one."""
+        path = self._file("offers", study)
+        return _read(path, Offer) if path.exists() else None
+
     def save_offer(self, offer: Offer) -> None:
-        durable.write_file(self._file("offers", offer.study), canonical.dumps(asdict(offer)))
+        durable.write_file(self._file("offers", offer.study), offer.kept_as())
+
+    def drop_offer(self, study: str) -> None:
+        durable.remove(self._file("offers", study))
+
+    def offer_sizes(self) -> dict[str, int]:
+        """How many bytes each offer takes, oldest first."""
+        found = [(path.stat().st_mtime_ns, path.stem, path.stat().st_size)
+                 for path in (self.root / "offers").glob("*.json")]  # fmt: skip
+        return {study: size for _, study, size in sorted(found)}
 
     def consents(self) -> list[Consent]:
         return [_read(path, Consent, _newer_consent) for path in sorted((self.root / "consents").glob("*.json"))]
@@ -310,8 +336,8 @@ def now_text() -> str:
 
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
-    """A stored consent in today's form: before it had these fields, what came was what left, in one model for all."""
-    return {"comes": document.get("leaves"), "exposure": "", "apart": "", **document}
+    """A stored consent in today's form. One that names no rounds is for none: it must be given again."""
+    return {"comes": document.get("leaves"), "exposure": "", "apart": "", "document": {}, "attempts": 0, **document}
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:

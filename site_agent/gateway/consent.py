@@ -7,13 +7,15 @@ is no consent, and ``differences`` says in words what changed.
 import re
 from typing import Any
 
+from site_agent.gateway.messages import VALIDATE, Assignment
 from site_agent.gateway.policy import Asked
 from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, exposed, now_text
-from wardround.errors import BadData, NeedsPerson, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 
 DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
+ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -66,7 +68,7 @@ def grant(
         metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
-        exposure=described["exposure"], apart=described["apart"],
+        exposure=described["exposure"], apart=described["apart"], document=offer.document, attempts=ATTEMPTS,
     )  # fmt: skip
 
 
@@ -135,6 +137,41 @@ def require(consent: Consent | None, study: str, digest: str) -> Consent:
             code="DECLINED_NOT_APPROVED",
         )
     return consent
+
+
+def refuse_beyond(consent: Consent, assignment: Assignment, last: tuple[int, int], base: str) -> None:
+    """Refuse an assignment that lies outside what was approved: another revision, a round that the study has not or
+    that is over, one attempt too many, numbers of a round that is not the closing one, another model in a round that
+    was begun.
+
+    Args:
+        last: round and attempt that this site last began or sent of this revision; (0, 0) before the first.
+        base: the digest of the model with which round ``last`` was begun; "" if that is not known any more.
+
+    Raises:
+        NotPermitted: the message says what was asked and what was approved; its code may be told.
+    """
+    closing = consent.rounds + 1
+    asked, attempt, (before, tried) = assignment.round, assignment.attempt, last
+    if assignment.revision != consent.revision:
+        what = f"revision {assignment.revision}: revision {consent.revision} was approved"
+    elif assignment.kind == VALIDATE and asked != closing:
+        what = f"numbers of round {asked}: without an update only round {closing}, the closing one, may ask for them"
+    elif assignment.kind != VALIDATE and not 1 <= asked <= consent.rounds:
+        what = f"round {asked}: rounds 1 to {consent.rounds} were approved"
+    elif not 1 <= attempt <= consent.attempts:
+        what = f"attempt {attempt} at round {asked}: attempts 1 to {consent.attempts} were approved"
+    elif (asked, attempt) < last:
+        what = f"attempt {attempt} at round {asked} after attempt {tried} at round {before}: rounds go forward only"
+    elif asked == before and base and assignment.base is not None and assignment.base.digest != base:
+        what = f"round {asked} with another model than it was begun with: one model a round"
+    else:
+        return
+    raise NotPermitted(
+        f"study `{consent.study}` asks for what nobody approved here: {what}",
+        hint="ask the coordinator's operator; nothing of it was computed or sent",
+        code="DECLINED_BEYOND_CONSENT",
+    )
 
 
 def check_tensors(found: tuple[TensorSpec, ...], approved: list[dict[str, Any]], study: str, what: str) -> None:

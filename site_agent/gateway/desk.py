@@ -12,7 +12,7 @@ from typing import Any
 
 from site_agent import handoff
 from site_agent.gateway import consent as consents
-from site_agent.gateway import egress
+from site_agent.gateway import egress, offers
 from site_agent.gateway import policy as policies
 from site_agent.gateway.connection import Connection, Line, diagnose
 from site_agent.gateway.gate import Gate, refuse_study
@@ -26,6 +26,7 @@ from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundEr
 from wardround.tensors import Manifest
 
 log = logging.getLogger(__name__)
+ENDED = ("finished", "stopped", "failed")  # the coordinator's words for a study that is over
 Narrate = Callable[[str], object]
 
 
@@ -47,19 +48,25 @@ class Desk:
             Unavailable: it cannot be reached; what was kept before is still there.
         """
         with self._line.use() as connection:
-            offers = connection.studies(interrupt, patient=False)
-        for offer in offers:
+            found = connection.studies(interrupt, patient=False)
+        for offer in found:
             self.keep(offer)
-        return offers
+        return found
 
     def keep(self, offer: Offer) -> None:
         """Keep an offer; if it is not what was approved, say so."""
         with self._lock:
-            known = {kept.study: kept for kept in self._state.offers()}
-            if known.get(offer.study) == offer:
+            if self._state.known_offer(offer.study) == offer:
                 return
-            self._state.save_offer(offer)
             consent = self._state.consent(offer.study)
+            going, why = offers.room_for(offer.study, len(offer.kept_as()), self._kept_offers())
+            if why:
+                log.error("the coordinator's offer of study `%s` is not kept: %s", offer.study, why)
+                return
+            for study in going:
+                log.info("the offer of study `%s`, which is over and was not approved here, makes room", study)
+                self._state.drop_offer(study)
+            self._state.save_offer(offer)
         if consent is not None and consent.state == APPROVED and consents.differences(consent, offer):
             log.warning(
                 "study `%s` changed since it was approved and is not worked on: %s",
@@ -69,9 +76,17 @@ class Desk:
     def coordinator_says(self, study: str, digest: str, state: str) -> None:
         """Note the coordinator's word on a study: running, paused, finished ..."""
         with self._lock:
-            offer = next((kept for kept in self._state.offers() if kept.study == study), None)
+            offer = self._state.known_offer(study)
             if offer is not None and offer.digest == digest and offer.state != state:
                 self._state.save_offer(replace(offer, state=state))
+
+    def _kept_offers(self) -> dict[str, offers.Kept]:
+        """What is kept, oldest first. Only where there is little room left does it matter which of them are over."""
+        sizes = self._state.offer_sizes()
+        approved = {consent.study for consent in self._state.consents()}
+        full = len(sizes) >= offers.MAX_OFFERS or sum(sizes.values()) > offers.MAX_TOTAL_BYTES - offers.MAX_BYTES
+        ended = {kept.study for kept in self._state.offers() if kept.state in ENDED} if full else set()
+        return {study: offers.Kept(size, study in approved, study in ended) for study, size in sizes.items()}
 
     def approve(self, study: str, data: str, person: dict[str, Any], narrate: Narrate) -> Consent:
         """Approve exactly what is offered now, for the data called ``data``.
@@ -83,7 +98,7 @@ class Desk:
             WardroundError: what the trainer says about the data.
         """
         offer = self._state.offer(study)
-        if offer.state in ("finished", "stopped", "failed"):
+        if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
         policy = self._gate.policy()
         before = self._state.consent(study)
@@ -223,12 +238,8 @@ class Desk:
     def declare_all(self, connection: Connection) -> None:
         """Say again where this site stands in every study that is not over."""
         for consent in self._state.consents():
-            offer = next((kept for kept in self._state.offers() if kept.study == consent.study), None)
-            if (
-                offer is None
-                or offer.digest != consent.study_digest
-                or offer.state in ("finished", "stopped", "failed")
-            ):
+            offer = self._state.known_offer(consent.study)
+            if offer is None or offer.digest != consent.study_digest or offer.state in ENDED:
                 continue
             standing = "ready" if consent.state == APPROVED else "withdrawn"
             try:

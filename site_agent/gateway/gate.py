@@ -14,7 +14,7 @@ from typing import Protocol
 from site_agent.gateway import policy as policies
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.policy import Asked, Decision, Policy
-from site_agent.state import Consent, Journal
+from site_agent.state import COUNTS, Consent, Journal
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.study import ToldSection
 from wardround.tensors import TensorSpec
@@ -70,18 +70,18 @@ class Gate:
             exposure=consent.exposure,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
-        decisions = policies.decide(policy, asked) + self._quotas(policy, journal, size)
+        decisions = policies.decide(policy, asked) + self._quotas(policy, journal, size, len(metrics) + COUNTS)
         self._refuse(journal, decisions, "nothing was sent")
 
     def refuse_spent(self, place: Place, size: int) -> None:
         """Let ``size`` more bytes of a round pass, or write that they are blocked into the ledger. For what is sent
-        again: the policy was asked about its tensors and numbers when it was recorded.
+        again: the policy was asked about its tensors and numbers, and these were counted, when it was recorded.
 
         Raises:
             NotPermitted: a quota is spent.
             WardroundError: there is no policy, or it is broken.
         """
-        self._refuse(place, self._quotas(self._policy_for(place), place, size), "it is not sent again")
+        self._refuse(place, self._quotas(self._policy_for(place), place, size, 0), "it is not sent again")
 
     def block(self, place: Place, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why."""
@@ -128,10 +128,14 @@ class Gate:
             self.block(place, "everything", error.message)
             raise
 
-    def _quotas(self, policy: Policy, place: Place, size: int) -> list[Decision]:
+    def _quotas(self, policy: Policy, place: Place, size: int, numbers: int) -> list[Decision]:
+        """What the quotas say of so many more bytes and numbers, after what the ledger has of this round and day."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        of_round = self.ledger.payload_bytes((place.study, place.revision, place.round))
-        return policies.quotas(policy, size, of_round, self.ledger.payload_bytes(today))
+        of_round, ledger = (place.study, place.revision, place.round), self.ledger
+        return [
+            *policies.quotas(policy, size, ledger.payload_bytes(of_round), ledger.payload_bytes(today)),
+            *policies.number_quotas(policy, numbers, ledger.numbers(of_round), ledger.numbers(today)),
+        ]
 
     def _refuse(self, place: Place, decisions: Iterable[Decision], so: str) -> None:
         denial = policies.first_denial(decisions)

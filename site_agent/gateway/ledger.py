@@ -19,7 +19,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from site_agent.state import now_text
+from site_agent.state import COUNTS, now_text
 from wardround import __version__, canonical, durable
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson
@@ -58,6 +58,8 @@ class Ledger:
         self._open_uploads: dict[str, dict[str, Any]] = {}
         self._charges: dict[str, _Charge] = {}  # of each open upload, what its last line counts for
         self._bytes: Counter[object] = Counter()  # payloads by day, and by (study, revision, round)
+        self._numbers: Counter[object] = Counter()  # metrics and counts, likewise
+        self._last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
         self._decided: dict[tuple[str, int, int, str], str] = {}  # what a person said of a held update
         self._released: set[tuple[str, int]] = set()
         self._held: set[tuple[str, int, int, str]] = set()
@@ -182,6 +184,16 @@ class Ledger:
                 self._bytes[part] -= charge.bytes - size
             charge.bytes = size
 
+    def numbers(self, part: object) -> int:
+        """Metrics and counts recorded so far, by day or in a round as ``payload_bytes``."""
+        with self._lock:
+            return self._numbers[part]
+
+    def last_sent(self, study: str, revision: int) -> tuple[int, int]:
+        """The furthest round, and its furthest attempt, of which anything was recorded; (0, 0) for none."""
+        with self._lock:
+            return self._last.get((study, revision), (0, 0))
+
     def is_held(self, study: str, revision: int, round_: int, update: str) -> bool:
         """Whether the ledger says that this update waits, or waited, for a person."""
         with self._lock:
@@ -224,6 +236,7 @@ class Ledger:
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
             self._charge(record, 1)
+            self._note_told(record)
         elif record["type"] == "resend":
             if "sent" in record and record["upload_id"] in self._charges:
                 self.sent(record["upload_id"], record["sent"])
@@ -245,6 +258,13 @@ class Ledger:
         for part in parts:
             self._bytes[part] += record["payload_bytes"]
         self._charges[record["upload_id"]] = _Charge(parts, record["payload_bytes"], tries)
+
+    def _note_told(self, record: dict[str, Any]) -> None:
+        study, revision, round_ = record["study"], record["revision"], record["round"]
+        numbers = len(record["metrics"]) + COUNTS
+        self._numbers[record["ts"][:10]] += numbers
+        self._numbers[study, revision, round_] += numbers
+        self._last[study, revision] = max(self._last.get((study, revision), (0, 0)), (round_, record["attempt"]))
 
     def _note_hold(self, record: dict[str, Any]) -> None:
         key = (record["study"], record["revision"], record["round"], record["update"])

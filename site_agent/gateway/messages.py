@@ -6,6 +6,7 @@ What comes from the coordinator is checked here, once; behind this module it can
 import logging
 from dataclasses import dataclass
 
+from site_agent.gateway.offers import too_deep
 from site_agent.state import Offer
 from wardround import canonical, rpc
 from wardround.errors import BadData, WardroundError
@@ -121,6 +122,8 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
     if not STUDY_NAME.fullmatch(study):
         raise BadData("the coordinator offers a study whose name is not of our form", code="MESSAGE_MALFORMED")
     document = canonical.loads(message.document)
+    if too_deep(document):
+        raise BadData(f"the coordinator offers `{study}` with tables too deep within tables", code="MESSAGE_MALFORMED")
     parsed = StudyFile.from_document(document, f"study `{study}`")
     manifest = rpc.manifest_from(message.initial_model)
     if parsed.study.name != study:

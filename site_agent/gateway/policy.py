@@ -5,7 +5,7 @@
     [metrics]   which metrics, with how many digits at most, over how many records at least
     [counts]    how exactly sample counts may be told
     [models]    whether others may have a model that is this hospital's alone
-    [quotas]    bytes a round and a day
+    [quotas]    bytes and numbers, a round and a day
     [release]   whether a person releases updates before they are sent
 
 The policy passes or blocks, and never alters: a study that wants to tell more than the policy allows is blocked, not
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from site_agent.state import exposed
+from site_agent.state import COUNTS, exposed
 from wardround.errors import BadData, NeedsPerson
 from wardround.schema import Strict, check
 from wardround.study import METRIC_NAME
@@ -98,6 +98,8 @@ class ModelTable(Strict):
 class QuotaTable(Strict):
     bytes_per_round: Whole
     bytes_per_day: Whole
+    numbers_per_round: Whole  # metrics and counts: an update tells each of its metrics and two counts
+    numbers_per_day: Whole
 
 
 class ReleaseTable(Strict):
@@ -137,6 +139,11 @@ class Asked:
     rounds: int = 1
     exposure: str = ""  # who would have what is this site's own: "", "coordinator" or "sites"
     apart: str = ""  # what that is, in words
+
+    @property
+    def numbers(self) -> int:
+        """How many are told beside an update: each metric, and how many rows trained and validated."""
+        return len(self.metrics) + COUNTS
 
 
 def load(path: Path) -> Policy:
@@ -196,6 +203,7 @@ def decide(policy: Policy, asked: Asked) -> list[Decision]:
     decisions.append(_counts(policy, asked))
     decisions += _models(policy, asked)
     decisions.append(_round_bytes(policy, sum(spec.bytes for spec in asked.tensors)))
+    decisions.append(number_quotas(policy, asked.numbers, 0, 0)[0])
     return decisions
 
 
@@ -210,6 +218,21 @@ def quotas(policy: Policy, size: int, of_round: int, of_day: int) -> list[Decisi
         Decision(
             f"{of_day + size} bytes in this day", of_day + size <= table.bytes_per_day,
             f"quotas.bytes_per_day = {table.bytes_per_day}",
+        ),
+    ]  # fmt: skip
+
+
+def number_quotas(policy: Policy, numbers: int, of_round: int, of_day: int) -> list[Decision]:
+    """Whether so many more numbers may be told, after so many of this round and of this day (UTC)."""
+    table = policy.quotas
+    return [
+        Decision(
+            f"{of_round + numbers} numbers in this round", of_round + numbers <= table.numbers_per_round,
+            f"quotas.numbers_per_round = {table.numbers_per_round}",
+        ),
+        Decision(
+            f"{of_day + numbers} numbers in this day", of_day + numbers <= table.numbers_per_day,
+            f"quotas.numbers_per_day = {table.numbers_per_day}",
         ),
     ]  # fmt: skip
 
@@ -322,6 +345,8 @@ def draft(asked: Asked, site: str) -> str:
         f"[quotas]                       # an update is {size} bytes; a broken line may have it sent again",
         f"bytes_per_round = {SENT_AGAIN * size}",
         f"bytes_per_day = {SENT_AGAIN * size * asked.rounds}",
+        f"numbers_per_round = {SENT_AGAIN * asked.numbers}          # {asked.numbers} are told beside each",
+        f"numbers_per_day = {SENT_AGAIN * asked.numbers * (asked.rounds + 1)}",
         "",
         "[release]                      # none, first (a person releases a study's first update) or every",
         'updates = "none"',

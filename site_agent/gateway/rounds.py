@@ -91,7 +91,9 @@ class Rounds:
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         offer = self._state.offer(assignment.study)
         consents.require(consent, assignment.study, offer.digest)
-        journal = self._begin(assignment, self._state.journal(assignment.study))
+        last = self._state.journal(assignment.study)
+        consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
+        journal = self._begin(assignment, last)
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
@@ -122,6 +124,17 @@ class Rounds:
                 code=receipt.code,
             )
         return False
+
+    def _reached(self, last: Journal, consent: Consent) -> tuple[tuple[int, int], str]:
+        """The last round and attempt that was begun or sent under a consent, and with which model if that is known.
+
+        The journal knows what was begun; the ledger still knows what was sent where the journal was lost.
+        """
+        sent = self._ledger.last_sent(consent.study, consent.revision)
+        if (last.study_digest, last.revision) != (consent.study_digest, consent.revision):
+            return sent, ""
+        begun = (last.round, last.attempt)
+        return max(sent, begun), last.base_digest if last.round >= sent[0] else ""
 
     def _hold(self, journal: Journal) -> None:
         """Keep the update until a person says that it may leave."""

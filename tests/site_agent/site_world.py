@@ -13,6 +13,7 @@ from site_agent.gateway.service import Commands
 from site_agent.state import SiteState
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
+from tools.world import wait_until
 from wardround.study import StudyFile
 
 PERSON = {"name": "dpo", "uid": 1000}
@@ -51,6 +52,14 @@ class SiteWorld:
         model = write_tensors(self.folder / "initial.safetensors", SHARED, 0)
         self.digest = self.coordinator.offer(document(**study), model)
         return self.digest
+
+    def wait_offered(self, study: str) -> None:
+        """Until the running agent has kept an offer of ``study``."""
+        wait_until(lambda: self.state.known_offer(study) is not None, f"`{study}` is kept", 20)
+
+    def another_model(self, seed: int) -> Path:
+        """A model of the same tensors."""
+        return write_tensors(self.folder / f"model-{seed}.safetensors", SHARED, seed)
 
     def start(self) -> Agent:
         self.agent = Agent(self.state)

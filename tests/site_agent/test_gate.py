@@ -359,7 +359,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
     canary = "CANARY-7f3a"
     world.state = SiteState(world.folder / canary)
     world.join()
-    world.offer()
+    world.offer(rounds=5)
     world.start()
     world.draft(("[tensors]", f"# {canary}\n[tensors]"))
     world.command("approve", study=STUDY, data=canary, by={"name": canary, "uid": 1000})

@@ -22,6 +22,8 @@ studies = ["hearts"]
 [quotas]
 bytes_per_round = 1000
 bytes_per_day = 1000
+numbers_per_round = 100
+numbers_per_day = 100
 """
 
 
@@ -94,6 +96,11 @@ def test_deny_beats_allow_and_names_the_rule() -> None:
             ("bytes_per_round = 576", "bytes_per_round = 143"),
             ("144 bytes a round", "quotas.bytes_per_round = 143"),
             id="bytes",
+        ),
+        pytest.param(
+            ("numbers_per_round = 12", "numbers_per_round = 2"),
+            ("3 numbers in this round", "quotas.numbers_per_round = 2"),
+            id="numbers",
         ),
         pytest.param(
             ('studies = ["hearts"]', 'studies = ["lung*"]'),

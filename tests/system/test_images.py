@@ -125,6 +125,7 @@ def policy_for(studies: list[StudyFile]) -> str:
         '[counts]\nform = "exact"\n'
         "[models]\nkept_by_coordinator = true\nsent_to_other_sites = true\n"
         "[quotas]\nbytes_per_round = 1000000\nbytes_per_day = 10000000\n"
+        "numbers_per_round = 1000\nnumbers_per_day = 100000\n"
     )
 
 

@@ -53,6 +53,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_TRAINING_FAILED: _ClassVar[RefusalCode]
     DECLINED_RESOURCES: _ClassVar[RefusalCode]
     DECLINED_HELD: _ClassVar[RefusalCode]
+    DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
 
 class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -104,6 +105,7 @@ DECLINED_POLICY: RefusalCode
 DECLINED_TRAINING_FAILED: RefusalCode
 DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
+DECLINED_BEYOND_CONSENT: RefusalCode
 STANDING_UNSPECIFIED: Standing
 READY: Standing
 WITHDRAWN: Standing
