@@ -1,18 +1,26 @@
 """What fails by itself: a full table, a race, an answer that grew."""
 
 import json
+import random
 import resource
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator import store
+from coordinator.enrolment import Authority, Peer, Standing
 from tests.attacks.places import placed
 from tools.world import Service, World, free_port, wait_until
-from wardround import control
+from wardround import control, identity
+from wardround.errors import NotPermitted
+
+PLACES = ("before it read", "after it read")
 
 
 @pytest.mark.attack(promise="P10", refused_by="proto/wardround/control.py")
@@ -105,3 +113,59 @@ def starve(pid: int, spare: int) -> None:
     """Leave a running process ``spare`` descriptors."""
     used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 1 + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+class Record:
+    """A coordinator's record of one site, and a reader whose thread stops wherever ``pause`` says."""
+
+    def __init__(self, pause: Callable[[str], None]) -> None:
+        self._pause = pause
+        self.serials = ["1"]
+        self.revoked: int | None = None
+
+    @contextmanager
+    def read(self) -> Iterator["Record"]:
+        self._pause("before it read")
+        yield self
+        self._pause("after it read")
+
+    def all(self, table: Any) -> list[dict[str, Any]]:
+        if table is store.certificates:
+            return [{"serial": serial, "site": "alpha"} for serial in self.serials]
+        return [{"name": "alpha", "revoked_s": self.revoked}]
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/enrolment.py")
+def test_revocation_undone_in_memory(tmp_path: Path) -> None:
+    """A renewal that had read before a revocation put its older picture in place after it: the site was good again."""
+    certificate = Authority.create(tmp_path, "north", time.time()).certificate  # good now; nothing else is asked of it
+    for run in range(1000):
+        chance = random.Random(run)
+        stops = {(who, place): chance.random() < 0.5 for who in ("renew", "revoke") for place in PLACES}
+        done = {"renew": threading.Event(), "revoke": threading.Event()}
+
+        def pause(place: str, stops: dict[Any, bool] = stops, done: dict[str, threading.Event] = done) -> None:
+            """Let the other one finish first, if it can."""
+            who = threading.current_thread().name
+            if stops.get((who, place)):
+                done["revoke" if who == "renew" else "renew"].wait(0.003)
+
+        record = Record(pause)
+        standing = Standing(record, "north", time.time)  # type: ignore[arg-type]
+
+        def act(standing: Standing = standing, record: Record = record, done: Any = done) -> None:
+            who = threading.current_thread().name
+            if who == "renew":
+                record.serials.append("2")
+            else:
+                record.revoked = 1
+            standing.load()
+            done[who].set()
+
+        threads = [threading.Thread(target=act, name=who) for who in chance.sample(sorted(done), 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
+            standing.check(Peer(identity.Name("north", "site", "alpha"), "2", certificate, ""))
