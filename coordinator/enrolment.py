@@ -140,15 +140,17 @@ class Standing:
     clock: Callable[[], float]
     _sites: dict[str, str] = field(default_factory=dict)  # serial -> site
     _revoked: set[str] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # short: every call asks
+    _loading: threading.Lock = field(default_factory=threading.Lock)  # over reading and taking into use
 
     def load(self) -> None:
-        """Read the record again, after it changed."""
-        with self.store.read() as records:
-            serials = {row["serial"]: row["site"] for row in records.all(store.certificates)}
-            revoked = {row["name"] for row in records.all(store.sites) if row["revoked_s"] is not None}
-        with self._lock:
-            self._sites, self._revoked = serials, revoked
+        """Read the record again, after it changed. Of two who do so at once, the later one reads what both changed."""
+        with self._loading:
+            with self.store.read() as records:
+                serials = {row["serial"]: row["site"] for row in records.all(store.certificates)}
+                revoked = {row["name"] for row in records.all(store.sites) if row["revoked_s"] is not None}
+            with self._lock:
+                self._sites, self._revoked = serials, revoked
 
     def admit(self, certificate: x509.Certificate, address: str) -> Peer:
         """Who the holder of ``certificate`` is. TLS has checked its signature and that the peer has its key.

@@ -19,12 +19,14 @@ from coordinator.roster import Study, new_study
 from coordinator.state import State
 from coordinator.store import Records, Store
 from coordinator.study import ENDED, Phase, Start, Stop
+from wardround import rpc
 from wardround.control import Reply
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
+MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # beside it an opening has a ledger's lines and metrics
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -311,6 +313,11 @@ def _refuse_unusable(tensors: TensorFile) -> None:
     for spec in tensors.specs:
         if spec.dtype != "F32":
             raise BadData(f"{tensors.path}: `{spec.key}` is {spec.dtype}, shared tensors are F32")
+    if rpc.manifest_most_bytes(tensors.specs) > MAX_MANIFEST:
+        raise BadData(
+            f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
+            hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",
+        )
     if refusal := has_usable_values(tensors, None):
         raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")
 

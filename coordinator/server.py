@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 from cryptography import x509
 
+from coordinator.calls import MAX_BOOTSTRAP_CALLS, MAX_CALLS, Calls
 from coordinator.enrolment import Authority
 from coordinator.operations import Operations, Parts
-from coordinator.service import Calls, EnrolmentServicer, FederationServicer, Guard
+from coordinator.service import EnrolmentServicer, FederationServicer, Guard, handlers
 from coordinator.state import State, split_address
 from coordinator.uploads import Uploads
 from wardround import identity, rpc
@@ -23,11 +24,10 @@ from wardround.control import ControlServer
 from wardround.durable import StateLock
 from wardround.errors import Unavailable, WardroundError
 from wardround.latch import Latch, set_by_signals
-from wardround.v1 import enrolment_pb2_grpc, federation_pb2_grpc
 
 MAX_SITES = 256  # as many as a study can list
-WORKERS = 2 * MAX_SITES + 24
-SPARE_WORKERS = 4
+WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
+SPARE_WORKERS = 4  # judge a peer and end its call, where all others wait for theirs
 GRACE_S = 5
 log = logging.getLogger(__name__)
 
@@ -88,20 +88,17 @@ class Coordinator:
         parts = self.parts
         self.listen = listen or parts.config.address
         self.engine = parts.engine
-        self._calls = Calls()
+        self.calls = Calls(parts.standing)
         federation = parts.config.federation
         self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall=clock)
-        guard = Guard(parts.standing, fatal)
+        guard = Guard(parts.standing, self.calls, fatal)
         receipt_key = parts.receipt_key.public_key().public_bytes_raw()
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="call")
-        self._server = grpc.server(
-            self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS - SPARE_WORKERS
-        )
-        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            EnrolmentServicer(guard, parts.enrolment, parts.authority.pem, receipt_key), self._server
-        )
-        federation_pb2_grpc.add_FederationServicer_to_server(  # type: ignore[no-untyped-call]
-            FederationServicer(guard, self._calls, parts.engine, self.uploads, parts.store, parts.blobs), self._server
+        self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
+        self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)
+        enrolment = EnrolmentServicer(guard, parts.enrolment, parts.authority.pem, receipt_key)
+        studies = FederationServicer(guard, parts.engine, self.uploads, parts.store, parts.blobs)
+        self._server.add_generic_rpc_handlers(
+            (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", studies))
         )
         self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.judging)
         self._control: ControlServer | None = None
@@ -136,10 +133,11 @@ class Coordinator:
             self._control.close()
         self.engine.stop()
         self._pool.shutdown()
+        self.calls.close()
         self.parts.close()
 
     def _after_revoke(self, site: str) -> None:
-        self._calls.cancel(site)
+        self.calls.end_unfit()
         self.uploads.drop_undecided(site)
 
 

@@ -2,6 +2,9 @@
 
 Every method wears ``permitted``, which says whose certificate may call it; a test fails for one that does not. What a
 peer can make grow is bounded before it reaches the rooms behind.
+
+To gRPC every method takes a stream of bytes, whatever the contract says of it (on the wire that is the same): so the
+peer is judged from its connection before a message is waited for, and a message's length before it is parsed.
 """
 
 import functools
@@ -10,12 +13,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from coordinator.admission import MAX_NEW_LINES, Claim
 from coordinator.blobs import Blobs
+from coordinator.calls import RATE_S, SMALL_MESSAGE, Call, Calls
 from coordinator.downloads import Downloads
 from coordinator.engine import Engine
 from coordinator.enrolment import Enrolment, Peer, Standing
@@ -24,7 +30,7 @@ from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
 from wardround import __version__, canonical, identity, rpc
 from wardround.durable import StorageFailed
-from wardround.errors import BadData, NotPermitted, TryAgain, WardroundError
+from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.receipts import LedgerHead
 from wardround.study import METRIC_NAME, STUDY_NAME
 from wardround.tensors import TensorFile, ViewFile
@@ -32,47 +38,23 @@ from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc,
 from wardround.v1 import federation_pb2 as pb
 
 MAX_CHUNK = 1024 * 1024
-MAX_STREAMS = 6  # of one kind and one site at a time, those that are just ending among them
 MAX_SMALL = 4096  # bytes of a signing request
+LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
+MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
+STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 FIRST_DECLINE, LAST_DECLINE = 80, 99
 log = logging.getLogger(__name__)
 Method = Callable[..., Any]
-
-
-class Calls:
-    """The calls that are under way, by site, so that a revocation reaches them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._live: dict[tuple[str, str], set[grpc.ServicerContext]] = {}
-
-    def begin(self, site: str, kind: str, context: grpc.ServicerContext, limit: int | None = None) -> None:
-        """Raises TryAgain: ``limit`` of this kind are under way already."""
-        with self._lock:
-            live = self._live.setdefault((site, kind), set())
-            if limit is not None and len(live) >= limit:
-                raise TryAgain(f"site `{site}` has {len(live)} calls of this kind under way", code="TOO_BUSY")
-            live.add(context)
-
-        def ended() -> None:
-            with self._lock:
-                self._live[site, kind].discard(context)
-
-        if not context.add_callback(ended):
-            ended()
-
-    def cancel(self, site: str) -> None:
-        with self._lock:
-            contexts = [one for (owner, _), live in self._live.items() if owner == site for one in live]
-        for context in contexts:
-            context.cancel()
+M = TypeVar("M", bound=Message)
+_one_at_a_time = threading.Lock()  # large messages are parsed one after the other
 
 
 class Guard:
     """Who is calling, and what becomes of an error: the one place where errors leave for the line."""
 
-    def __init__(self, standing: Standing, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, standing: Standing, calls: Calls, fatal: Callable[[BaseException], None]) -> None:
         self.standing = standing
+        self.calls = calls
         self.fatal = fatal
 
     def admit(self, context: grpc.ServicerContext, kind: str) -> Peer:
@@ -105,38 +87,72 @@ class Guard:
         rpc.abort(context, WardroundError("the coordinator failed at this call", hint="its operator's log says why"))
 
 
-def permitted(kind: str) -> Callable[[Method], Method]:
-    """Let only peers of ``kind`` ("site", "invitation") call a method; it then gets the ``Peer`` first.
+def permitted(kind: str, request: type[Message], *, stream: bool = False) -> Callable[[Method], Method]:
+    """Let only peers of ``kind`` ("site", "invitation") call a method; it gets the ``Peer``, the request and the call.
 
-    The method's class has the ``Guard`` as ``guard``.
+    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``SMALL_MESSAGE`` bytes. With
+    ``stream`` the method gets the messages as they come, unparsed.
     """
 
     def wrap(method: Method) -> Method:
+        def arguments(self: Any, call: Call, messages: Iterator[bytes]) -> tuple[Any, ...]:
+            if stream:
+                return self, call.peer, messages, call
+            return self, call.peer, parsed(request, call.first(messages, SMALL_MESSAGE)), call
+
+        def admitted(self: Any, context: grpc.ServicerContext) -> AbstractContextManager[Call]:
+            peer = self.guard.admit(context, kind)
+            under_way: AbstractContextManager[Call] = self.guard.calls.under_way(peer, method.__name__, context)
+            return under_way
+
         if inspect.isgeneratorfunction(method):
 
             @functools.wraps(method)
-            def stream(self: Any, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            def many_replies(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Message]:
                 try:
-                    peer = self.guard.admit(context, kind)
-                    yield from method(self, peer, request, context)
+                    with admitted(self, context) as call, closing(method(*arguments(self, call, messages))) as replies:
+                        for reply in replies:
+                            with call.waiting(RATE_S):
+                                yield reply
                 except Exception as error:
                     self.guard.end(context, error)
 
-            wrapped: Method = stream
+            wrapped: Method = many_replies
         else:
 
             @functools.wraps(method)
-            def unary(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+            def one_reply(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
                 try:
-                    return method(self, self.guard.admit(context, kind), request, context)
+                    with admitted(self, context) as call:
+                        return method(*arguments(self, call, messages))
                 except Exception as error:
                     self.guard.end(context, error)
 
-            wrapped = unary
+            wrapped = one_reply
         wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test reads it
         return wrapped
 
     return wrap
+
+
+def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
+    """What gRPC gets of a servicer: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
+    methods = {}
+    for name, method in vars(type(servicer)).items():
+        if hasattr(method, "permitted_kind"):
+            many = inspect.isgeneratorfunction(method)
+            make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+            methods[name] = make(getattr(servicer, name), None, lambda reply: reply.SerializeToString())
+    return grpc.method_handlers_generic_handler(service, methods)
+
+
+def parsed(kind: type[M], data: bytes) -> M:
+    """Raises BadData: these bytes are no such message."""
+    with _one_at_a_time if len(data) > LARGE_MESSAGE else nullcontext():
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise BadData(f"a message that is no {kind.DESCRIPTOR.name}", code="MESSAGE_MALFORMED") from None
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
@@ -148,9 +164,9 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         self._authority = authority_pem
         self._receipt_key = receipt_key
 
-    @permitted("invitation")
+    @permitted("invitation", enrolment_pb2.EnrolRequest)
     def Enrol(  # noqa: N802  named by the contract
-        self, peer: Peer, request: enrolment_pb2.EnrolRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: enrolment_pb2.EnrolRequest, call: Call
     ) -> enrolment_pb2.EnrolReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         if len(request.ledger_key) != 32 or len(request.proof) != 64 or len(request.signing_request) > MAX_SMALL:
@@ -165,9 +181,9 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
             renew_after_s=enrolled.renew_after_s, coordinator_version=__version__,
         )  # fmt: skip
 
-    @permitted("site")
+    @permitted("site", enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
-        self, peer: Peer, request: enrolment_pb2.RenewRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: enrolment_pb2.RenewRequest, call: Call
     ) -> enrolment_pb2.RenewReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         if len(request.signing_request) > MAX_SMALL:
@@ -182,27 +198,24 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
 class FederationServicer(federation_pb2_grpc.FederationServicer):
     """Studies, assignments, models down and updates up."""
 
-    def __init__(
-        self, guard: Guard, calls: Calls, engine: Engine, uploads: Uploads, records: Store, blobs: Blobs
-    ) -> None:
+    def __init__(self, guard: Guard, engine: Engine, uploads: Uploads, records: Store, blobs: Blobs) -> None:
         self.guard = guard
-        self._calls = calls
         self._engine = engine
         self._uploads = uploads
         self._downloads = Downloads(records, blobs)
         self._blobs = blobs
 
-    @permitted("site")
+    @permitted("site", pb.StudiesRequest)
     def Studies(  # noqa: N802
-        self, peer: Peer, request: pb.StudiesRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         offers = [offer_message(study) for study in self._engine.studies() if peer.site in study.rules.sites]
         return pb.StudiesReply(studies=offers, coordinator_version=__version__)
 
-    @permitted("site")
+    @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
-        self, peer: Peer, request: pb.DeclareRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
         same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
@@ -225,14 +238,13 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             raise BadData("the declaration says nothing that is known here", code="MESSAGE_MALFORMED")
         return pb.DeclareReply()
 
-    @permitted("site")
+    @permitted("site", pb.WatchRequest)
     def Watch(  # noqa: N802
-        self, peer: Peer, request: pb.WatchRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: pb.WatchRequest, call: Call
     ) -> Iterator[pb.Event]:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         stream = Stream()
-        self._calls.begin(peer.site, "watch", context, MAX_STREAMS)
-        if not context.add_callback(stream.end):
+        if not call.context.add_callback(stream.end):
             return
         self._engine.watch(peer.site, stream)
         log.info("site %s is connected from %s", peer.site, peer.address)
@@ -246,12 +258,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             self._engine.unwatch(peer.site, stream)
             log.info("site %s is no longer connected from %s", peer.site, peer.address)
 
-    @permitted("site")
+    @permitted("site", pb.DownloadRequest)
     def Download(  # noqa: N802
-        self, peer: Peer, request: pb.DownloadRequest, context: grpc.ServicerContext
+        self, peer: Peer, request: pb.DownloadRequest, call: Call
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        self._calls.begin(peer.site, "download", context, MAX_STREAMS)
         found = None
         if request.revision == study.revision:
             found = self._downloads.find(study, peer.site, request.model.digest.hex())
@@ -265,38 +276,39 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 self.guard.standing.check(peer)
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
 
-    @permitted("site")
+    @permitted("site", pb.UploadRequest, stream=True)
     def Upload(  # noqa: N802
-        self, peer: Peer, request: Iterator[pb.UploadRequest], context: grpc.ServicerContext
+        self, peer: Peer, messages: Iterator[bytes], call: Call
     ) -> Iterator[pb.UploadReply]:
-        self._calls.begin(peer.site, "upload", context, MAX_STREAMS)
-        first = next(request, None)
-        kind = first.WhichOneof("kind") if first is not None else None
-        if first is not None and kind == "inquire":
+        first = parsed(pb.UploadRequest, call.first(messages, self._most_bytes(peer)))
+        kind = first.WhichOneof("kind")
+        if kind == "inquire":
             answer = self._uploads.inquire(peer.site, _upload_id(first.inquire.upload_id))
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
                 yield pb.UploadReply(receipt=rpc.envelope_message(answer))
             return
-        if first is None or kind != "open":
+        if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
-        arrival = self._uploads.open(claim_from(peer.site, first.open))
+        claim = claim_from(peer.site, first.open, self._most_tensors(peer, first.open.study))
+        arrival = self._uploads.open(claim)
         if not isinstance(arrival, Arrival):
             yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
             return
         try:
             yield pb.UploadReply(offset=arrival.received)
-            yield from self._receive(peer, arrival, request)
+            yield from self._receive(peer, arrival, call.further(messages))
         finally:
             arrival.close()
 
-    def _receive(self, peer: Peer, arrival: Arrival, requests: Iterator[pb.UploadRequest]) -> Iterator[pb.UploadReply]:
+    def _receive(self, peer: Peer, arrival: Arrival, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Chunks until the commit, the peer checked again at each."""
-        for message in requests:
+        for data in messages:
             self.guard.standing.check(peer)
+            message = later_message(data)
             kind = message.WhichOneof("kind")
-            if kind == "chunk" and len(message.chunk.data) <= MAX_CHUNK:
+            if kind == "chunk":
                 durable = arrival.take(message.chunk.offset, message.chunk.data)
                 if durable is not None:
                     yield pb.UploadReply(offset=durable)
@@ -305,7 +317,20 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
                 return
             else:
-                raise BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
+                raise _out_of_order()
+
+    def _most_bytes(self, peer: Peer) -> int:
+        """How long an opening of this site can be, by the largest study that lists it."""
+        studies = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        largest = max((rpc.manifest_most_bytes(study.shared) for study in studies), default=0)
+        return min(rpc.MAX_STRUCTURED, MAX_OPENING + 2 * largest)
+
+    def _most_tensors(self, peer: Peer, name: str) -> int:
+        """How many tensors an opening may name: more than its study has, so that one too many is refused by name."""
+        study = self._engine.find(name)
+        if study is None or peer.site not in study.rules.sites:
+            return STRANGE_TENSORS
+        return 2 * len(study.shared) + 64
 
     def _study(self, peer: Peer, name: str) -> Study:
         study = self._engine.find(name)
@@ -317,7 +342,27 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
 # Messages.
 
 
-def claim_from(site: str, message: pb.UploadOpen) -> Claim:
+def later_message(data: bytes) -> pb.UploadRequest:
+    """A message of an upload after its first.
+
+    A long one must be a chunk and nothing else: so nothing that is long has a structure to be parsed.
+
+    Raises:
+        BadData: it is not a chunk of at most 1 MiB, nor something small.
+    """
+    if len(data) > SMALL_MESSAGE and not rpc.is_one_field(data, pb.UploadRequest.CHUNK_FIELD_NUMBER):
+        raise _out_of_order()
+    message = parsed(pb.UploadRequest, data)
+    if len(message.chunk.data) > MAX_CHUNK:
+        raise _out_of_order()
+    return message
+
+
+def _out_of_order() -> BadData:
+    return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
+
+
+def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
     """What a site opens an upload with. Forms and lengths are checked here, the rest by ``admission``.
 
     Raises:
@@ -341,7 +386,7 @@ def claim_from(site: str, message: pb.UploadOpen) -> Claim:
     return Claim(
         upload_id=_upload_id(message.upload_id), site=site, study=message.study, revision=message.revision,
         digest=message.digest.hex(), round=message.round, attempt=message.attempt,
-        manifest=rpc.manifest_from(message.manifest),
+        manifest=rpc.manifest_from(message.manifest, most_tensors),
         metrics=tuple((metric.name, metric.value) for metric in message.metrics),
         num_examples=message.num_examples, num_validation=message.num_validation,
         ledger=LedgerHead(head.ledger_id, head.lines, head.head.hex()), ledger_signature=head.signature,

@@ -94,6 +94,11 @@ class Uploads:
             arrival.close()
         self._engine.call(lambda: self._drop(site, lambda upload: True))
 
+    def arriving(self) -> frozenset[str]:
+        """The ids of the uploads that are under way."""
+        with self._lock:
+            return frozenset(self._arrivals)
+
     def judging(self) -> frozenset[tuple[str, str]]:
         """(study, site) of the updates that are complete and not yet decided."""
         with self._lock:

@@ -92,7 +92,7 @@ class Trainer:
         """
         timeout_s = None if command in ROUND_COMMANDS | READING_COMMANDS else ANSWER_TIMEOUT_S
         request = {**fields, "command": command}
-        return control.call(trainer_socket(self._state), request, progress, timeout_s=timeout_s)
+        return control.call(trainer_socket(self._state), request, progress, timeout_s=timeout_s, most=MAX_LINE)
 
     def abort(self) -> None:
         """End the round that is being trained, at once. What was not committed is trained again when asked again.

@@ -1,8 +1,11 @@
 """Commands speak to the service that owns a state directory over a Unix socket in it.
 
-One request, one JSON line: ``{"command": ..., ...}``. Any number of lines come back: ``{"progress": ...}`` while it
-lasts, then ``{"result": ...}`` or ``{"error": {"message", "hint", "exit_code", "code"}}``. Who may connect is decided
-by the folder's mode and checked again by the peer's user id.
+One request, one JSON line: ``{"command": ..., ...}``. Any number of answers come back: ``{"progress": ...}`` while it
+lasts, then ``{"result": ...}`` or ``{"error": {"message", "hint", "exit_code", "code"}}``. An answer is one line of
+JSON; a long one comes in pieces, each a line ``{"piece": "..."}``, the last ``{"last_piece": "..."}``.
+
+Who may connect is decided by the folder's mode and checked again by the peer's user id, before a request is waited for.
+A request must come within ``REQUEST_S``, and only so many are served at one time.
 
 A Unix socket's path may be 107 bytes long and a state directory's longer, so both ends go through the folder's
 descriptor.
@@ -16,14 +19,29 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BY_EXIT_CODE, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
+from wardround.errors import (
+    BY_EXIT_CODE,
+    BadData,
+    CannotWrite,
+    NotPermitted,
+    TryAgain,
+    Unavailable,
+    UsageProblem,
+    WardroundError,
+)
 
 MAX_LINE = 8 * 1024 * 1024
+PIECE = 1024 * 1024  # characters of a long answer that go into one line
+REQUEST_S = 10  # how long a connection may take to say what it wants
+MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
+PAUSE_S = 0.5  # after a connection could not be accepted
+_CLOSED = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 Reply = Callable[[Any], None]
 Handler = Callable[[dict[str, Any], Reply], Any]
 log = logging.getLogger(__name__)
@@ -42,6 +60,8 @@ class ControlServer:
         self._users = users if users is not None else frozenset({os.geteuid(), 0})
         self._listener = listen(path, mode=mode)
         self._closing = False
+        self._lock = threading.Lock()
+        self._served = 0
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
 
@@ -57,22 +77,45 @@ class ControlServer:
         return f"run the command as the service's user: `sudo -u '#{os.geteuid()}' ...`"
 
     def _accept(self) -> None:
-        while not self._closing:
+        for connection in accepted(self._listener, lambda: self._closing):
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed under us, which is how it ends
-            threading.Thread(target=self._serve, args=(connection,), name="control-call", daemon=True).start()
+                self._refuse_stranger(connection)
+                self._refuse_crowd()
+                threading.Thread(target=self._serve, args=(connection,), name="control-call", daemon=True).start()
+            except WardroundError as error:
+                _turn_away(connection, error)
+            except RuntimeError:  # no thread can be started now
+                self._leave()
+                _turn_away(connection, TryAgain("this machine starts no more threads now"))
+
+    def _refuse_stranger(self, connection: socket.socket) -> None:
+        if (user := peer_user(connection)) not in self._users:
+            raise NotPermitted(f"user {user} may not command this service", hint=self._owner_hint())
+
+    def _refuse_crowd(self) -> None:
+        """Count one more that is served, unless there are enough."""
+        with self._lock:
+            if self._served >= MAX_CONNECTIONS:
+                raise TryAgain(f"{self._served} commands are under way here", hint="try again when one has ended")
+            self._served += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._served -= 1
 
     def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._answer(connection)
+        finally:
+            self._leave()
+
+    def _answer(self, connection: socket.socket) -> None:
         gone = suppress(BrokenPipeError, ConnectionResetError)  # whoever asked may leave at any time
-        with gone, connection, connection.makefile("rb") as stream:
+        with gone, connection:
             try:
-                line = stream.readline(MAX_LINE)
+                line = _first_line(connection, time.monotonic() + REQUEST_S)
                 if not line:
                     return  # someone looked whether we listen
-                if (user := peer_user(connection)) not in self._users:
-                    raise NotPermitted(f"user {user} may not command this service", hint=self._owner_hint())
                 result = self._handler(_request(line), lambda item: _send(connection, {"progress": item}))
                 _send(connection, {"result": result})
             except WardroundError as error:
@@ -85,18 +128,51 @@ class ControlServer:
                 _send(connection, _failure(said))
 
 
-def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, timeout_s: float | None = 60) -> Any:
+def accepted(listener: socket.socket, closing: Callable[[], bool]) -> Iterator[socket.socket]:
+    """The connections that come to ``listener``, until it is closed.
+
+    Where the process has no descriptor or memory left for one, it waits in the kernel's queue until there is.
+    """
+    said = False
+    while not closing():
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if closing() or error.errno in _CLOSED:
+                return
+            if not said:
+                log.error("a connection cannot be accepted now (%s); it waits", error.strerror)
+            said = True
+            time.sleep(PAUSE_S)
+            continue
+        said = False
+        yield connection
+
+
+def call(
+    path: Path,
+    request: dict[str, Any],
+    progress: Reply | None = None,
+    *,
+    timeout_s: float | None = 60,
+    most: int | None = None,
+) -> Any:
     """Ask the service at ``path``.
+
+    Args:
+        most: an answer of more bytes is refused, for a service that is not trusted with our memory.
 
     Raises:
         Unavailable: nobody listens there, or no answer came in ``timeout_s``.
+        BadData: what came is no answer, or is longer than ``most``.
         WardroundError: what the service's handler raised.
     """
     with connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(timeout_s)
         try:
-            _send(connection, request)
-            for answer in _lines(stream):
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered already, and closed
+                connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+            for answer in answers(stream, most):
                 if "result" in answer:
                     return answer["result"]
                 if "error" in answer:
@@ -185,8 +261,74 @@ def _itself(path: str) -> Iterator[str]:
         os.close(place)
 
 
+def answers(stream: Any, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """The answers that come, each put together from its pieces.
+
+    Raises:
+        BadData: a line that is no answer, or one answer of more than ``most`` bytes.
+    """
+    pieces: list[str] = []
+    size = 0
+    while line := stream.readline(MAX_LINE):
+        size += len(line)
+        if not line.endswith(b"\n") or (most is not None and size > most):
+            raise BadData("the service's answer is longer than is taken here")
+        answer = _object(line)
+        if "piece" in answer:
+            pieces.append(str(answer["piece"]))
+            continue
+        if "last_piece" in answer:
+            answer = _object("".join([*pieces, str(answer["last_piece"])]))
+        pieces, size = [], 0
+        yield answer
+
+
+def lines_of(item: Any) -> Iterator[bytes]:
+    """The lines of one answer."""
+    text = json.dumps(item, separators=(",", ":"))
+    if len(text) <= PIECE:
+        yield text.encode() + b"\n"
+        return
+    for start in range(0, len(text), PIECE):
+        kind = "piece" if start + PIECE < len(text) else "last_piece"
+        yield json.dumps({kind: text[start : start + PIECE]}, separators=(",", ":")).encode() + b"\n"
+
+
 def _send(connection: socket.socket, item: Any) -> None:
-    connection.sendall(json.dumps(item, separators=(",", ":")).encode() + b"\n")
+    for line in lines_of(item):
+        connection.sendall(line)
+
+
+def _turn_away(connection: socket.socket, error: WardroundError) -> None:
+    """Say why, if that goes at once, and close."""
+    with suppress(OSError), connection:
+        connection.setblocking(False)
+        _send(connection, _failure(error))
+
+
+def _first_line(connection: socket.socket, deadline: float) -> bytes:
+    """What comes up to the first newline, or before the other end closed.
+
+    Raises:
+        UsageProblem: it took longer than ``deadline``, or is too long.
+    """
+    line, piece = bytearray(), b""
+    try:
+        while b"\n" not in piece:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            line += piece
+            if len(line) > MAX_LINE:
+                raise UsageProblem(f"a request of more than {MAX_LINE} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    except TimeoutError:
+        raise UsageProblem(f"no request came in {REQUEST_S} s") from None
+    finally:
+        connection.settimeout(None)
+    return bytes(line.partition(b"\n")[0])
 
 
 def _request(line: bytes) -> dict[str, Any]:
@@ -204,6 +346,11 @@ def _failure(error: WardroundError) -> dict[str, Any]:
     return {"error": said}
 
 
-def _lines(stream: Any) -> Iterator[dict[str, Any]]:
-    while line := stream.readline(MAX_LINE):
-        yield json.loads(line)
+def _object(text: str | bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise BadData("the service's answer is none: JSON objects were wanted")
+    return answer

@@ -1,21 +1,25 @@
 """gRPC as both sides use it: the channel's settings, errors across the line, versions, and message conversions.
 
 Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``; nothing needs a message larger than a
-manifest or a chunk; compression stays off so that the bytes on the wire can be accounted for.
+manifest or a chunk, but for the list of a site's studies; compression stays off so that the bytes on the wire can be
+accounted for. A server gives a handshake 10 s and a connection without a call 5 min.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import grpc
 
 from wardround import __version__, dsse
 from wardround.errors import BY_EXIT_CODE, BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
-from wardround.tensors import MODEL, Entry, Manifest, TensorSpec
+from wardround.tensors import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
 
-MAX_MESSAGE = 4 * 1024 * 1024 + 64 * 1024
+MAX_MESSAGE = 4 * 1024 * 1024 + 64 * 1024  # the offers of all of a site's studies
+MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
+MAX_REQUEST = 1024 * 1024 + 64 * 1024  # a chunk, and what is around it
 
 COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -29,7 +33,10 @@ COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.default_compression_algorithm", 0),
 ]
 SERVER_OPTIONS = [
-    *COMMON_OPTIONS,
+    *((name, value) for name, value in COMMON_OPTIONS if name != "grpc.max_receive_message_length"),
+    ("grpc.max_receive_message_length", MAX_REQUEST),
+    ("grpc.max_concurrent_streams", 32),  # on one connection
+    ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
@@ -113,8 +120,35 @@ def manifest_message(manifest: Manifest) -> tensors_pb2.Manifest:
     return message
 
 
-def manifest_from(message: tensors_pb2.Manifest) -> Manifest:
-    """Raises BadData: names, dtypes, shapes or digests of another form, or bytes that do not follow from them."""
+def manifest_most_bytes(specs: Sequence[TensorSpec]) -> int:
+    """No manifest of these tensors is longer as a message."""
+    return sum(80 + len(spec.name) + len(spec.bundle) + 10 * len(spec.shape) for spec in specs)
+
+
+def is_one_field(data: bytes, number: int) -> bool:
+    """Whether a serialized message is one field of bytes, with a number under 16, and nothing beside it."""
+    if data[:1] != bytes([number << 3 | 2]):
+        return False
+    length = shift = 0
+    for place, byte in enumerate(data[1:6], start=2):
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return place + length == len(data)
+    return False
+
+
+def manifest_from(message: tensors_pb2.Manifest, most: int = MAX_TENSORS) -> Manifest:
+    """A manifest of at most ``most`` tensors.
+
+    Raises:
+        BadData: more; or names, dtypes, shapes or digests of another form, or bytes that do not follow from them.
+    """
+    count = len(message.bundles)
+    if count <= most:
+        count = sum(len(bundle.tensors) for bundle in message.bundles)
+    if count > most:
+        raise BadData(f"a manifest of {count} tensors or bundles, at most {most} are taken", code="MANIFEST_NAMES")
     entries = []
     for bundle in message.bundles:
         for row in bundle.tensors:

@@ -15,6 +15,7 @@ import re
 import stat
 import struct
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -97,7 +98,7 @@ class Manifest:
         if len(keys) > MAX_TENSORS:
             raise BadData(f"{len(keys)} tensors, at most {MAX_TENSORS} are taken", code="MANIFEST_NAMES")
         if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = next(key for key, times in Counter(keys).items() if times > 1)
             raise BadData(f"tensor `{twice}` stands twice", code="MANIFEST_NAMES")
 
     @property

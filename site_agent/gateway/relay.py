@@ -15,6 +15,7 @@ from typing import Any
 
 from site_agent.state import now_text
 from wardround import durable
+from wardround.control import accepted
 from wardround.errors import Unavailable, UsageProblem
 from wardround.latch import Latch, set_by_signals
 
@@ -56,6 +57,7 @@ class Relay:
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
+        self._closing = False
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._target = address(self.to)
@@ -83,6 +85,7 @@ class Relay:
 
     def close(self) -> None:
         """Stop listening, break what is open, write the count."""
+        self._closing = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
         self._listener.close()
@@ -94,11 +97,7 @@ class Relay:
         self._write()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                site, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+        for site in accepted(self._listener, lambda: self._closing):
             with self._lock:
                 passage = Passage(len(self.passages) + 1, now_text())
                 self.passages.append(passage)

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator import service, store
+from coordinator.calls import MAX_CALLS
 from coordinator.enrolment import Authority
 from coordinator.server import ServerIdentity
 from tests.coordinator.conftest import Place
@@ -127,7 +128,7 @@ def test_of_many_that_use_one_invitation_at_once_exactly_one_succeeds(place: Pla
             return str(error.details()).partition("\n")[0]
         return "enrolled"
 
-    with channel, ThreadPoolExecutor(32) as pool:
+    with channel, ThreadPoolExecutor(MAX_CALLS) as pool:  # so many of one invitation are taken at one time
         said = list(pool.map(attempt, range(32)))
     assert sorted(set(said)) == ["INVITATION_USED", "enrolled"]
     assert said.count("enrolled") == 1

@@ -389,10 +389,28 @@ def test_a_site_sees_only_studies_that_list_it(place: Place) -> None:
 
 
 def test_every_message_of_an_upload_is_parsed_within_bounds(place: Place) -> None:
-    """4 MiB of empty submessages: refused without being kept."""
+    """Long ones of empty submessages: refused by their length, short ones by their number, without being kept."""
     site, _, update, opening = begun(place)
-    for _ in range(100_000):
-        opening.manifest.bundles[0].tensors.add()
-    with pytest.raises(grpc.RpcError, match="MANIFEST_NAMES"):
-        site.send(opening, update.payload)
-    assert rpc.MAX_MESSAGE < 5 * 1024 * 1024
+    manifest = rpc.manifest_message(update.manifest)
+    for count, code in ((1_000_000, "max"), (400_000, "MESSAGE_MALFORMED"), (50_000, "MANIFEST_NAMES")):
+        opening.manifest.CopyFrom(manifest)
+        for _ in range(count):
+            opening.manifest.bundles[0].tensors.add()
+        with pytest.raises(grpc.RpcError, match=code):
+            site.send(opening, update.payload)
+
+
+def test_a_long_message_after_the_opening_is_a_chunk_and_nothing_else(place: Place) -> None:
+    site, _, update, opening = begun(place)
+    bomb = pb.UploadRequest(open=opening)
+    for _ in range(10_000):
+        bomb.open.manifest.bundles.add()
+    hidden = chunk(0, b"1234").SerializeToString() + bomb.SerializeToString()
+    send = site.channel.stream_stream("/wardround.v1.Federation/Upload")
+    for data in (bomb.SerializeToString(), hidden):
+        messages = iter([pb.UploadRequest(open=opening).SerializeToString(), data])
+        with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED\nafter `open` come chunks of at most 1 MiB"):
+            list(send(messages, timeout=20))
+    receipt = site.send(opening, update.payload)
+    assert receipt
+    assert receipt.decision == "accepted"

@@ -1,5 +1,6 @@
 """Commands over the Unix socket in a state directory."""
 
+import io
 import json
 import logging
 import os
@@ -12,9 +13,19 @@ from typing import Any
 
 import pytest
 
+from tools.world import wait_until
 from wardround import control, errors
 from wardround.control import ControlServer, call
-from wardround.errors import CannotWrite, NeedsPerson, NotPermitted, Unavailable, UsageProblem, WardroundError
+from wardround.errors import (
+    BadData,
+    CannotWrite,
+    NeedsPerson,
+    NotPermitted,
+    TryAgain,
+    Unavailable,
+    UsageProblem,
+    WardroundError,
+)
 
 
 class Service:
@@ -211,3 +222,53 @@ def test_the_peers_user_is_the_one_that_connected() -> None:
         assert control.peer_user(connection) == 12345
         for opened in (asking, connection, listener):
             opened.close()
+
+
+@pytest.mark.parametrize("size", [control.PIECE - 20, control.PIECE, 3 * control.PIECE, 9 * control.PIECE + 7])
+def test_an_answer_of_any_length_comes_whole(path: Path, size: int) -> None:
+    text = ('"\\ø\n' * size)[:size]
+    asked = text[: control.MAX_LINE // 4]
+    assert call(path, {"command": "echo", "text": asked}) == asked
+    assert list(control.answers(io.BytesIO(b"".join(control.lines_of({"result": text}))))) == [{"result": text}]
+
+
+def test_an_answer_is_not_longer_than_the_asker_takes(path: Path) -> None:
+    text = "x" * (2 * control.PIECE)
+    with pytest.raises(BadData, match="the service's answer is longer than is taken here"):
+        call(path, {"command": "echo", "text": text}, most=control.PIECE)
+    with pytest.raises(BadData, match="the service's answer is none: JSON objects were wanted"):
+        list(control.answers(io.BytesIO(b"[1]\n")))
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "REQUEST_S", 0.2)
+    with control.connect(path) as connection, connection.makefile("rb") as stream:
+        connection.settimeout(10)
+        connection.sendall(b'{"command":')
+        answer = json.loads(stream.readline())
+    assert answer["error"]["message"] == "no request came in 0.2 s"
+
+
+def test_a_request_has_a_length(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_LINE", 1000)
+    with control.connect(path) as connection, connection.makefile("rb") as stream:
+        connection.settimeout(10)
+        connection.sendall(b"x" * 1001)
+        assert json.loads(stream.readline())["error"]["message"] == "a request of more than 1000 bytes"
+
+
+def test_connections_are_bounded_and_one_more_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 3)
+    held = [control.connect(path) for _ in range(3)]
+    with pytest.raises(TryAgain, match="3 commands are under way here"):
+        call(path, {"command": "echo", "text": "x"})
+    for connection in held:
+        connection.close()
+    wait_until(lambda: answered(path), "it answers again", 20)
+
+
+def answered(path: Path) -> bool:
+    try:
+        return bool(call(path, {"command": "echo", "text": "again"}) == "again")
+    except TryAgain:
+        return False

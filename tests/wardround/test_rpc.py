@@ -249,3 +249,31 @@ def test_every_code_that_our_source_names_is_in_the_contract() -> None:
 
 def test_the_search_for_codes_finds_them() -> None:
     assert codes_in('f(code="A"); g(1, code="B" if x else ""); h(code=variable)') == {"A", "B", ""}
+
+
+def test_no_manifest_is_longer_than_what_its_tensors_can_take() -> None:
+    specs = [
+        TensorSpec("n" * 200, "BOOL", (1,) * 16, "b" * 40), TensorSpec("x", "F32", (2**20, 2**20)),
+        TensorSpec("scalar", "F64", ()), *(TensorSpec(f"layer.{n}.weight", "F32", (64, 3, 7, 7)) for n in range(300)),
+    ]  # fmt: skip
+    manifest = Manifest(tuple(Entry(spec, "ab" * 32) for spec in specs))
+    found = rpc.manifest_message(manifest).ByteSize()
+    assert found <= rpc.manifest_most_bytes(specs) < 2 * found
+
+
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 300, 20_000, 3_000_000])
+def test_a_message_of_one_field_is_known_from_its_bytes(size: int) -> None:
+    data = pb.UploadRequest(chunk=tensors_pb2.Chunk(data=bytes(size))).SerializeToString()
+    assert rpc.is_one_field(data, 2)
+    assert not rpc.is_one_field(data, 1)
+    for other in (b"", data[:1], data + b"\x12\x00", data[:-1], b"\x12" + b"\xff" * 9 + data):
+        assert not rpc.is_one_field(other, 2)
+
+
+def test_a_manifest_of_too_many_tensors_or_bundles_is_refused_before_they_are_looked_at() -> None:
+    message = rpc.manifest_message(Manifest((Entry(TensorSpec("a", "F32", (1,)), "0" * 64),)))
+    assert len(rpc.manifest_from(message, 1).entries) == 1
+    with pytest.raises(BadData, match="a manifest of 1 tensors or bundles, at most 0 are taken"):
+        rpc.manifest_from(message, 0)
+    with pytest.raises(BadData, match="a manifest of 3 tensors or bundles, at most 2 are taken"):
+        rpc.manifest_from(tensors_pb2.Manifest(bundles=[tensors_pb2.Bundle()] * 3), 2)

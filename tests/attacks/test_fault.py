@@ -1,0 +1,171 @@
+"""What fails by itself: a full table, a race, an answer that grew."""
+
+import json
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import store
+from coordinator.enrolment import Authority, Peer, Standing
+from tests.attacks.places import placed
+from tools.world import Service, World, free_port, wait_until
+from wardround import control, identity
+from wardround.errors import NotPermitted
+
+PLACES = ("before it read", "after it read")
+
+
+@pytest.mark.attack(promise="P10", refused_by="proto/wardround/control.py")
+def test_report_over_8_mib(tmp_path: Path) -> None:
+    """A study of many rounds and sites has a report longer than the control socket took; the command crashed."""
+    with placed(tmp_path) as place:
+        name = place.create()
+        answers = json.dumps({f"site-{n}": ["refused", "TENSOR_NORM", ""] for n in range(250)})
+        asked = json.dumps([f"site-{n}" for n in range(250)])
+        row: dict[str, Any] = {"closing": False, "base": "0" * 64, "opened_s": 0.0, "closed_s": 1.0}
+        row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
+        with place.coordinator.parts.store.write() as records:
+            records.add_all(
+                store.rounds, [{**row, "number": number, "attempt": 1, "model": None} for number in range(1, 500)]
+            )
+        told = control.call(place.state.control, {"command": "report", "study": name})
+        assert len(json.dumps(told)) > 8 * 1024 * 1024
+        assert [attempt["round"] for attempt in told["attempts"]] == list(range(1, 500))
+
+
+def coordinator_socket(world: World) -> tuple[Service, Path]:
+    return world.serve(), world.coordinator_state / "control.sock"
+
+
+def agent_socket(only: str) -> Callable[[World], tuple[Service, Path]]:
+    def start(world: World) -> tuple[Service, Path]:
+        world.serve()
+        world.join("alpha")
+        state = world.state / "alpha"
+        agent = Service(world.logs / f"{only}.log", "site-agent", "run", "--only", only, "--state", state)
+        world.agents[only] = agent
+        agent.wait_line("ready")
+        return agent, state / ("control.sock" if only == "gateway" else "staging/trainer.sock")
+
+    return start
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/control.py")
+@pytest.mark.parametrize(
+    ("start", "ask"),
+    [
+        pytest.param(coordinator_socket, "sites", id="coordinator"),
+        pytest.param(agent_socket("gateway"), "status", id="gateway"),
+        pytest.param(agent_socket("trainer"), "status", id="trainer"),
+    ],
+)
+def test_descriptors_run_out(world: World, start: Callable[[World], tuple[Service, Path]], ask: str) -> None:
+    """One moment without a free descriptor ended the thread that accepts: every later command hung."""
+    world.init()
+    service, path = start(world)
+    assert control.call(path, {"command": ask})
+    starve(service.process.pid, 8)
+    held = [control.connect(path) for _ in range(30)]
+    wait_until(lambda: "cannot be accepted now" in service.log.read_text(), "it says that it cannot accept", 20)
+    for connection in held:
+        connection.close()
+    assert control.call(path, {"command": ask}, timeout_s=30)
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/relay.py")
+def test_descriptors_run_out__relay(world: World) -> None:
+    """The auditor's relay forgot to listen in the same way, and the site behind it was cut off."""
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        listen, to = f"127.0.0.1:{free_port()}", f"127.0.0.1:{target.getsockname()[1]}"
+        relay = Service(world.logs / "relay.log", "site-agent", "audit", "relay", "--listen", listen, "--to", to)
+        world.agents["relay"] = relay
+        relay.wait_line("ready")
+        starve(relay.process.pid, 4)
+        host, port = listen.split(":")
+        held = [socket.create_connection((host, int(port))) for _ in range(12)]
+        wait_until(lambda: "cannot be accepted now" in relay.log.read_text(), "it says that it cannot accept", 20)
+        for connection in held:
+            connection.close()
+        target.settimeout(30)
+        with socket.create_connection((host, int(port)), timeout=30) as site:
+            site.sendall(b"through")
+            while not passed_on(target, b"through"):
+                pass  # those that were held and are gone
+
+
+def passed_on(target: socket.socket, wanted: bytes) -> bool:
+    """Whether the next connection that the relay makes brings ``wanted``."""
+    connection, _ = target.accept()
+    with connection:
+        connection.settimeout(30)
+        return connection.recv(100) == wanted
+
+
+def starve(pid: int, spare: int) -> None:
+    """Leave a running process ``spare`` descriptors."""
+    used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 1 + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+class Record:
+    """A coordinator's record of one site, and a reader whose thread stops wherever ``pause`` says."""
+
+    def __init__(self, pause: Callable[[str], None]) -> None:
+        self._pause = pause
+        self.serials = ["1"]
+        self.revoked: int | None = None
+
+    @contextmanager
+    def read(self) -> Iterator["Record"]:
+        self._pause("before it read")
+        yield self
+        self._pause("after it read")
+
+    def all(self, table: Any) -> list[dict[str, Any]]:
+        if table is store.certificates:
+            return [{"serial": serial, "site": "alpha"} for serial in self.serials]
+        return [{"name": "alpha", "revoked_s": self.revoked}]
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/enrolment.py")
+def test_revocation_undone_in_memory(tmp_path: Path) -> None:
+    """A renewal that had read before a revocation put its older picture in place after it: the site was good again."""
+    certificate = Authority.create(tmp_path, "north", time.time()).certificate  # good now; nothing else is asked of it
+    for run in range(1000):
+        chance = random.Random(run)
+        stops = {(who, place): chance.random() < 0.5 for who in ("renew", "revoke") for place in PLACES}
+        done = {"renew": threading.Event(), "revoke": threading.Event()}
+
+        def pause(place: str, stops: dict[Any, bool] = stops, done: dict[str, threading.Event] = done) -> None:
+            """Let the other one finish first, if it can."""
+            who = threading.current_thread().name
+            if stops.get((who, place)):
+                done["revoke" if who == "renew" else "renew"].wait(0.003)
+
+        record = Record(pause)
+        standing = Standing(record, "north", time.time)  # type: ignore[arg-type]
+
+        def act(standing: Standing = standing, record: Record = record, done: Any = done) -> None:
+            who = threading.current_thread().name
+            if who == "renew":
+                record.serials.append("2")
+            else:
+                record.revoked = 1
+            standing.load()
+            done[who].set()
+
+        threads = [threading.Thread(target=act, name=who) for who in chance.sample(sorted(done), 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
+            standing.check(Peer(identity.Name("north", "site", "alpha"), "2", certificate, ""))

@@ -1,0 +1,278 @@
+"""A member site that wants more than its share, or whoever holds its stolen credentials."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import calls
+from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
+from tests.coordinator.conftest import Place
+from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_rounds import SPECS
+from tools.world import World, wait_until
+from wardround import __version__
+from wardround.errors import BadData
+from wardround.tensors import Entry, Manifest, TensorSpec
+from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
+
+# Calls that hold the workers.
+
+
+def by_a_member(place: Place) -> tuple[tuple[bytes, bytes, bytes], str]:
+    return own_pems(place.join("alpha")), "Federation/Studies"
+
+
+def by_an_unused_invitation(place: Place) -> tuple[tuple[bytes, bytes, bytes], str]:
+    return bootstrap_pems(place.invite("alpha")), "Enrolment/Enrol"
+
+
+def by_a_revoked_site(place: Place) -> tuple[tuple[bytes, bytes, bytes], str]:
+    pems = own_pems(place.join("alpha"))
+    place.ask("revoke", site="alpha")
+    return pems, "Federation/Declare"
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+@pytest.mark.parametrize("who", [by_a_member, by_an_unused_invitation, by_a_revoked_site])
+def test_hung_first_messages(tmp_path: Path, who: Callable[[Place], tuple[tuple[bytes, bytes, bytes], str]]) -> None:
+    """540 unary calls whose message never came held every worker before anyone looked at who called."""
+    with placed(tmp_path) as place:
+        bravo = place.join("bravo")
+        pems, method = who(place)
+        hung = Hung(place, pems, method, 540)
+        try:
+            took = []
+            for _ in range(20):
+                began = time.monotonic()
+                bravo.federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=5)
+                took.append(time.monotonic() - began)
+            assert sum(took) / len(took) < 1
+            ended = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.CANCELLED}
+            assert set(hung.codes()) <= ended  # all of them, the last ones after 5 s
+        finally:
+            hung.close()
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+def test_hung_first_messages__revoked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revocation left the calls alone that had not said anything yet."""
+    monkeypatch.setattr(calls, "FIRST_MESSAGE_S", 600)
+    with placed(tmp_path) as place:
+        alpha = place.join("alpha")
+        hung = Hung(place, own_pems(alpha), "Federation/Studies", calls.MAX_CALLS - 1)
+        try:
+            wait_until(lambda: len(place.coordinator.calls.of("alpha")) == calls.MAX_CALLS, "all have arrived", 20)
+            place.ask("revoke", site="alpha")
+            assert set(hung.codes()) == {grpc.StatusCode.CANCELLED}
+            assert alpha.stream_error() is not None
+            wait_until(lambda: not place.coordinator.calls.of("alpha"), "their workers are free", 20)
+        finally:
+            hung.close()
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+@pytest.mark.parametrize("size", [0, 1], ids=["nothing comes", "a byte now and then"])
+def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """An upload that is open and moves nothing, or next to nothing, held its worker for as long as it liked."""
+    monkeypatch.setattr(calls, "RATE_S", 1.0)
+    with placed(tmp_path) as place:
+        (alpha,) = place.begin(sites=["alpha"])
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 1, SPECS)
+        opening = alpha.opening(assignment, update)
+        never, ended = threading.Event(), threading.Event()
+
+        def crawl() -> Iterator[Any]:
+            yield pb.UploadRequest(open=opening)
+            for offset in range(len(update.payload)):
+                if never.wait(0.3) or ended.is_set():
+                    return
+                if size:
+                    chunk = tensors_pb2.Chunk(offset=offset, data=update.payload[offset : offset + size])
+                    yield pb.UploadRequest(chunk=chunk)
+            never.wait(60)
+
+        call = alpha.federation.Upload(crawl(), timeout=60)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call)
+        ended.set()
+        never.set()
+        assert refused.value.code() == grpc.StatusCode.CANCELLED  # as a broken line is: it may go on where it was
+        monkeypatch.undo()
+        offsets: list[int] = []
+        receipt = alpha.send(opening, update.payload, on_offset=offsets.append)
+        assert receipt
+        assert receipt.decision == "accepted"
+        assert bool(offsets[0]) == bool(size)
+
+
+# Streams that begin and end in every way.
+
+UNDECODABLE = b"\xff\xff\xff"
+
+
+def sequences(alphabet: list[bytes], most: int) -> Iterator[tuple[bytes, ...]]:
+    for length in range(most + 1):
+        yield from itertools.product(alphabet, repeat=length)
+
+
+def carried_out(channel: grpc.Channel, method: str, messages: tuple[bytes, ...], ending: str) -> None:
+    """Send ``messages`` and end: half-close and read what comes, cancel at once, or after the first answer."""
+    stay = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        yield from messages
+        if ending != "half-close":
+            stay.wait(20)
+
+    call = channel.stream_stream(f"/wardround.v1.{method}")(requests(), timeout=20)
+    try:
+        if ending == "half-close" and method != "Federation/Watch":
+            list(call)
+        elif ending == "cancel later" and messages:
+            next(call)
+    except (grpc.RpcError, StopIteration):
+        pass  # refused, or over: what is asked here is what is left behind
+    finally:
+        call.cancel()
+        stay.set()
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+def test_occupied_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some streams, such as an undecodable message and another, a site's place was taken for good."""
+    monkeypatch.setattr(calls, "LEFT_S", 5.0)
+    with placed(tmp_path) as place:
+        (alpha,) = place.begin(sites=["alpha"])
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 1, SPECS)
+        alpha.unwatch()
+        half = update.payload[: len(update.payload) // 2]
+        alphabet = [
+            UNDECODABLE,
+            pb.UploadRequest(open=alpha.opening(assignment, update)).SerializeToString(),
+            pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=0, data=half)).SerializeToString(),
+            pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=bytes(32))).SerializeToString(),
+            pb.UploadRequest(inquire=pb.UploadInquire(upload_id=bytes(16))).SerializeToString(),
+        ]
+        small = [UNDECODABLE, b"", pb.StudiesRequest(agent_version=__version__).SerializeToString()]
+        ways = [
+            *(("Federation/Upload", messages) for messages in sequences(alphabet, 3)),
+            *(
+                (method, messages)
+                for method in ("Federation/Studies", "Federation/Declare", "Federation/Watch", "Federation/Download",
+                               "Enrolment/Renew", "Enrolment/Enrol")
+                for messages in sequences(small, 2)
+            ),
+        ]  # fmt: skip
+        with open_channel(place, own_pems(alpha)) as channel:
+            for (method, messages), ending in itertools.product(ways, ("half-close", "cancel", "cancel later")):
+                carried_out(channel, method, messages, ending)
+                given_back(place, f"{method}: {[message[:4] for message in messages]}, {ending}")
+        wait_until(lambda: not place.coordinator.calls.all(), "gRPC has let go of every call", 30)
+        receipt = alpha.send(alpha.opening(assignment, update), update.payload)
+        assert receipt
+
+
+def given_back(place: Place, after: str) -> None:
+    """Wait until no call of alpha holds a worker and no upload is under way."""
+    never = threading.Event()
+    deadline = time.monotonic() + 20
+    while place.coordinator.calls.of("alpha") or place.coordinator.uploads.arriving():
+        assert time.monotonic() < deadline, f"a place is still taken after {after}"
+        never.wait(0.002)
+
+
+# Messages that grow when they are parsed.
+
+
+def empty_tensors(count: int) -> bytes:
+    """An opening whose manifest has that many tensors of two bytes each."""
+    bundle = tensors_pb2.Bundle(name="model").SerializeToString() + b"\x12\x00" * count
+    manifest = b"\x0a" + varint(len(bundle)) + bundle
+    opening = pb.UploadOpen(upload_id=bytes(16), study="trial").SerializeToString()
+    opening += b"\x3a" + varint(len(manifest)) + manifest
+    return b"\x0a" + varint(len(opening)) + opening
+
+
+def varint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*data, number])
+
+
+def doubled_name(count: int) -> bytes:
+    """An opening of ``count`` tensors, the last one named as the one before it."""
+    entry = tensors_pb2.TensorEntry(name="", dtype="F32", shape=[1], encoding="raw", bytes=4, sha256=bytes(32))
+    bundle = tensors_pb2.Bundle(name="model")
+    for number in range(count):
+        entry.name = f"t{min(number, count - 2)}"
+        bundle.tensors.append(entry)
+    opening = pb.UploadOpen(
+        upload_id=bytes(16), study="trial", digest=bytes(32), manifest=tensors_pb2.Manifest(bundles=[bundle]),
+        ledger=pb.LedgerHead(ledger_id="0" * 32, lines=1, head=bytes(32), signature=bytes(64)),
+    )  # fmt: skip
+    return pb.UploadRequest(open=opening).SerializeToString()
+
+
+def peak_kib(pid: int) -> int:
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(rows["VmHWM"].split()[0])
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/service.py")
+def test_parse_bomb(world: World) -> None:
+    """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
+    world.init()
+    service = world.serve()
+    mallory, honest = (FakeSite(world.ask_coordinator("invite", site)) for site in ("mallory", "honest"))
+    bombs = [empty_tensors(2_000_000), empty_tensors(500_000), empty_tensors(60_000), doubled_name(20_000),
+             doubled_name(2000), doubled_name(1000)]  # fmt: skip
+    request = pb.StudiesRequest(agent_version=__version__)
+    for site in (mallory, honest):
+        site.federation.Studies(request, timeout=20)
+    before = peak_kib(service.process.pid)
+    channels = [mallory.open_channel() for _ in range(6)]
+    ended: list[float] = []
+
+    def throw(channel: grpc.Channel, bomb: bytes) -> None:
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError):
+            list(channel.stream_stream("/wardround.v1.Federation/Upload")(iter([bomb]), timeout=60))
+        ended.append(time.monotonic() - began)
+
+    for bomb in bombs:  # six of each at once
+        threads = [threading.Thread(target=throw, args=(channel, bomb)) for channel in channels]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        honest.federation.Studies(request, timeout=20)
+        assert time.monotonic() - began < 2
+        for thread in threads:
+            thread.join()
+    assert len(ended) == 6 * len(bombs)
+    assert max(ended) < 4
+    assert peak_kib(service.process.pid) - before < 64 * 1024
+    for site in (mallory, honest):
+        site.close()
+    for channel in channels:
+        channel.close()
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/tensors.py")
+def test_parse_bomb__a_doubled_name_in_the_largest_manifest() -> None:
+    """Each name was counted among all: 20,000 names took 8.7 s."""
+    entries = [Entry(TensorSpec(f"t{min(number, 19_998)}", "F32", (1,)), "0" * 64) for number in range(20_000)]
+    began = time.process_time()
+    with pytest.raises(BadData, match="tensor `t19998` stands twice"):
+        Manifest(tuple(entries))
+    assert time.process_time() - began < 0.5
