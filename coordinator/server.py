@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +16,13 @@ from coordinator.operations import Operations, Parts
 from coordinator.service import Calls, EnrolmentServicer, FederationServicer, Guard
 from coordinator.state import State, split_address
 from coordinator.uploads import Uploads
-from wardround import identity, rpc
+from wardround import identity, memory, rpc
 from wardround.cli import say_error
 from wardround.control import ControlServer
 from wardround.durable import StateLock
 from wardround.errors import Unavailable, WardroundError
 from wardround.latch import Latch, set_by_signals
+from wardround.terminal import log_to_stderr
 from wardround.v1 import enrolment_pb2_grpc, federation_pb2_grpc
 
 MAX_SITES = 256  # as many as a study can list
@@ -145,7 +145,8 @@ class Coordinator:
 
 def serve(state: State, listen: str) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    memory.hide()
+    log_to_stderr()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
