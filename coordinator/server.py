@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +17,13 @@ from coordinator.operations import Operations, Parts
 from coordinator.service import EnrolmentServicer, FederationServicer, Guard, handlers
 from coordinator.state import State, split_address
 from coordinator.uploads import Uploads
-from wardround import identity, rpc
+from wardround import identity, memory, rpc
 from wardround.cli import say_error
 from wardround.control import ControlServer
 from wardround.durable import StateLock
 from wardround.errors import Unavailable, WardroundError
 from wardround.latch import Latch, set_by_signals
+from wardround.terminal import log_to_stderr
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
@@ -143,7 +143,8 @@ class Coordinator:
 
 def serve(state: State, listen: str) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    memory.hide()
+    log_to_stderr()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):

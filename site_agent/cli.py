@@ -38,6 +38,14 @@ app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
 
+MEASURES = {  # of the trainer's isolation, by the names of `site_agent.trainer.isolation`
+    "no_namespace": "a network namespace of its own (this system forbids it)",
+    "no_system_call_filter": "the filter of system calls: it can reach into this user's processes and terminals",
+    "reads_processes": "Landlock: it can read this user's other processes, where they do not hide their memory",
+    "abstract_sockets": "Landlock from version 6: abstract Unix sockets of this machine are within its reach",
+    "signals": "Landlock from version 6: it can send signals to this user's other processes",
+    "shared_session": "a session of its own: it shares one with whoever started it",
+}
 INVITED = re.compile(r"(^|\s)wr1\.|wr1\.\w{64}")  # an invitation, perhaps with what stood around it
 
 State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
@@ -295,6 +303,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         "running": running is not None,
         "connected": running is not None and running["connected"],
         "isolation": trainer["isolation"],
+        "isolation_missing": trainer["missing"],
         "device": trainer["device"],
         "users": {
             "gateway": user_name(gateway_uid),
@@ -380,6 +389,8 @@ def _print_status(shown: dict[str, Any]) -> None:
     print(f"Certificate valid to {shown['certificate_expires']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
+    for measure in shown["isolation_missing"]:
+        print(f"  not in force: {MEASURES.get(measure, 'a measure that this version does not know')}")
     print(f"Trains on: {shown['device']}")
     console.print(f"Gateway runs as {users['gateway']}, trainer as {users['trainer']}", markup=False)
     if users["root"]:

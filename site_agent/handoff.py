@@ -20,7 +20,7 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     export       {study: NAME, checkpoint, out}              -> {files}
     predict      {study: NAME, checkpoint, table | images | arrays, out} -> {rows, out}
     device       {}                                          -> {device}
-    status       {}                                          -> {isolation, user, uid, worker, device}
+    status       {}                                          -> {isolation, missing, user, uid, worker, device}
     abort        {}                                          -> {}
 
 ``study`` is the resolved study's document where it is not called NAME; ``data`` is what was approved, as
@@ -43,13 +43,16 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from wardround import control
 from wardround.errors import BY_EXIT_CODE, BadData, TryAgain, WardroundError
+from wardround.terminal import escaped
 
 TRAINING_FAILED = "DECLINED_TRAINING_FAILED"
 MAX_LINE = control.MAX_LINE
+MAX_PRINTED = 4096  # bytes of one line that a worker prints; a longer one is several
+LAST_WORDS_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
 ROUND_COMMANDS = frozenset({"train", "validate", "finish"})
@@ -123,7 +126,8 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
     with Worker(state, warm=False) as worker:
         if command == "status":  # of the listener, which is not there: what its worker would be
             user = {"user": user_name(os.geteuid()), "uid": os.geteuid()}
-            return {"isolation": worker.isolation, **user, "worker": None, "device": "cpu"}
+            in_force = {"isolation": worker.isolation, "missing": list(worker.missing)}
+            return {**in_force, **user, "worker": None, "device": "cpu"}
         return worker.ask({**fields, "command": command}, progress)
 
 
@@ -147,8 +151,13 @@ class Worker:
         line = [sys.executable, "-P", "-m", "site_agent.trainer.process", "--fd", str(theirs.fileno())]
         line += ["--parent", str(os.getpid()), "--state", str(state.resolve()), *(["--warm"] if warm else []), *options]
         with theirs:
-            # Its stdout is our stderr: nothing that a library prints may be mistaken for a command's result.
-            self._process = subprocess.Popen(line, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2)
+            # No terminal in any way: what it prints comes to our log, escaped, and none of it is a command's result.
+            self._process = subprocess.Popen(
+                line, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._words = threading.Thread(target=_repeat, args=(self._process.stdout,), name="worker-words", daemon=True)
+        self._words.start()
         self._connection = ours
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
@@ -162,6 +171,7 @@ class Worker:
             raise TryAgain("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
         ours.settimeout(None)
         self.isolation: str = hello["hello"]["isolation"]
+        self.missing: tuple[str, ...] = tuple(hello["hello"]["missing"])
         if self.isolation == "none":
             log.warning(
                 "NO ISOLATION: this system allows neither a network namespace nor seccomp, "
@@ -204,8 +214,9 @@ class Worker:
         self._process.wait()
 
     def close(self) -> None:
-        """End it and wait for its end."""
+        """End it and wait for its end, and for the last that it printed."""
         self.kill()
+        self._words.join(LAST_WORDS_S)
         self._stream.close()
         self._connection.close()
 
@@ -227,6 +238,13 @@ class Worker:
             hint="its log says why; a round that was not finished is trained again when it is asked again",
             code=TRAINING_FAILED,
         )
+
+
+def _repeat(printed: IO[bytes]) -> None:
+    """What a worker prints, line by line, to our stderr, until its end."""
+    with printed:
+        while line := printed.readline(MAX_PRINTED):
+            print(escaped(line.decode(errors="replace").rstrip("\n")), file=sys.stderr, flush=True)
 
 
 def _as_error(said: dict[str, Any]) -> WardroundError:

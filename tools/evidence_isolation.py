@@ -3,8 +3,9 @@
 A real federation of one site runs a study. When it has ended, the kernel is asked what each process of the trainer
 has sent and received in its network namespace (`/proc/PID/net/dev`), whether that namespace is another than the
 agent's, and whether a seccomp filter is in force. Then a process isolated in the same way tries to open a socket of
-each family that the kernel knows; and one that is not isolated, to see that there were some to be had. Prints one
-JSON line; exits 1 if a byte passed or a socket was had.
+each family that the kernel knows, and each system call that the filter refuses; and one that is not isolated opens
+what sockets it can, to see that there were some to be had. Prints one JSON line; exits 1 if a byte passed, a socket was
+had or a call passed.
 """
 
 import argparse
@@ -21,10 +22,10 @@ from tools.world import World, descendants, wait_until
 
 FAMILIES = 46  # AF_UNSPEC to AF_MCTP, linux/socket.h
 TRY_ALL = """
-import json, socket
-from site_agent.trainer import isolation
+import ctypes, errno, json, platform, socket
+from site_agent.trainer import isolation, seccomp
 
-in_force, had = {isolate}, {{}}
+in_force, missing, had = {isolate}, {{}}
 for family in range({families}):
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET, socket.SOCK_RDM):
         if family == socket.AF_UNIX:
@@ -34,7 +35,18 @@ for family in range({families}):
             had[f"{{family}}/{{int(kind)}}"] = 0
         except OSError as error:
             had[f"{{family}}/{{int(kind)}}"] = error.errno
-print(json.dumps({{"isolation": in_force, "tried": had}}))
+passed = []
+if {calls}:  # with arguments that name nothing: what passes the filter fails with another error
+    libc = ctypes.CDLL(None, use_errno=True)
+    numbers = {{name: pair[seccomp.MACHINES.index(platform.machine())] for name, pair in seccomp.REFUSED.items()}}
+    for name, number in (numbers | seccomp.ABSENT).items():
+        libc.syscall(number, -1, 0, 0, 0, 0, 0)
+        if ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+            passed.append(name)
+print(json.dumps({{
+    "isolation": in_force, "missing": missing, "tried": had, "calls_tried": len(seccomp.REFUSED | seccomp.ABSENT),
+    "calls_passed": passed,
+}}))
 """
 
 
@@ -82,14 +94,16 @@ def _seen(pid: int, agent: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def seen_from_inside(isolate: str = "isolation.isolate()") -> dict[str, Any]:
-    """Which families' sockets a process can open once it is isolated."""
-    script = TRY_ALL.format(families=FAMILIES, isolate=isolate)
+def seen_from_inside(*, isolated: bool = True) -> dict[str, Any]:
+    """Which families' sockets a process can open once it is isolated, and which refused calls it can make."""
+    isolate = "(lambda found: (found.kind, found.missing))(isolation.isolate())" if isolated else '("none", ())'
+    script = TRY_ALL.format(families=FAMILIES, isolate=f"*{isolate}", calls=isolated)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     tried = found["tried"]
     return {
-        "isolation": found["isolation"], "sockets_tried": len(tried),
+        "isolation": found["isolation"], "not_in_force": found["missing"], "sockets_tried": len(tried),
+        "calls_tried": found["calls_tried"], "calls_passed": found["calls_passed"],
         "sockets_had": sorted(name for name, code in tried.items() if code == 0),
         "refused_by": sorted({errno.errorcode[code] for code in tried.values() if code}),
     }  # fmt: skip
@@ -102,12 +116,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="wardround-isolation-") as folder:
         workers = seen_from_outside(Path(folder), chosen.rounds)
     inside = seen_from_inside()
-    without = len(seen_from_inside('"none"')["sockets_had"])
+    without = len(seen_from_inside(isolated=False)["sockets_had"])
     print(json.dumps({
         "evidence": "isolation", "rounds": chosen.rounds, "workers": workers, **inside, "had_without_isolation": without
     }))  # fmt: skip
     quiet = bool(workers) and all(one["own_namespace"] and not one["sent"] + one["received"] for one in workers)
-    sys.exit(not quiet or bool(inside["sockets_had"]))
+    sys.exit(not quiet or bool(inside["sockets_had"] or inside["calls_passed"]))
 
 
 if __name__ == "__main__":

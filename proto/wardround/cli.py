@@ -2,19 +2,23 @@
 
 import json
 import os
+import re
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
+from wardround import memory
 from wardround.errors import NeedsPerson, UsageProblem, WardroundError
+from wardround.terminal import screened
 
 SITE_EXTRA = ("torch", "torchvision", "sklearn")
 INSTALL_SITE = "`pip install 'wardround[site]'`"
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
 READER_GONE = 141  # as of a program that SIGPIPE ended: what was printed is not the whole answer
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
+_UNSEEN = re.compile(r"[^ -~]")
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -23,7 +27,16 @@ def run(app: typer.Typer) -> None:
 
     Exit codes are those of ``wardround.errors``; usage errors that Click finds are 64 too, and a crash is 70. A reader
     that goes away before the end (``| head``) makes it 141, and never 0 or 1, which may be a verdict.
+
+    Its memory is hidden from the other processes of its user, and what it prints has no character that a terminal
+    would obey.
     """
+    memory.hide()
+    with screened():
+        _run(app)
+
+
+def _run(app: typer.Typer) -> NoReturn:
     code: Any
     try:
         code = app(standalone_mode=False)
@@ -69,7 +82,14 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """One object on stdout, for scripts."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+    print(_UNSEEN.sub(_as_json_escape, json.dumps(value, indent=2, ensure_ascii=False)), flush=True)
+
+
+def _as_json_escape(found: re.Match[str]) -> str:
+    """A character that a terminal may obey, or hide, as JSON has it; what the JSON says stays the same."""
+    if found[0].isprintable() or found[0] == "\n":
+        return found[0]
+    return json.dumps(found[0])[1:-1]
 
 
 def _flush() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from site_agent.gateway.agent import Agent
 from site_agent.handoff import trainer_socket
 from site_agent.state import SiteState
-from wardround import control, durable
+from wardround import control, durable, memory
 from wardround.errors import Unavailable, UsageProblem
 from wardround.latch import set_by_signals
+from wardround.terminal import log_to_stderr
 
 PR_SET_PDEATHSIG = 1
 TRAINER_START_S = 60
@@ -37,7 +38,8 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
         TryAgain: another process owns the state directory.
         StorageFailed: the disk failed; start again when it is sound.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    memory.hide()
+    log_to_stderr()
     state.site()
     with durable.StateLock(state.root, "site-agent run"):
         state.make_folders()

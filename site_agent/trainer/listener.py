@@ -63,7 +63,7 @@ class Listener:
         self._options = hardware.options
         self.failed: StorageFailed | None = None
         with Worker(state, warm=False, options=self._options) as probe:
-            self._isolation = probe.isolation
+            self._isolation, self._missing = probe.isolation, probe.missing
             self._device = "cpu"
             if hardware.device != "cpu":  # only an isolated process with torch can say
                 self._device = probe.ask({"command": "device"})["device"]
@@ -84,7 +84,10 @@ class Listener:
         if command == "status":
             worker = self._worker
             pid = worker.pid if worker is not None and worker.alive() else None
-            return {"isolation": self._isolation, **whoami(), "worker": pid, "device": self._device}
+            return {
+                "isolation": self._isolation, "missing": list(self._missing), **whoami(), "worker": pid,
+                "device": self._device,
+            }  # fmt: skip
         if command == "abort":
             self._end_worker()
             return {}

@@ -4,28 +4,31 @@ import json
 import logging
 import os
 import socket
-import sys
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
 from fl_algorithms.hardware import Hardware
 from site_agent.handoff import MAX_LINE
+from site_agent.trainer.isolation import InForce
 from site_agent.trainer.requests import Requests
 from wardround.durable import StorageFailed
 from wardround.errors import WardroundError
+from wardround.terminal import log_to_stderr
 
 log = logging.getLogger(__name__)
 
 
-def serve(descriptor: int, state: str, isolation: str, hardware: Hardware, *, warm: bool) -> None:
+def serve(descriptor: int, state: str, in_force: InForce, hardware: Hardware, *, warm: bool) -> None:
     """Answer what comes on the inherited socket ``descriptor``. A disk that failed ends the process."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="trainer: %(message)s")
+    log_to_stderr("trainer: %(message)s")
     os.umask(0o027)
     requests = Requests(Path(state), hardware)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         try:
-            _send(stream, {"hello": {"isolation": isolation, "pid": os.getpid()}})
+            _send(
+                stream, {"hello": {"isolation": in_force.kind, "missing": list(in_force.missing), "pid": os.getpid()}}
+            )
             if warm:
                 _preload(requests)
             while line := stream.readline(MAX_LINE):

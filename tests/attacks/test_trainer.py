@@ -1,8 +1,11 @@
 """What a trainer whose code was taken over could try, alone or in league with the coordinator."""
 
+import ctypes
+import json
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from site_agent import audit
 from site_agent.gateway.ledger import Ledger
 from site_agent.state import Journal, SiteState
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
+from tests.attacks.taken_over import SECCOMP_ALONE, as_common_user, inside, on_a_terminal, taken_over
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY
 from tools.world import Service
@@ -22,7 +26,9 @@ from wardround.errors import CannotWrite, Unavailable
 from wardround.tensors import TensorSpec, file_header
 
 EGRESS = "site_agent/gateway/egress.py"
+
 STAGING = "site_agent/gateway/staging.py"
+
 EVERY = ('updates = "none"', 'updates = "every"')
 
 
@@ -33,9 +39,6 @@ def exit_world(tmp_path: Path) -> Iterator[ExitWorld]:
         yield world
     finally:
         world.close()
-
-
-# The exit: what is sent.
 
 
 @pytest.mark.attack(promise="P2+", refused_by=EGRESS)
@@ -279,9 +282,6 @@ def test_resent_file_was_rewritten__while_it_is_copied(exit_world: ExitWorld, mo
     assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)
 
 
-# The exit: what a person released.
-
-
 def released(world: ExitWorld, kind: str, round_: int) -> str:
     """A world whose first update or closing numbers were held, and released; their digest."""
     world.join()
@@ -382,9 +382,6 @@ def test_nonfinite_leaves(exit_world: ExitWorld, value: float, place: int, caplo
     )
 
 
-# The staging folder.
-
-
 @pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/downloads.py")
 def test_chmod_follows_a_link(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Just after the gateway opened the model's file, its name in staging becomes a link to the site's key, which then
@@ -474,3 +471,146 @@ def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
             control.call(path, {"command": "status"})
     finally:
         listener.close()
+
+
+GETFD = """
+import os, sys
+gateway, line = map(int, sys.argv[1:])
+libc = isolation._libc
+taken = libc.syscall(438, libc.syscall(434, gateway, 0), line, 0)
+print(os.write(taken, b"patients") if taken >= 0 else "refused")
+"""
+
+MEMORY = """
+import ctypes, platform, struct, sys
+gateway, address, size = map(int, sys.argv[1:])
+found = ctypes.create_string_buffer(size)
+pairs = [struct.pack("PN", at, size) for at in (ctypes.addressof(found), address)]
+near, far = (ctypes.create_string_buffer(pair, 16) for pair in pairs)
+number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
+isolation._libc.syscall(number, gateway, near, 1, far, 1, 0)
+print(found.raw)
+"""
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+def test_pidfd_getfd_under_seccomp() -> None:
+    """One user and no namespace: the worker takes the gateway's socket, which the filter let it have, and sends."""
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        line = socket.create_connection(network.getsockname())
+        outside, _ = network.accept()
+        with line, outside:
+            said = inside(GETFD, os.getpid(), line.fileno())
+            line.shutdown(socket.SHUT_WR)
+            assert (outside.recv(100), said) == (b"", "refused\n")
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+def test_pidfd_getfd_under_seccomp__memory() -> None:
+    """The same worker reads the key out of the gateway's memory."""
+    secret = ctypes.create_string_buffer(b"the key of this site")
+    assert b"key" not in inside(MEMORY, os.getpid(), ctypes.addressof(secret), 20).encode()
+
+
+CALLS = """
+import ctypes, json, os, platform, sys
+libc = isolation._libc
+x86 = platform.machine() == "x86_64"
+numbers = dict(
+    ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), pidfd_getfd=(438, 438),
+    pidfd_open=(434, 434), kcmp=(312, 272), perf_event_open=(298, 241), bpf=(321, 280), userfaultfd=(323, 282),
+    keyctl=(250, 219), add_key=(248, 217), request_key=(249, 218), unshare=(272, 97), setns=(308, 268), mount=(165, 40),
+    clone3=(435, 435), open_by_handle_at=(304, 265), clone=(56, 220), process_madvise=(440, 440),
+)
+first = dict(ptrace=99, keyctl=99, unshare=0x04000000, clone=0x04000000 | 17)
+found = {}
+for name, pair in numbers.items():
+    ctypes.set_errno(0)
+    # arguments that harm nobody: a call that passes the filter fails otherwise, or does next to nothing
+    done = libc.syscall(pair[not x86], first.get(name, -1), 0, 0, 0, 0)
+    if name == "clone" and done == 0:
+        os._exit(0)
+    found[name] = os.strerror(ctypes.get_errno()) if done < 0 else "works"
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+def test_pidfd_getfd_under_seccomp__every_way_into_another_process() -> None:
+    """Each call that reaches into another process, the kernel's inside or another namespace stops at the filter."""
+    found = json.loads(inside(CALLS))
+    refused = {"Operation not permitted", "Function not implemented"}
+    assert {name: said for name, said in found.items() if said not in refused} == {}
+
+
+TYPE = """
+import fcntl, os
+for number in (0, 1, 2):
+    for byte in b"echo pwned; ":
+        try:
+            fcntl.ioctl(number, 0x5412, bytes([byte]))
+        except OSError:
+            break
+try:
+    terminal = os.open("/dev/tty", os.O_RDWR)
+    fcntl.ioctl(terminal, 0x5412, b"!")
+except OSError:
+    pass
+os.write(2, b"\\033]52;c;ZWNobyBwd25lZA==\\007\\033[2Jred")
+"""
+
+START = """
+import sys
+from pathlib import Path
+from site_agent.handoff import Worker
+with Worker(Path(sys.argv[1]), warm=False) as worker:
+    print("started", flush=True)
+"""
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+def test_tiocsti(tmp_path: Path) -> None:
+    """The worker types a command into the terminal that `site-agent run` or `data add` was given at."""
+    environment = taken_over(tmp_path / "evil", TYPE)
+    shown, code = on_a_terminal([sys.executable, "-P", "-c", START, str(tmp_path)], environment)
+    assert (b"started" in shown, code) == (True, 0)
+    assert b"pwned" not in shown.split(b"]52;")[0]  # what is typed is echoed
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+def test_tiocsti__a_terminal_that_it_opens() -> None:
+    """The filter refuses it for any terminal, so a worker that opens one by its path gains nothing; root may else."""
+    script = """
+        import errno, fcntl, os, pty
+        outside, terminal = pty.openpty()
+        for command in (0x5412, 0x541C, 0x540E, (1 << 32) - 1 & 0x5412):
+            try:
+                fcntl.ioctl(terminal, command, b"x")
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+            else:
+                print("typed")
+        print(os.getsid(0) == os.getpid())
+    """
+    assert inside(script, before=SECCOMP_ALONE).split() == ["EPERM"] * 4 + ["True"]
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/handoff.py")
+def test_tiocsti__its_own_words_reach_the_terminal_escaped(tmp_path: Path) -> None:
+    """What a worker prints would be the terminal's own commands: the clipboard set, the screen wiped."""
+    environment = taken_over(tmp_path / "evil", TYPE)
+    shown, _ = on_a_terminal([sys.executable, "-P", "-c", START, str(tmp_path)], environment)
+    assert b"red" in shown
+    assert b"\033" not in shown
+    assert b"\007" not in shown
+
+
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/memory.py")
+@pytest.mark.parametrize("program", ["coordinator", "gateway", "listener"])
+def test_pidfd_getfd_under_seccomp__the_memory_file_of_our_own(tmp_path: Path, program: str) -> None:
+    """Without Landlock nothing stops `open("/proc/PID/mem")` of one's own user's processes, but what they are."""
+    with as_common_user(tmp_path) as user:
+        process = user.start(program)
+        assert user.can_open(f"/proc/{user.start('sleep').pid}/mem")
+        assert not user.can_open(f"/proc/{process.pid}/mem")
+        assert not user.can_open(f"/proc/{process.pid}/environ")

@@ -124,7 +124,8 @@ class FakeTrainer:
         return {"checkpoints": []}
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"isolation": "network-namespace", "user": "trainer", "uid": 1234, "worker": None, "device": "cpu"}
+        in_force = {"isolation": "network-namespace", "missing": []}
+        return {**in_force, "user": "trainer", "uid": 1234, "worker": None, "device": "cpu"}
 
     def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
         self.aborted.set()

@@ -195,7 +195,7 @@ def test_worker_that_does_not_start_is_told(hospital: Hospital, monkeypatch: pyt
 def test_process_without_isolation_is_told_loudly(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handoff.Worker, "_read", lambda _: {"hello": {"isolation": "none", "pid": 1}})
+    monkeypatch.setattr(handoff.Worker, "_read", lambda _: {"hello": {"isolation": "none", "missing": [], "pid": 1}})
     with handoff.Worker(hospital.state, warm=False) as worker:
         assert worker.isolation == "none"
     assert "NO ISOLATION" in caplog.text

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import select
 import socket
 import subprocess
@@ -14,14 +15,16 @@ from typing import Any
 
 import pytest
 
-from site_agent.trainer import isolation
+from site_agent.cli import MEASURES
+from site_agent.trainer import isolation, seccomp
 
 WAYS_OUT = """
 import errno, json, os, socket, sys
 from site_agent.trainer import isolation
 
 {before}
-found = {{"isolation": isolation.isolate()}}
+in_force = isolation.isolate()
+found = {{"isolation": in_force.kind, "missing": in_force.missing}}
 
 def tried(act):
     try:
@@ -54,7 +57,7 @@ found["core"] = resource.getrlimit(resource.RLIMIT_CORE)[0]
 print(json.dumps(found))
 """
 WITHOUT_NAMESPACE = "isolation._enter_own_namespace = isolation._without_interfaces = lambda: False"
-WITHOUT_ANYTHING = WITHOUT_NAMESPACE + "\nisolation._forbid_sockets = lambda: False"
+WITHOUT_ANYTHING = WITHOUT_NAMESPACE + "\nisolation._forbid_calls = lambda: False"
 TRAIN = """
 import torch
 weight = torch.nn.Parameter(torch.ones(3))
@@ -129,7 +132,7 @@ def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) ->
             print("forbidden")
         else:
             isolation._enter_own_namespace = lambda: False
-            print(isolation.isolate())
+            print(isolation.isolate().kind)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() == "forbidden":
@@ -166,23 +169,74 @@ def test_other_processes_of_the_user_cannot_read_its_memory(tmp_path: Path) -> N
         process.communicate("\n", timeout=30)
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_filter_refuses_every_family_but_unix(machine: str) -> None:
+def verdict(machine: str, number: int, arguments: tuple[int, int] = (0, 0), arch: int | None = None) -> int:
+    words = {0: number, 4: seccomp.ARCHITECTURES[machine] if arch is None else arch, 16: arguments[0], 24: arguments[1]}
+    return interpret(seccomp.program(machine), words)
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_filter_refuses_what_its_table_says_and_nothing_else(machine: str) -> None:
     """A slow reading of the program, instruction by instruction, as the kernel's documentation describes them."""
-    architecture, socket_call, setns = isolation._ARCHITECTURES[machine]
     allow, eperm, enosys = 0x7FFF0000, 0x00050001, 0x00050026
-
-    def verdict(number: int, argument: int = 0, arch: int = architecture) -> int:
-        return interpret(isolation.socket_filter(machine), {0: number, 4: arch, 16: argument})
-
+    socket_call, clone, ioctl = seccomp.SOCKET[machine], seccomp.CLONE[machine], seccomp.IOCTL[machine]
     for family in range(64):
-        assert verdict(socket_call, family) == (allow if family == socket.AF_UNIX else eperm)
-    assert {verdict(number) for number in (425, 426, 427)} == {enosys}
-    assert verdict(setns) == eperm
-    assert verdict(socket_call, socket.AF_UNIX, arch=0x40000003) == eperm  # i386 on x86_64
-    assert verdict(0x40000000 | socket_call, socket.AF_UNIX) == eperm
-    others = set(range(500)) - {socket_call, setns, 425, 426, 427}
-    assert {verdict(number) for number in others} == {allow}
+        assert verdict(machine, socket_call, (family, 0)) == (allow if family == socket.AF_UNIX else eperm)
+    for bit in range(32):
+        made = verdict(machine, clone, (1 << bit | 17, 0))
+        assert made == (eperm if 1 << bit & seccomp.NEW_NAMESPACES else allow), bit
+    assert {verdict(machine, ioctl, (0, command)) for command in (0x5412, 0x541C, 0x540E)} == {eperm}
+    assert {verdict(machine, ioctl, (0, command)) for command in (0, 0x5401, 0x5411, 0x5413)} == {allow}
+    refused = {pair[seccomp.MACHINES.index(machine)] for pair in seccomp.REFUSED.values()}
+    assert {verdict(machine, number) for number in refused} == {eperm}
+    assert {verdict(machine, number) for number in (425, 426, 427, 435)} == {enosys}
+    assert verdict(machine, socket_call, (socket.AF_UNIX, 0), arch=0x40000003) == eperm  # i386 on x86_64
+    assert verdict(machine, 0x40000000 | socket_call, (socket.AF_UNIX, 0)) == eperm
+    others = set(range(500)) - refused - {socket_call, 425, 426, 427, 435}
+    assert {verdict(machine, number) for number in others} == {allow}
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", 0), ("/usr/include/asm-generic/unistd.h", 1)],
+)
+def test_numbers_of_the_calls_are_the_kernels(header: str, column: int) -> None:
+    if not Path(header).exists():
+        pytest.skip(f"{header} is not installed")
+    known = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
+    machine = seccomp.MACHINES[column]
+    ours = {name: pair[column] for name, pair in seccomp.REFUSED.items()} | seccomp.ABSENT
+    ours |= {"socket": seccomp.SOCKET[machine], "clone": seccomp.CLONE[machine], "ioctl": seccomp.IOCTL[machine]}
+    assert {name: int(known[name]) for name in ours} == ours
+
+
+@pytest.mark.parametrize(
+    ("alone", "landlock", "filtered", "missing"),
+    [
+        pytest.param(True, 7, True, set(), id="all of it"),
+        pytest.param(False, 7, True, {"no_namespace"}, id="no user namespaces"),
+        pytest.param(True, 5, True, {"signals"}, id="an older Landlock"),
+        pytest.param(False, 1, True, {"no_namespace", "abstract_sockets", "signals"}, id="the first, and no namespace"),
+        pytest.param(False, 0, False, set(MEASURES) - {"shared_session"}, id="nothing"),
+    ],
+)
+def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: bool, missing: set[str]) -> None:
+    script = (
+        "from site_agent.trainer import isolation\n"
+        f"isolation._enter_own_namespace = isolation._without_interfaces = lambda: {alone}\n"
+        f"isolation._restrict_scopes, isolation._forbid_calls = lambda: {landlock}, lambda: {filtered}\n"
+        "print(*isolation.isolate().missing)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) == missing
+
+
+def test_the_first_of_its_group_says_that_it_could_not_leave_its_session() -> None:
+    script = (
+        "import os; os.setpgid(0, 0)\nfrom site_agent.trainer import isolation\nprint(*isolation.isolate().missing)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "shared_session" in done.stdout.split()
+    assert "shared_session" in MEASURES
 
 
 def interpret(program: bytes, words: dict[int, int]) -> int:
@@ -198,6 +252,8 @@ def interpret(program: bytes, words: dict[int, int]) -> int:
             at += if_true if accumulator == operand else if_false
         elif code == 0x35:
             at += if_true if accumulator >= operand else if_false
+        elif code == 0x45:
+            at += if_true if accumulator & operand else if_false
         elif code == 0x06:
             return operand
         else:
