@@ -12,14 +12,14 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.admission import MAX_NEW_LINES, Claim
+from coordinator.admission import Claim, LedgerStatement
 from coordinator.blobs import Blobs
 from coordinator.calls import RATE_S, SMALL_MESSAGE, Call, Calls
 from coordinator.downloads import Downloads
@@ -31,7 +31,7 @@ from coordinator.uploads import Arrival, Uploads
 from wardround import __version__, canonical, identity, rpc
 from wardround.durable import StorageFailed
 from wardround.errors import BadData, NotPermitted, WardroundError
-from wardround.receipts import LedgerHead
+from wardround.receipts import MAX_NEW_LINES, LedgerHead
 from wardround.study import METRIC_NAME, STUDY_NAME
 from wardround.tensors import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -40,6 +40,7 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
+MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 FIRST_DECLINE, LAST_DECLINE = 80, 99
@@ -87,18 +88,20 @@ class Guard:
         rpc.abort(context, WardroundError("the coordinator failed at this call", hint="its operator's log says why"))
 
 
-def permitted(kind: str, request: type[Message], *, stream: bool = False) -> Callable[[Method], Method]:
+def permitted(
+    kind: str, request: type[Message], *, most: int = SMALL_MESSAGE, stream: bool = False
+) -> Callable[[Method], Method]:
     """Let only peers of ``kind`` ("site", "invitation") call a method; it gets the ``Peer``, the request and the call.
 
-    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``SMALL_MESSAGE`` bytes. With
-    ``stream`` the method gets the messages as they come, unparsed.
+    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``most`` bytes. With ``stream`` the
+    method gets the messages as they come, unparsed.
     """
 
     def wrap(method: Method) -> Method:
         def arguments(self: Any, call: Call, messages: Iterator[bytes]) -> tuple[Any, ...]:
             if stream:
                 return self, call.peer, messages, call
-            return self, call.peer, parsed(request, call.first(messages, SMALL_MESSAGE)), call
+            return self, call.peer, parsed(request, call.first(messages, most)), call
 
         def admitted(self: Any, context: grpc.ServicerContext) -> AbstractContextManager[Call]:
             peer = self.guard.admit(context, kind)
@@ -292,7 +295,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
         claim = claim_from(peer.site, first.open, self._most_tensors(peer, first.open.study))
-        arrival = self._uploads.open(claim)
+        arrival = self._uploads.open(claim, call.context.is_active)
         if not isinstance(arrival, Arrival):
             yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
             return
@@ -318,6 +321,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 return
             else:
                 raise _out_of_order()
+
+    @permitted("site", pb.LedgerPage, most=MAX_PAGE)
+    def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
+        said = statement_from(request.ledger, request.new_line_hashes)
+        return pb.LedgerKnown(lines=self._uploads.ledgers.page(peer.site, said))
 
     def _most_bytes(self, peer: Peer) -> int:
         """How long an opening of this site can be, by the largest study that lists it."""
@@ -368,18 +376,12 @@ def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
     Raises:
         BadData: MESSAGE_MALFORMED, or a manifest that is none.
     """
-    head = message.ledger
     fits = (
         STUDY_NAME.fullmatch(message.study)
         and len(message.digest) == 32
         and len(message.metrics) <= 64
         and all(METRIC_NAME.fullmatch(metric.name) and len(metric.value) <= 40 for metric in message.metrics)
-        and len(head.head) == 32
-        and len(head.signature) == 64
-        and 1 <= len(head.ledger_id) <= 64
-        and len(message.new_line_hashes) <= MAX_NEW_LINES
-        and all(len(line) == 32 for line in message.new_line_hashes)
-        and all(count < 2**53 for count in (head.lines, message.num_examples, message.num_validation))
+        and all(count < 2**53 for count in (message.num_examples, message.num_validation))
     )
     if not fits:
         raise BadData("the upload's opening has not its form", code="MESSAGE_MALFORMED")
@@ -389,9 +391,27 @@ def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
         manifest=rpc.manifest_from(message.manifest, most_tensors),
         metrics=tuple((metric.name, metric.value) for metric in message.metrics),
         num_examples=message.num_examples, num_validation=message.num_validation,
-        ledger=LedgerHead(head.ledger_id, head.lines, head.head.hex()), ledger_signature=head.signature,
-        new_lines=tuple(message.new_line_hashes),
+        statement=statement_from(message.ledger, message.new_line_hashes),
     )  # fmt: skip
+
+
+def statement_from(head: pb.LedgerHead, new_lines: Sequence[bytes]) -> LedgerStatement:
+    """What a site says of its ledger.
+
+    Raises:
+        BadData: MESSAGE_MALFORMED, also for more than ``MAX_NEW_LINES`` lines.
+    """
+    fits = (
+        len(head.head) == 32
+        and len(head.signature) == 64
+        and 1 <= len(head.ledger_id) <= 64
+        and head.lines < 2**53
+        and len(new_lines) <= MAX_NEW_LINES
+        and all(len(line) == 32 for line in new_lines)
+    )
+    if not fits:
+        raise BadData("what is said of the ledger has not its form", code="MESSAGE_MALFORMED")
+    return LedgerStatement(LedgerHead(head.ledger_id, head.lines, head.head.hex()), head.signature, tuple(new_lines))
 
 
 def _upload_id(data: bytes) -> str:

@@ -27,6 +27,7 @@ from site_agent.gateway.messages import (
     ModelRef,
     Opening,
     assignment_from,
+    head_message,
     offer_or_none,
     open_message,
 )
@@ -35,6 +36,7 @@ from site_agent.state import Offer
 from wardround import __version__, rpc
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
+from wardround.receipts import LedgerHead
 from wardround.tensors import CHUNK, Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -198,6 +200,13 @@ class Connection:
                     return rpc.envelope_from(reply.receipt)
                 return None
         raise Unavailable("asking about an upload: the coordinator ended the call without an answer")
+
+    def show_ledger(self, head: LedgerHead, signature: bytes, new_line_hashes: list[bytes]) -> int:
+        """Show a page of the ledger's lines. How many lines of it the coordinator knows then."""
+        request = pb.LedgerPage(ledger=head_message(head, signature), new_line_hashes=new_line_hashes)
+        with _explained("showing the ledger's lines"):
+            reply = self._federation.Ledger(self._counted("Ledger", request), timeout=CALL_S)
+        return int(reply.lines)
 
     def _counted(self, method: str, request: _Request) -> _Request:
         """``request``, which begins a call."""

@@ -119,6 +119,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, site: Site, interrupt
         interrupt.check()
         try:
             with line.use() as connection:
+                ledger.catch_up(connection.show_ledger)
                 envelope = connection.upload(_opening(departure, ledger), departure.file, interrupt)
             return take_receipt(departure.upload_id, envelope, ledger, site)
         except (Unavailable, TryAgain) as error:

@@ -86,18 +86,19 @@ class Enrolled:
 
 
 def open_message(opening: Opening) -> pb.UploadOpen:
-    head = pb.LedgerHead(
-        ledger_id=opening.ledger.ledger_id, lines=opening.ledger.lines, head=bytes.fromhex(opening.ledger.head),
-        signature=opening.ledger_signature,
-    )  # fmt: skip
     return pb.UploadOpen(
         upload_id=bytes.fromhex(opening.upload_id), study=opening.study, revision=opening.revision,
         digest=bytes.fromhex(opening.digest), round=opening.round, attempt=opening.attempt,
         manifest=rpc.manifest_message(opening.manifest),
         metrics=[pb.Metric(name=name, value=value) for name, value in sorted(opening.metrics.items())],
-        num_examples=opening.num_examples, num_validation=opening.num_validation, ledger=head,
+        num_examples=opening.num_examples, num_validation=opening.num_validation,
+        ledger=head_message(opening.ledger, opening.ledger_signature),
         new_line_hashes=opening.new_line_hashes,
     )  # fmt: skip
+
+
+def head_message(head: LedgerHead, signature: bytes) -> pb.LedgerHead:
+    return pb.LedgerHead(ledger_id=head.ledger_id, lines=head.lines, head=bytes.fromhex(head.head), signature=signature)
 
 
 def offer_from(message: pb.StudyOffer, site: str) -> Offer:

@@ -16,7 +16,16 @@ from site_agent import audit
 from site_agent.gateway.ledger import Ledger
 from wardround import canonical, durable
 from wardround.errors import NeedsPerson
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.receipts import (
+    ACCEPTED,
+    EMPTY_HEAD,
+    MAX_NEW_LINES,
+    LedgerHead,
+    Receipt,
+    head_after,
+    line_hash,
+    next_head,
+)
 
 LEDGER_KEY = Ed25519PrivateKey.generate()
 RECEIPT_KEY = Ed25519PrivateKey.generate()
@@ -348,3 +357,47 @@ def test_no_ledger_and_no_key_cannot_be_verified(folder: Path, tmp_path: Path) -
     empty.mkdir()
     (empty / SEGMENT).write_bytes(b"")
     assert audit.verify(empty)[0].reason == "the ledger has no whole line"
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_backlog_is_shown_in_pages_and_what_is_left_goes_with_the_upload(folder: Path, before: int) -> None:
+    """What the pages and the upload say is together what one long statement would say."""
+    written = Written(folder).rounds(before)
+    seen = written.ledger.statement()[0].lines - len(written.ledger.statement()[2])
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    shown: list[bytes] = []
+
+    def show(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
+        assert len(hashes) <= MAX_NEW_LINES
+        shown.extend(hashes)
+        head.verify(signature, LEDGER_KEY.public_key())
+        assert head.head == head_after(EMPTY_HEAD, [line_hash(line) for line in lines_of(folder)[: head.lines]])
+        return head.lines
+
+    written.ledger.catch_up(show)
+    head, _, hashes = written.ledger.statement()
+    assert len(hashes) <= MAX_NEW_LINES
+    assert [*shown, *hashes] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    assert head.lines == len(lines_of(folder))
+
+
+def test_a_backlog_that_the_coordinator_does_not_take_is_cut_so_that_its_receipt_says_why(folder: Path) -> None:
+    written = Written(folder)
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    asked: list[int] = []
+
+    def refuse(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
+        asked.append(head.lines)
+        return 0
+
+    written.ledger.catch_up(refuse)
+    assert asked == [MAX_NEW_LINES]
+    assert len(written.ledger.statement()[2]) == MAX_NEW_LINES
+
+
+def test_a_coordinator_that_knows_more_lines_than_there_are_is_told_none(folder: Path) -> None:
+    """The site was restored from a backup: the upload is refused, with a receipt."""
+    written = Written(folder)
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    written.ledger.catch_up(lambda head, signature, hashes: 1_000_000)
+    assert written.ledger.statement()[2] == []

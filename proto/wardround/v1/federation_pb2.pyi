@@ -314,6 +314,20 @@ class UploadOpen(_message.Message):
     new_line_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, upload_id: _Optional[bytes] = ..., study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., manifest: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., num_examples: _Optional[int] = ..., num_validation: _Optional[int] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class LedgerPage(_message.Message):
+    __slots__ = ("ledger", "new_line_hashes")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    NEW_LINE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    ledger: LedgerHead
+    new_line_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LedgerKnown(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    def __init__(self, lines: _Optional[int] = ...) -> None: ...
+
 class UploadInquire(_message.Message):
     __slots__ = ("upload_id",)
     UPLOAD_ID_FIELD_NUMBER: _ClassVar[int]
