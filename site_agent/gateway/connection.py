@@ -26,10 +26,12 @@ from site_agent.gateway.messages import (
     Goodbye,
     ModelRef,
     Opening,
+    TwoLines,
     assignment_from,
     head_message,
     offer_or_none,
     open_message,
+    two_lines_from,
 )
 from site_agent.gateway.meter import Meter
 from site_agent.state import Offer
@@ -134,7 +136,7 @@ class Connection:
         with _explained(f"declaring `{study}` {standing}"):
             self._federation.Declare(self._counted("Declare", request), timeout=CALL_S)
 
-    def watch(self, interrupt: Interrupt) -> Iterator[Offer | Assignment | Goodbye]:
+    def watch(self, interrupt: Interrupt) -> Iterator[Offer | Assignment | Goodbye | TwoLines]:
         """What the coordinator says, as it says it, until the line breaks."""
         with _explained("waiting for assignments"):
             call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
@@ -149,6 +151,8 @@ class Connection:
                         yield assignment_from(event.assignment)
                     elif kind == "goodbye":
                         yield Goodbye()
+                    elif kind == "two_lines":
+                        yield two_lines_from(event.two_lines)
 
     def download(
         self, study: str, revision: int, model: ModelRef, offset: int, interrupt: Interrupt

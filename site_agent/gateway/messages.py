@@ -3,6 +3,7 @@
 What comes from the coordinator is checked here, once; behind this module it can be trusted to have its form.
 """
 
+import datetime
 import logging
 from dataclasses import dataclass
 
@@ -50,6 +51,13 @@ class Assignment:
 @dataclass(frozen=True)
 class Goodbye:
     """The coordinator is going down."""
+
+
+@dataclass(frozen=True)
+class TwoLines:
+    """The coordinator sees two lines of this site's certificates in use."""
+
+    since: datetime.datetime
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,13 @@ def assignment_from(message: pb.Assignment) -> Assignment:
         reason=pb.Stop.Reason.Name(message.stop.reason).lower() if kind == STOP else "",
         contributed=tuple((row.site, tuple(row.rounds)) for row in message.stop.contributions),
     )  # fmt: skip
+
+
+def two_lines_from(message: pb.TwoLines) -> TwoLines:
+    """Raises BadData: not a time of these centuries."""
+    if not 0 < message.since_s < 2**33:
+        raise BadData("the coordinator's warning has no time", code="MESSAGE_MALFORMED")
+    return TwoLines(datetime.datetime.fromtimestamp(message.since_s, datetime.UTC))
 
 
 def _ref(message: pb.ModelRef) -> ModelRef:

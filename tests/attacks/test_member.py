@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from coordinator import calls, ledgers, store, uploads
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
+from tests.site_agent.site_world import SiteWorld
 from tools.world import World, wait_until
 from wardround import __version__
-from wardround.errors import BadData
+from wardround.errors import BadData, TryAgain
 from wardround.tensors import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
-from wardround.v1 import tensors_pb2
+from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
 # Calls that hold the workers.
 
@@ -389,3 +392,64 @@ def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
             alpha.send(first, update.payload)
         receipt = alpha.send(grown, update.payload)
         assert (receipt.decision, receipt.ledger.lines) == ("accepted", grown.ledger.lines)
+
+
+# Stolen keys.
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+def test_renewals_evict_the_honest(tmp_path: Path) -> None:
+    """A thief of the TLS key renewed beside the site without an alarm, and 16 renewals ended the site's certificate."""
+    with placed(tmp_path) as place:
+        alpha = place.join("alpha")
+        with alpha.open_channel(*renewed(alpha.channel)) as honest:
+            studies(honest)
+            alpha.unwatch()
+            with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 16 certificates that live"):
+                evict(alpha)
+            studies(honest)
+            studies(alpha.channel)
+            warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
+            assert abs(warned.two_lines.since_s - time.time()) < 60
+        (row,) = place.ask("sites")["sites"]
+        assert row["two_lines_since"] is not None
+
+
+def evict(stolen: FakeSite) -> None:
+    """Renew with the stolen key, and use each, so that none of them can be taken for a lost reply."""
+    for _ in range(40):
+        with stolen.open_channel(*renewed(stolen.channel)) as channel:
+            studies(channel)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) -> None:
+    """However many the thief has, the site's own line goes on."""
+    with placed(tmp_path) as place:
+        stolen = Holder(place, place.join("alpha").reply.certificate)
+        honest = stolen.renew(place)
+        honest.call()
+        for _ in range(3):
+            with pytest.raises(TryAgain, match="certificates that live"):
+                renew_without_end(place, stolen)
+            place.ahead_s += 3.2 * DAY_S
+            honest = honest.renew(place)
+            honest.call()
+            stolen = honest  # the thief is there again
+
+
+def renew_without_end(place: Place, stolen: Holder) -> None:
+    for _ in range(40):
+        stolen.renew(place).call()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/agent.py")
+def test_renewals_evict_the_honest__and_the_site_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the coordinator sees reaches the hospital's log and its status."""
+    with closing(SiteWorld(tmp_path)) as world:
+        world.ready()
+        assert world.command("status")["two_lines_since"] == ""
+        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
+        wait_until(lambda: world.command("status")["two_lines_since"], "the status says it", 20)
+        assert world.command("status")["two_lines_since"] == "2026-09-21 14:13 UTC"
+        assert "the coordinator sees calls with two lines of this site's certificates" in caplog.text

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from wardround.v1 import tensors_pb2 as wardround_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwardround/v1/federation.proto\x12\x0cwardround.v1\x1a\x1awardround/v1/tensors.proto\"\'\n\x0eStudiesRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\"V\n\x0cStudiesReply\x12)\n\x07studies\x18\x01 \x03(\x0b\x32\x18.wardround.v1.StudyOffer\x12\x1b\n\x13\x63oordinator_version\x18\x02 \x01(\t\"\x8d\x01\n\nStudyOffer\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x04 \x01(\x0c\x12-\n\rinitial_model\x18\x05 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12\r\n\x05state\x18\x06 \x01(\t\"\xb4\x01\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12(\n\x08standing\x18\x04 \x01(\x0e\x32\x16.wardround.v1.Standing\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\'\n\x04\x63ode\x18\x07 \x01(\x0e\x32\x19.wardround.v1.RefusalCode\"\x0e\n\x0c\x44\x65\x63lareReply\"%\n\x0cWatchRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\"\xb1\x01\n\x05\x45vent\x12)\n\x05offer\x18\x01 \x01(\x0b\x32\x18.wardround.v1.StudyOfferH\x00\x12.\n\nassignment\x18\x02 \x01(\x0b\x32\x18.wardround.v1.AssignmentH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.wardround.v1.GoodbyeH\x00\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\tB\x06\n\x04kind\"\t\n\x07Goodbye\")\n\x08ModelRef\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xa7\x02\n\nAssignment\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12$\n\x04\x62\x65st\x18\x05 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x05train\x18\x08 \x01(\x0b\x32\x13.wardround.v1.TrainH\x00\x12*\n\x08validate\x18\t \x01(\x0b\x32\x16.wardround.v1.ValidateH\x00\x12\"\n\x04stop\x18\n \x01(\x0b\x32\x12.wardround.v1.StopH\x00\x42\x06\n\x04kind\"\x07\n\x05Train\"\n\n\x08Validate\"\xcb\x01\n\x04Stop\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.wardround.v1.Stop.Reason\x12\x31\n\rcontributions\x18\x02 \x03(\x0b\x32\x1a.wardround.v1.Contribution\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\x0b\n\x07STOPPED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x10\n\x0cROUND_FAILED\x10\x05\",\n\x0c\x43ontribution\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x03(\r\"i\n\x0f\x44ownloadRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"i\n\rDownloadReply\x12*\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.wardround.v1.ManifestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc5\x01\n\rUploadRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.wardround.v1.UploadOpenH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.wardround.v1.UploadCommitH\x00\x12.\n\x07inquire\x18\x04 \x01(\x0b\x32\x1b.wardround.v1.UploadInquireH\x00\x42\x06\n\x04kind\"\xb2\x02\n\nUploadOpen\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\x12\r\n\x05study\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12(\n\x08manifest\x18\x07 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12%\n\x07metrics\x18\x08 \x03(\x0b\x32\x14.wardround.v1.Metric\x12\x14\n\x0cnum_examples\x18\t \x01(\x04\x12\x16\n\x0enum_validation\x18\n \x01(\x04\x12(\n\x06ledger\x18\x0b \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x0c \x03(\x0c\"O\n\nLedgerPage\x12(\n\x06ledger\x18\x01 \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x02 \x03(\x0c\"\x1c\n\x0bLedgerKnown\x12\r\n\x05lines\x18\x01 \x01(\x04\"\"\n\rUploadInquire\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\"\'\n\x0cUploadCommit\x12\x17\n\x0fmanifest_sha256\x18\x01 \x01(\x0c\"R\n\x0bUploadReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12)\n\x07receipt\x18\x02 \x01(\x0b\x32\x16.wardround.v1.EnvelopeH\x00\x42\x06\n\x04kind\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"O\n\nLedgerHead\x12\x11\n\tledger_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"S\n\x08\x45nvelope\x12\x14\n\x0cpayload_type\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\r\n\x05keyid\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c*\xce\x07\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_UNSUPPORTED\x10\x01\x12\x17\n\x13\x43\x45RTIFICATE_PROFILE\x10\x02\x12\x17\n\x13\x43\x45RTIFICATE_EXPIRED\x10\x03\x12\x17\n\x13\x43\x45RTIFICATE_UNKNOWN\x10\x04\x12\x10\n\x0cSITE_REVOKED\x10\x05\x12\x14\n\x10\x43\x41LL_NOT_ALLOWED\x10\x06\x12\x15\n\x11MESSAGE_MALFORMED\x10\x07\x12\x16\n\x12INVITATION_UNKNOWN\x10\x14\x12\x16\n\x12INVITATION_EXPIRED\x10\x15\x12\x13\n\x0fINVITATION_USED\x10\x16\x12\x18\n\x14SIGNING_REQUEST_WEAK\x10\x17\x12\x14\n\x10LEDGER_KEY_PROOF\x10\x18\x12\x11\n\rSTUDY_UNKNOWN\x10(\x12\x14\n\x10REVISION_CHANGED\x10)\x12\x15\n\x11STUDY_NOT_RUNNING\x10*\x12\x10\n\x0cROUND_CLOSED\x10+\x12\x13\n\x0fROUND_NOT_ASKED\x10,\x12\x16\n\x12UPLOAD_ID_CONFLICT\x10-\x12\x14\n\x10UPLOAD_DUPLICATE\x10.\x12\x12\n\x0eMANIFEST_NAMES\x10/\x12\x12\n\x0eMANIFEST_SHAPE\x10\x30\x12\x12\n\x0eMANIFEST_DTYPE\x10\x31\x12\x16\n\x12METRICS_UNDECLARED\x10\x32\x12\x11\n\rCOUNT_INVALID\x10\x33\x12\x16\n\x12PAYLOAD_INCOMPLETE\x10\x34\x12\x12\n\x0ePAYLOAD_DIGEST\x10\x35\x12\x15\n\x11TENSOR_NOT_FINITE\x10\x36\x12\x0f\n\x0bTENSOR_NORM\x10\x37\x12\x13\n\x0fLEDGER_ROLLBACK\x10\x38\x12\x0f\n\x0bLEDGER_FORK\x10\x39\x12\x14\n\x10LEDGER_SIGNATURE\x10:\x12\x0c\n\x08TOO_BUSY\x10;\x12\x10\n\x0cNOT_RECEIVED\x10<\x12\x19\n\x15\x44\x45\x43LINED_NOT_APPROVED\x10P\x12\x16\n\x12\x44\x45\x43LINED_WITHDRAWN\x10Q\x12\x19\n\x15\x44\x45\x43LINED_DATA_CHANGED\x10R\x12\x19\n\x15\x44\x45\x43LINED_DATA_INVALID\x10S\x12\x1b\n\x17\x44\x45\x43LINED_MODEL_MISMATCH\x10T\x12\x13\n\x0f\x44\x45\x43LINED_POLICY\x10U\x12\x1c\n\x18\x44\x45\x43LINED_TRAINING_FAILED\x10V\x12\x16\n\x12\x44\x45\x43LINED_RESOURCES\x10W\x12\x11\n\rDECLINED_HELD\x10X*V\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tWITHDRAWN\x10\x02\x12\x0c\n\x08\x44\x45\x43LINED\x10\x03\x12\x08\n\x04HELD\x10\x04\x32\xa1\x03\n\nFederation\x12\x43\n\x07Studies\x12\x1c.wardround.v1.StudiesRequest\x1a\x1a.wardround.v1.StudiesReply\x12\x43\n\x07\x44\x65\x63lare\x12\x1c.wardround.v1.DeclareRequest\x1a\x1a.wardround.v1.DeclareReply\x12:\n\x05Watch\x12\x1a.wardround.v1.WatchRequest\x1a\x13.wardround.v1.Event0\x01\x12H\n\x08\x44ownload\x12\x1d.wardround.v1.DownloadRequest\x1a\x1b.wardround.v1.DownloadReply0\x01\x12\x44\n\x06Upload\x12\x1b.wardround.v1.UploadRequest\x1a\x19.wardround.v1.UploadReply(\x01\x30\x01\x12=\n\x06Ledger\x12\x18.wardround.v1.LedgerPage\x1a\x19.wardround.v1.LedgerKnownb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwardround/v1/federation.proto\x12\x0cwardround.v1\x1a\x1awardround/v1/tensors.proto\"\'\n\x0eStudiesRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\"V\n\x0cStudiesReply\x12)\n\x07studies\x18\x01 \x03(\x0b\x32\x18.wardround.v1.StudyOffer\x12\x1b\n\x13\x63oordinator_version\x18\x02 \x01(\t\"\x8d\x01\n\nStudyOffer\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x04 \x01(\x0c\x12-\n\rinitial_model\x18\x05 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12\r\n\x05state\x18\x06 \x01(\t\"\xb4\x01\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12(\n\x08standing\x18\x04 \x01(\x0e\x32\x16.wardround.v1.Standing\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\'\n\x04\x63ode\x18\x07 \x01(\x0e\x32\x19.wardround.v1.RefusalCode\"\x0e\n\x0c\x44\x65\x63lareReply\"%\n\x0cWatchRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\"\xde\x01\n\x05\x45vent\x12)\n\x05offer\x18\x01 \x01(\x0b\x32\x18.wardround.v1.StudyOfferH\x00\x12.\n\nassignment\x18\x02 \x01(\x0b\x32\x18.wardround.v1.AssignmentH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.wardround.v1.GoodbyeH\x00\x12+\n\ttwo_lines\x18\x05 \x01(\x0b\x32\x16.wardround.v1.TwoLinesH\x00\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\tB\x06\n\x04kind\"\t\n\x07Goodbye\"\x1b\n\x08TwoLines\x12\x0f\n\x07since_s\x18\x01 \x01(\x03\")\n\x08ModelRef\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xa7\x02\n\nAssignment\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12$\n\x04\x62\x65st\x18\x05 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x05train\x18\x08 \x01(\x0b\x32\x13.wardround.v1.TrainH\x00\x12*\n\x08validate\x18\t \x01(\x0b\x32\x16.wardround.v1.ValidateH\x00\x12\"\n\x04stop\x18\n \x01(\x0b\x32\x12.wardround.v1.StopH\x00\x42\x06\n\x04kind\"\x07\n\x05Train\"\n\n\x08Validate\"\xcb\x01\n\x04Stop\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.wardround.v1.Stop.Reason\x12\x31\n\rcontributions\x18\x02 \x03(\x0b\x32\x1a.wardround.v1.Contribution\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\x0b\n\x07STOPPED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x10\n\x0cROUND_FAILED\x10\x05\",\n\x0c\x43ontribution\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x03(\r\"i\n\x0f\x44ownloadRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"i\n\rDownloadReply\x12*\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.wardround.v1.ManifestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc5\x01\n\rUploadRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.wardround.v1.UploadOpenH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.wardround.v1.UploadCommitH\x00\x12.\n\x07inquire\x18\x04 \x01(\x0b\x32\x1b.wardround.v1.UploadInquireH\x00\x42\x06\n\x04kind\"\xb2\x02\n\nUploadOpen\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\x12\r\n\x05study\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12(\n\x08manifest\x18\x07 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12%\n\x07metrics\x18\x08 \x03(\x0b\x32\x14.wardround.v1.Metric\x12\x14\n\x0cnum_examples\x18\t \x01(\x04\x12\x16\n\x0enum_validation\x18\n \x01(\x04\x12(\n\x06ledger\x18\x0b \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x0c \x03(\x0c\"O\n\nLedgerPage\x12(\n\x06ledger\x18\x01 \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x02 \x03(\x0c\"\x1c\n\x0bLedgerKnown\x12\r\n\x05lines\x18\x01 \x01(\x04\"\"\n\rUploadInquire\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\"\'\n\x0cUploadCommit\x12\x17\n\x0fmanifest_sha256\x18\x01 \x01(\x0c\"R\n\x0bUploadReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12)\n\x07receipt\x18\x02 \x01(\x0b\x32\x16.wardround.v1.EnvelopeH\x00\x42\x06\n\x04kind\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"O\n\nLedgerHead\x12\x11\n\tledger_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"S\n\x08\x45nvelope\x12\x14\n\x0cpayload_type\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\r\n\x05keyid\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c*\xce\x07\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_UNSUPPORTED\x10\x01\x12\x17\n\x13\x43\x45RTIFICATE_PROFILE\x10\x02\x12\x17\n\x13\x43\x45RTIFICATE_EXPIRED\x10\x03\x12\x17\n\x13\x43\x45RTIFICATE_UNKNOWN\x10\x04\x12\x10\n\x0cSITE_REVOKED\x10\x05\x12\x14\n\x10\x43\x41LL_NOT_ALLOWED\x10\x06\x12\x15\n\x11MESSAGE_MALFORMED\x10\x07\x12\x16\n\x12INVITATION_UNKNOWN\x10\x14\x12\x16\n\x12INVITATION_EXPIRED\x10\x15\x12\x13\n\x0fINVITATION_USED\x10\x16\x12\x18\n\x14SIGNING_REQUEST_WEAK\x10\x17\x12\x14\n\x10LEDGER_KEY_PROOF\x10\x18\x12\x11\n\rSTUDY_UNKNOWN\x10(\x12\x14\n\x10REVISION_CHANGED\x10)\x12\x15\n\x11STUDY_NOT_RUNNING\x10*\x12\x10\n\x0cROUND_CLOSED\x10+\x12\x13\n\x0fROUND_NOT_ASKED\x10,\x12\x16\n\x12UPLOAD_ID_CONFLICT\x10-\x12\x14\n\x10UPLOAD_DUPLICATE\x10.\x12\x12\n\x0eMANIFEST_NAMES\x10/\x12\x12\n\x0eMANIFEST_SHAPE\x10\x30\x12\x12\n\x0eMANIFEST_DTYPE\x10\x31\x12\x16\n\x12METRICS_UNDECLARED\x10\x32\x12\x11\n\rCOUNT_INVALID\x10\x33\x12\x16\n\x12PAYLOAD_INCOMPLETE\x10\x34\x12\x12\n\x0ePAYLOAD_DIGEST\x10\x35\x12\x15\n\x11TENSOR_NOT_FINITE\x10\x36\x12\x0f\n\x0bTENSOR_NORM\x10\x37\x12\x13\n\x0fLEDGER_ROLLBACK\x10\x38\x12\x0f\n\x0bLEDGER_FORK\x10\x39\x12\x14\n\x10LEDGER_SIGNATURE\x10:\x12\x0c\n\x08TOO_BUSY\x10;\x12\x10\n\x0cNOT_RECEIVED\x10<\x12\x19\n\x15\x44\x45\x43LINED_NOT_APPROVED\x10P\x12\x16\n\x12\x44\x45\x43LINED_WITHDRAWN\x10Q\x12\x19\n\x15\x44\x45\x43LINED_DATA_CHANGED\x10R\x12\x19\n\x15\x44\x45\x43LINED_DATA_INVALID\x10S\x12\x1b\n\x17\x44\x45\x43LINED_MODEL_MISMATCH\x10T\x12\x13\n\x0f\x44\x45\x43LINED_POLICY\x10U\x12\x1c\n\x18\x44\x45\x43LINED_TRAINING_FAILED\x10V\x12\x16\n\x12\x44\x45\x43LINED_RESOURCES\x10W\x12\x11\n\rDECLINED_HELD\x10X*V\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tWITHDRAWN\x10\x02\x12\x0c\n\x08\x44\x45\x43LINED\x10\x03\x12\x08\n\x04HELD\x10\x04\x32\xa1\x03\n\nFederation\x12\x43\n\x07Studies\x12\x1c.wardround.v1.StudiesRequest\x1a\x1a.wardround.v1.StudiesReply\x12\x43\n\x07\x44\x65\x63lare\x12\x1c.wardround.v1.DeclareRequest\x1a\x1a.wardround.v1.DeclareReply\x12:\n\x05Watch\x12\x1a.wardround.v1.WatchRequest\x1a\x13.wardround.v1.Event0\x01\x12H\n\x08\x44ownload\x12\x1d.wardround.v1.DownloadRequest\x1a\x1b.wardround.v1.DownloadReply0\x01\x12\x44\n\x06Upload\x12\x1b.wardround.v1.UploadRequest\x1a\x19.wardround.v1.UploadReply(\x01\x30\x01\x12=\n\x06Ledger\x12\x18.wardround.v1.LedgerPage\x1a\x19.wardround.v1.LedgerKnownb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wardround.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALCODE']._serialized_start=2592
-  _globals['_REFUSALCODE']._serialized_end=3566
-  _globals['_STANDING']._serialized_start=3568
-  _globals['_STANDING']._serialized_end=3654
+  _globals['_REFUSALCODE']._serialized_start=2666
+  _globals['_REFUSALCODE']._serialized_end=3640
+  _globals['_STANDING']._serialized_start=3642
+  _globals['_STANDING']._serialized_end=3728
   _globals['_STUDIESREQUEST']._serialized_start=75
   _globals['_STUDIESREQUEST']._serialized_end=114
   _globals['_STUDIESREPLY']._serialized_start=116
@@ -49,47 +49,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_start=547
   _globals['_WATCHREQUEST']._serialized_end=584
   _globals['_EVENT']._serialized_start=587
-  _globals['_EVENT']._serialized_end=764
-  _globals['_GOODBYE']._serialized_start=766
-  _globals['_GOODBYE']._serialized_end=775
-  _globals['_MODELREF']._serialized_start=777
-  _globals['_MODELREF']._serialized_end=818
-  _globals['_ASSIGNMENT']._serialized_start=821
-  _globals['_ASSIGNMENT']._serialized_end=1116
-  _globals['_TRAIN']._serialized_start=1118
-  _globals['_TRAIN']._serialized_end=1125
-  _globals['_VALIDATE']._serialized_start=1127
-  _globals['_VALIDATE']._serialized_end=1137
-  _globals['_STOP']._serialized_start=1140
-  _globals['_STOP']._serialized_end=1343
-  _globals['_STOP_REASON']._serialized_start=1242
-  _globals['_STOP_REASON']._serialized_end=1343
-  _globals['_CONTRIBUTION']._serialized_start=1345
-  _globals['_CONTRIBUTION']._serialized_end=1389
-  _globals['_DOWNLOADREQUEST']._serialized_start=1391
-  _globals['_DOWNLOADREQUEST']._serialized_end=1496
-  _globals['_DOWNLOADREPLY']._serialized_start=1498
-  _globals['_DOWNLOADREPLY']._serialized_end=1603
-  _globals['_UPLOADREQUEST']._serialized_start=1606
-  _globals['_UPLOADREQUEST']._serialized_end=1803
-  _globals['_UPLOADOPEN']._serialized_start=1806
-  _globals['_UPLOADOPEN']._serialized_end=2112
-  _globals['_LEDGERPAGE']._serialized_start=2114
-  _globals['_LEDGERPAGE']._serialized_end=2193
-  _globals['_LEDGERKNOWN']._serialized_start=2195
-  _globals['_LEDGERKNOWN']._serialized_end=2223
-  _globals['_UPLOADINQUIRE']._serialized_start=2225
-  _globals['_UPLOADINQUIRE']._serialized_end=2259
-  _globals['_UPLOADCOMMIT']._serialized_start=2261
-  _globals['_UPLOADCOMMIT']._serialized_end=2300
-  _globals['_UPLOADREPLY']._serialized_start=2302
-  _globals['_UPLOADREPLY']._serialized_end=2384
-  _globals['_METRIC']._serialized_start=2386
-  _globals['_METRIC']._serialized_end=2423
-  _globals['_LEDGERHEAD']._serialized_start=2425
-  _globals['_LEDGERHEAD']._serialized_end=2504
-  _globals['_ENVELOPE']._serialized_start=2506
-  _globals['_ENVELOPE']._serialized_end=2589
-  _globals['_FEDERATION']._serialized_start=3657
-  _globals['_FEDERATION']._serialized_end=4074
+  _globals['_EVENT']._serialized_end=809
+  _globals['_GOODBYE']._serialized_start=811
+  _globals['_GOODBYE']._serialized_end=820
+  _globals['_TWOLINES']._serialized_start=822
+  _globals['_TWOLINES']._serialized_end=849
+  _globals['_MODELREF']._serialized_start=851
+  _globals['_MODELREF']._serialized_end=892
+  _globals['_ASSIGNMENT']._serialized_start=895
+  _globals['_ASSIGNMENT']._serialized_end=1190
+  _globals['_TRAIN']._serialized_start=1192
+  _globals['_TRAIN']._serialized_end=1199
+  _globals['_VALIDATE']._serialized_start=1201
+  _globals['_VALIDATE']._serialized_end=1211
+  _globals['_STOP']._serialized_start=1214
+  _globals['_STOP']._serialized_end=1417
+  _globals['_STOP_REASON']._serialized_start=1316
+  _globals['_STOP_REASON']._serialized_end=1417
+  _globals['_CONTRIBUTION']._serialized_start=1419
+  _globals['_CONTRIBUTION']._serialized_end=1463
+  _globals['_DOWNLOADREQUEST']._serialized_start=1465
+  _globals['_DOWNLOADREQUEST']._serialized_end=1570
+  _globals['_DOWNLOADREPLY']._serialized_start=1572
+  _globals['_DOWNLOADREPLY']._serialized_end=1677
+  _globals['_UPLOADREQUEST']._serialized_start=1680
+  _globals['_UPLOADREQUEST']._serialized_end=1877
+  _globals['_UPLOADOPEN']._serialized_start=1880
+  _globals['_UPLOADOPEN']._serialized_end=2186
+  _globals['_LEDGERPAGE']._serialized_start=2188
+  _globals['_LEDGERPAGE']._serialized_end=2267
+  _globals['_LEDGERKNOWN']._serialized_start=2269
+  _globals['_LEDGERKNOWN']._serialized_end=2297
+  _globals['_UPLOADINQUIRE']._serialized_start=2299
+  _globals['_UPLOADINQUIRE']._serialized_end=2333
+  _globals['_UPLOADCOMMIT']._serialized_start=2335
+  _globals['_UPLOADCOMMIT']._serialized_end=2374
+  _globals['_UPLOADREPLY']._serialized_start=2376
+  _globals['_UPLOADREPLY']._serialized_end=2458
+  _globals['_METRIC']._serialized_start=2460
+  _globals['_METRIC']._serialized_end=2497
+  _globals['_LEDGERHEAD']._serialized_start=2499
+  _globals['_LEDGERHEAD']._serialized_end=2578
+  _globals['_ENVELOPE']._serialized_start=2580
+  _globals['_ENVELOPE']._serialized_end=2663
+  _globals['_FEDERATION']._serialized_start=3731
+  _globals['_FEDERATION']._serialized_end=4148
 # @@protoc_insertion_point(module_scope)

@@ -169,20 +169,28 @@ class WatchRequest(_message.Message):
     def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("offer", "assignment", "goodbye", "coordinator_version")
+    __slots__ = ("offer", "assignment", "goodbye", "two_lines", "coordinator_version")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    TWO_LINES_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     offer: StudyOffer
     assignment: Assignment
     goodbye: Goodbye
+    two_lines: TwoLines
     coordinator_version: str
-    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., two_lines: _Optional[_Union[TwoLines, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TwoLines(_message.Message):
+    __slots__ = ("since_s",)
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    since_s: int
+    def __init__(self, since_s: _Optional[int] = ...) -> None: ...
 
 class ModelRef(_message.Message):
     __slots__ = ("round", "digest")
