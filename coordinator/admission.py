@@ -18,6 +18,7 @@ Who the sender is, is not checked here: ``coordinator.service`` has, on every ca
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod, sqrt
 
 import numpy as np
@@ -33,7 +34,6 @@ from wardround.tensors import Manifest, TensorFile, TensorSpec
 
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
 MAX_COUNT = 2**40
-MAX_NEW_LINES = 100_000
 _DECIMAL = re.compile(r"-?\d{1,20}(\.\d{1,20})?(e[+-]\d{2,3})?")
 
 ANSWERS_THE_ROUND = frozenset(
@@ -43,6 +43,15 @@ ANSWERS_THE_ROUND = frozenset(
         "LEDGER_ROLLBACK", "LEDGER_FORK", "LEDGER_SIGNATURE",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LedgerStatement:
+    """What a site says of its ledger: the signed head, and the hashes of the lines before it since a head we know."""
+
+    head: LedgerHead
+    signature: bytes
+    new_lines: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,13 @@ class Claim:
     metrics: tuple[tuple[str, str], ...]
     num_examples: int
     num_validation: int
-    ledger: LedgerHead
-    ledger_signature: bytes
-    new_lines: tuple[bytes, ...]
+    statement: LedgerStatement
 
     @property
+    def ledger(self) -> LedgerHead:
+        return self.statement.head
+
+    @cached_property
     def content(self) -> str:
         """Digest of all but the ledger's head, which may have grown when the same upload is opened again."""
         return canonical.digest(
@@ -187,38 +198,35 @@ def has_usable_values(update: TensorFile, max_norm: float | None) -> Refusal | N
 
 
 def continues_its_ledger(
-    claim: Claim, key: Ed25519PublicKey, ledger_id: str, newest: tuple[int, str] | None, known: Mapping[int, str]
-) -> tuple[Refusal | None, dict[int, str]]:
-    """Checks 17 to 19: the site's ledger only ever grew.
+    said: LedgerStatement,
+    key: Ed25519PublicKey,
+    ledger_id: str,
+    newest: tuple[int, str] | None,
+    known: Mapping[int, str],
+) -> Refusal | None:
+    """Checks 17 to 19: the site's ledger only ever grew, and is now as long as it ever was.
 
     Args:
         key: the site's ledger key, from its enrolment.
         ledger_id: of the ledger that we witness; "" before the first upload.
         newest: (lines, head) of the longest we saw.
-        known: heads that we know by their number of lines, from the claim's first new line on.
-
-    Returns:
-        A refusal or None, and the heads to remember.
+        known: heads that we know by their number of lines, from the statement's first new line on.
     """
-    head = claim.ledger
+    head = said.head
     try:
-        head.verify(claim.ledger_signature, key)
+        head.verify(said.signature, key)
     except BadData:
-        return Refusal("LEDGER_SIGNATURE"), {}  # 19, first because the others look at what was signed
-    seen = newest[0] if newest else 0
-    broken = Refusal("LEDGER_ROLLBACK" if head.lines < seen else "LEDGER_FORK")  # 17, 18
+        return Refusal("LEDGER_SIGNATURE")  # 19, first because the others look at what was signed
     if ledger_id and head.ledger_id != ledger_id:
-        return Refusal("LEDGER_FORK"), {}
-    lines = head.lines - len(claim.new_lines)
-    start = EMPTY_HEAD if lines == 0 else known.get(lines)
-    if lines < 0 or start is None:
-        return broken, {}
-    heads = {}
-    for hash_of_line in claim.new_lines:
-        lines, start = lines + 1, receipts.next_head(start, hash_of_line)
-        if known.get(lines, start) != start:
-            return broken, {}
-        heads[lines] = start
-    if start != head.head:
-        return broken, {}
-    return None, {count: value for count, value in heads.items() if count not in known}
+        return Refusal("LEDGER_FORK")
+    if newest and head.lines < newest[0]:
+        return Refusal("LEDGER_ROLLBACK")  # 17
+    lines = head.lines - len(said.new_lines)
+    reached = EMPTY_HEAD if lines == 0 else known.get(lines)
+    if lines < 0 or reached is None:
+        return Refusal("LEDGER_FORK")  # 18
+    for hash_of_line in said.new_lines:
+        lines, reached = lines + 1, receipts.next_head(reached, hash_of_line)
+        if known.get(lines, reached) != reached:
+            return Refusal("LEDGER_FORK")
+    return None if reached == head.head else Refusal("LEDGER_FORK")

@@ -1,20 +1,27 @@
 """The calls under way: whose they are, how many one peer may have, and how long it may keep one waiting.
 
+To gRPC every method takes a stream of bytes, whatever the contract says of it (on the wire that is the same): so the
+peer is judged from its connection before a message is waited for, and a message's length before it is parsed.
+
 A worker thread stands behind each call from its first moment, so what a peer can hold of them is bounded before its
 first message is waited for. gRPC gives no time limit for a message that does not come; one thread here keeps the time
 and ends what is late. A call that was ended for that looks like a broken connection to its peer, and may be made again.
 """
 
+import functools
+import inspect
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
-from coordinator.enrolment import Peer, Standing
+from coordinator.certificates import Peer, Standing
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.identity import Name
 
@@ -27,7 +34,11 @@ MAX_CALLS = 8  # of one peer at a time; a working site has two or three
 MAX_BOOTSTRAP_CALLS = 64  # of all invitations together
 MAX_LEFT = 32  # answered calls of one peer whose answer has not arrived yet
 LOOK_S = 60  # how often a certificate's end is noticed while its calls are silent
+LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
 log = logging.getLogger(__name__)
+Method = Callable[..., Any]
+M = TypeVar("M", bound=Message)
+_one_at_a_time = threading.Lock()  # large messages are parsed one after the other
 
 
 @dataclass(eq=False)
@@ -182,3 +193,73 @@ class Calls:
                     log.warning("%s %s kept `%s` waiting too long", call.peer.name.kind, call.peer.name.id, call.method)
                 call.context.cancel()
             self.end_unfit()
+
+
+def permitted(
+    kind: str, request: type[Message], *, most: int = SMALL_MESSAGE, stream: bool = False
+) -> Callable[[Method], Method]:
+    """Let only peers of ``kind`` ("site", "invitation") call a method; it gets the ``Peer``, the request and the call.
+
+    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``most`` bytes. With ``stream`` the
+    method gets the messages as they come, unparsed.
+    """
+
+    def wrap(method: Method) -> Method:
+        def arguments(self: Any, call: Call, messages: Iterator[bytes]) -> tuple[Any, ...]:
+            if stream:
+                return self, call.peer, messages, call
+            return self, call.peer, parsed(request, call.first(messages, most)), call
+
+        def admitted(self: Any, context: grpc.ServicerContext) -> AbstractContextManager[Call]:
+            peer = self.guard.admit(context, kind)
+            under_way: AbstractContextManager[Call] = self.guard.calls.under_way(peer, method.__name__, context)
+            return under_way
+
+        if inspect.isgeneratorfunction(method):
+
+            @functools.wraps(method)
+            def many_replies(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Message]:
+                try:
+                    with admitted(self, context) as call, closing(method(*arguments(self, call, messages))) as replies:
+                        for reply in replies:
+                            with call.waiting(RATE_S):
+                                yield reply
+                except Exception as error:
+                    self.guard.end(context, error)
+
+            wrapped: Method = many_replies
+        else:
+
+            @functools.wraps(method)
+            def one_reply(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+                try:
+                    with admitted(self, context) as call:
+                        return method(*arguments(self, call, messages))
+                except Exception as error:
+                    self.guard.end(context, error)
+
+            wrapped = one_reply
+        wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test reads it
+        return wrapped
+
+    return wrap
+
+
+def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
+    """What gRPC gets of a servicer: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
+    methods = {}
+    for name, method in vars(type(servicer)).items():
+        if hasattr(method, "permitted_kind"):
+            many = inspect.isgeneratorfunction(method)
+            make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+            methods[name] = make(getattr(servicer, name), None, lambda reply: reply.SerializeToString())
+    return grpc.method_handlers_generic_handler(service, methods)
+
+
+def parsed(kind: type[M], data: bytes) -> M:
+    """Raises BadData: these bytes are no such message."""
+    with _one_at_a_time if len(data) > LARGE_MESSAGE else nullcontext():
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise BadData(f"a message that is no {kind.DESCRIPTOR.name}", code="MESSAGE_MALFORMED") from None

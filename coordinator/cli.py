@@ -119,6 +119,10 @@ def sites(state: StateOption, as_json: JsonOption = False) -> None:
             for row in answer["sites"]
         ],
     )
+    for row in answer["sites"]:
+        if row["two_lines_since"]:
+            say(f"Site `{row['site']}`: since {row['two_lines_since']} two hold its keys, or it was copied")
+            say(f"next: ask its people; if nobody there knows of a copy, `coordinator revoke {row['site']}`")
 
 
 @app.command()

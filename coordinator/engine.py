@@ -24,7 +24,7 @@ from coordinator.aggregation import aggregate
 from coordinator.assignments import Assignments
 from coordinator.blobs import Blobs
 from coordinator.downloads import Downloads
-from coordinator.roster import Assignment, Stream, Study, study_from_row
+from coordinator.roster import Assignment, Stream, Study, TwoLines, study_from_row
 from coordinator.store import Records, Store
 from coordinator.study import (
     ENDED,
@@ -406,7 +406,11 @@ class Engine:
 
     # What follows.
 
-    def _push(self, site: str, item: "Study | Assignment | None") -> None:
+    def tell(self, site: str, item: TwoLines) -> None:
+        """Say something to a site, if it is connected."""
+        self.call(lambda: self._push(site, item))
+
+    def _push(self, site: str, item: "Study | Assignment | TwoLines | None") -> None:
         if item is not None and (stream := self._streams.get(site)):
             stream.put(item)
 

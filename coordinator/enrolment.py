@@ -1,8 +1,8 @@
-"""The certificate authority: invitations, signing requests, renewal, and who is in good standing.
+"""The certificate authority: invitations, signing requests, renewal, revocation.
 
 A certificate lives 7 days and names its holder in one URI that comes from our record, never from a request. The
-authority's key signs only here. What a certificate says is trusted only together with the record: ``Standing`` knows
-every serial that is valid now, and is asked on every call.
+authority's key signs only here. What a certificate says is trusted only together with the record: see
+``certificates.Standing``.
 """
 
 import datetime
@@ -10,9 +10,8 @@ import hashlib
 import ipaddress
 import logging
 import secrets
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -22,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from coordinator import store
+from coordinator import certificates, store
+from coordinator.certificates import OLDER_IN_USE, Peer, Standing
 from coordinator.store import Records, Store
 from wardround import identity
 from wardround.durable import make_folder, write_file
@@ -38,7 +38,6 @@ AUTHORITY_S = 3653 * DAY_S
 BACKDATED_S = 300  # clocks of machines differ
 SAME_REQUEST_S = DAY_S  # how long a lost reply can be asked for again
 MAX_INVITATION_S = 30 * DAY_S
-MAX_CERTIFICATES = 16  # valid at one time for one site; a further renewal lets the oldest lapse
 log = logging.getLogger(__name__)
 
 
@@ -118,90 +117,6 @@ class Authority:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """Who calls, as its certificate and our record agree."""
-
-    name: Name
-    serial: str
-    certificate: x509.Certificate
-    address: str
-
-    @property
-    def site(self) -> str:
-        return self.name.id
-
-
-@dataclass
-class Standing:
-    """Which certificates are good now, in memory, so that asking costs nothing. Kept equal to the store's record."""
-
-    store: Store
-    federation: str
-    clock: Callable[[], float]
-    _sites: dict[str, str] = field(default_factory=dict)  # serial -> site
-    _revoked: set[str] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # short: every call asks
-    _loading: threading.Lock = field(default_factory=threading.Lock)  # over reading and taking into use
-
-    def load(self) -> None:
-        """Read the record again, after it changed. Of two who do so at once, the later one reads what both changed."""
-        with self._loading:
-            with self.store.read() as records:
-                serials = {row["serial"]: row["site"] for row in records.all(store.certificates)}
-                revoked = {row["name"] for row in records.all(store.sites) if row["revoked_s"] is not None}
-            with self._lock:
-                self._sites, self._revoked = serials, revoked
-
-    def admit(self, certificate: x509.Certificate, address: str) -> Peer:
-        """Who the holder of ``certificate`` is. TLS has checked its signature and that the peer has its key.
-
-        1. exactly one URI name of our form, client usage   2. of this federation   3. its dates   4. known, not revoked
-
-        Raises:
-            NotPermitted: with the code that says which.
-        """
-        try:
-            name = identity.client_name(certificate)  # 1
-        except BadData as error:
-            raise NotPermitted(error.message, code="CERTIFICATE_PROFILE") from None
-        if name.federation != self.federation:  # 2
-            raise NotPermitted(
-                f"the certificate is of another federation than `{self.federation}`", code="CERTIFICATE_PROFILE"
-            )
-        peer = Peer(name, f"{certificate.serial_number:x}", certificate, address)
-        self.check(peer)  # 3, 4
-        return peer
-
-    def check(self, peer: Peer) -> None:
-        """Whether a peer that was admitted is still good. Asked again on every chunk.
-
-        Raises:
-            NotPermitted: its certificate expired or is not known (any more), or its site was revoked.
-        """
-        now = datetime.datetime.fromtimestamp(self.clock(), datetime.UTC)
-        until = peer.certificate.not_valid_after_utc
-        if not peer.certificate.not_valid_before_utc <= now < until:
-            raise NotPermitted(
-                f"the certificate was good until {stamp(until)}, it is {stamp(now)} here",
-                hint="if the site was away for long, ask the coordinator's operator for a new invitation",
-                code="CERTIFICATE_EXPIRED",
-            )
-        if peer.name.kind != "site":
-            return  # an invitation's record is judged where it is used
-        with self._lock:
-            if peer.site in self._revoked:
-                raise NotPermitted(
-                    f"site `{peer.site}` was revoked", hint="speak with the coordinator's operator", code="SITE_REVOKED"
-                )
-            if self._sites.get(peer.serial) != peer.site:
-                raise NotPermitted(
-                    "the certificate is not in the coordinator's records (any more)",
-                    hint="if this site was invited again, use the newer identity",
-                    code="CERTIFICATE_UNKNOWN",
-                )
-
-
-@dataclass(frozen=True)
 class Enrolled:
     site: str
     certificate: bytes  # PEM
@@ -217,6 +132,28 @@ class Enrolment:
         self._standing = standing
         self._address = address
         self._clock = standing.clock
+        self.on_two_lines: Callable[[str], None] = lambda site: None
+
+    def noticed(self, peer: Peer) -> None:
+        """A call was made with this certificate: note its first use, and whether another line is in use too."""
+        news = self._standing.news_of(peer)
+        if not news:
+            return
+        now = int(self._clock())
+        before = self._standing.two_lines_since(peer.site)
+        with self._store.write() as records:
+            used = store.certificates.c.used_s
+            records.change(store.certificates, {"serial": peer.serial}, used.is_(None), used_s=now)
+            others = certificates.other_lines(records.all(store.certificates, site=peer.site), peer.serial)
+            if others or news == OLDER_IN_USE:
+                why = f"certificate {peer.serial[:12]}… is in use at {peer.address}"
+                why += (
+                    f" beside {', '.join(f'{serial[:12]}…' for serial in others)}" if others else ", its successor too"
+                )
+                certificates.note_two_lines(records, peer.site, now, why)
+        self._standing.load()
+        if before is None and self._standing.two_lines_since(peer.site) is not None:
+            self.on_two_lines(peer.site)
 
     def invite(self, site: str, expires_in_s: int) -> Invitation:
         """An invitation for ``site``. One that was not used yet stops working.
@@ -288,6 +225,7 @@ class Enrolment:
 
         Raises:
             BadData: SIGNING_REQUEST_WEAK: not a P-256 key, or the old one again.
+            TryAgain: too many live (TOO_BUSY).
         """
         key = identity.requested_key(request)
         if key == peer.certificate.public_key():
@@ -298,11 +236,8 @@ class Enrolment:
             row = records.get(store.sites, name=peer.site)
             if row is None or row["revoked_s"] is not None:
                 raise NotPermitted(f"site `{peer.site}` was revoked", code="SITE_REVOKED")
-            records.drop(store.certificates, store.certificates.c.not_after_s < now, site=peer.site)
-            present = sorted(records.all(store.certificates, site=peer.site), key=lambda row: int(row["issued_s"]))
-            for old in present[: max(0, len(present) - MAX_CERTIFICATES + 1)]:
-                records.drop(store.certificates, serial=old["serial"])
-            _record_certificate(records, peer.site, certificate, now)
+            certificates.refuse_too_many(records, peer.site, peer.serial, now)
+            _record_certificate(records, peer.site, certificate, now, made_with=peer.serial)
         self._standing.load()
         pem = identity.certificate_pem(certificate)
         return Enrolled(peer.site, pem, _renew_after(pem))
@@ -331,14 +266,18 @@ class Enrolment:
         records.drop(store.certificates, site=site)
         records.put(
             store.sites, name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
-            last_receipt=EMPTY_HEAD,
+            last_receipt=EMPTY_HEAD, two_lines_s=None,
         )  # fmt: skip
         _record_certificate(records, site, certificate, now)
 
 
-def _record_certificate(records: Records, site: str, certificate: x509.Certificate, now: int) -> None:
-    until = int(certificate.not_valid_after_utc.timestamp())
-    records.add(store.certificates, serial=f"{certificate.serial_number:x}", site=site, issued_s=now, not_after_s=until)
+def _record_certificate(
+    records: Records, site: str, certificate: x509.Certificate, now: int, made_with: str = ""
+) -> None:
+    records.add(
+        store.certificates, serial=f"{certificate.serial_number:x}", site=site, issued_s=now,
+        not_after_s=int(certificate.not_valid_after_utc.timestamp()), made_with=made_with,
+    )  # fmt: skip
 
 
 def _withdraw_unused(records: Records, site: str) -> int:

@@ -121,7 +121,7 @@ class Operations:
         return {"invitation": invitation.encode(), "expires": _utc(invitation.expires_s), "replaces": replaces}
 
     def sites(self) -> dict[str, Any]:
-        """Every site in one word: invited, enrolled, connected, ready or revoked."""
+        """Every site in one word: invited, enrolled, connected, ready or revoked; and since when two hold its keys."""
         connected = self._engine.connected()
         ready = {site for study in self._engine.studies() if study.life.phase not in ENDED for site in study.life.ready}
         with self._store.read() as records:
@@ -132,7 +132,10 @@ class Operations:
             invited = {
                 row["site"] for row in records.all(store.invitations, withdrawn=False) if row["used_s"] is None
             } - enrolled.keys()
-        rows = [{"site": site, "state": "invited", "certificate_expires": None, "last_seen": None} for site in invited]
+        rows = [
+            {"site": site, "state": "invited", "certificate_expires": None, "last_seen": None, "two_lines_since": None}
+            for site in invited
+        ]
         for site, row in enrolled.items():
             state = "enrolled"
             if row["revoked_s"] is not None:
@@ -144,6 +147,7 @@ class Operations:
                 {
                     "site": site, "state": state, "certificate_expires": _utc(ends[site]) if site in ends else None,
                     "last_seen": _utc(seen) if seen is not None else None,
+                    "two_lines_since": _utc(row["two_lines_s"]) if row["two_lines_s"] is not None else None,
                 }
             )  # fmt: skip
         return {"sites": sorted(rows, key=lambda row: str(row["site"]))}

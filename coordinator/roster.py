@@ -191,12 +191,19 @@ class Assignment:
     contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of a finished study
 
 
+@dataclass(frozen=True)
+class TwoLines:
+    """Two lines of the site's certificates live: somebody else holds its keys, or it was copied."""
+
+    since_s: int
+
+
 class _End:
     pass
 
 
 GOODBYE, END = _End(), _End()
-Item = Study | Assignment | _End
+Item = Study | Assignment | TwoLines | _End
 
 
 @dataclass
@@ -205,7 +212,7 @@ class Stream:
 
     _items: "queue.SimpleQueue[Item]" = field(default_factory=queue.SimpleQueue)
 
-    def put(self, item: Study | Assignment) -> None:
+    def put(self, item: Study | Assignment | TwoLines) -> None:
         self._items.put(item)
 
     def goodbye(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from coordinator.calls import MAX_BOOTSTRAP_CALLS, MAX_CALLS, Calls
+from coordinator.calls import MAX_BOOTSTRAP_CALLS, MAX_CALLS, Calls, handlers
 from coordinator.enrolment import Authority
 from coordinator.operations import Operations, Parts
-from coordinator.service import EnrolmentServicer, FederationServicer, Guard, handlers
+from coordinator.roster import TwoLines
+from coordinator.service import EnrolmentServicer, FederationServicer, Guard
 from coordinator.state import State, split_address
 from coordinator.uploads import Uploads
 from wardround import identity, memory, rpc
@@ -91,7 +92,8 @@ class Coordinator:
         self.calls = Calls(parts.standing)
         federation = parts.config.federation
         self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall=clock)
-        guard = Guard(parts.standing, self.calls, fatal)
+        guard = Guard(parts.standing, parts.enrolment, self.calls, fatal)
+        parts.enrolment.on_two_lines = self._tell_two_lines
         receipt_key = parts.receipt_key.public_key().public_bytes_raw()
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)
@@ -135,6 +137,11 @@ class Coordinator:
         self._pool.shutdown()
         self.calls.close()
         self.parts.close()
+
+    def _tell_two_lines(self, site: str) -> None:
+        since = self.parts.standing.two_lines_since(site)
+        if since is not None:
+            self.engine.tell(site, TwoLines(since))
 
     def _after_revoke(self, site: str) -> None:
         self.calls.end_unfit()

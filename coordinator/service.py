@@ -2,36 +2,27 @@
 
 Every method wears ``permitted``, which says whose certificate may call it; a test fails for one that does not. What a
 peer can make grow is bounded before it reaches the rooms behind.
-
-To gRPC every method takes a stream of bytes, whatever the contract says of it (on the wire that is the same): so the
-peer is judged from its connection before a message is waited for, and a message's length before it is parsed.
 """
 
-import functools
-import inspect
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
-from coordinator.admission import MAX_NEW_LINES, Claim
+from coordinator.admission import Claim, LedgerStatement
 from coordinator.blobs import Blobs
-from coordinator.calls import RATE_S, SMALL_MESSAGE, Call, Calls
+from coordinator.calls import SMALL_MESSAGE, Call, Calls, parsed, permitted
 from coordinator.downloads import Downloads
 from coordinator.engine import Engine
 from coordinator.enrolment import Enrolment, Peer, Standing
-from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study
+from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, TwoLines
 from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
 from wardround import __version__, canonical, identity, rpc
 from wardround.durable import StorageFailed
 from wardround.errors import BadData, NotPermitted, WardroundError
-from wardround.receipts import LedgerHead
+from wardround.receipts import MAX_NEW_LINES, LedgerHead
 from wardround.study import METRIC_NAME, STUDY_NAME
 from wardround.tensors import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -39,21 +30,21 @@ from wardround.v1 import federation_pb2 as pb
 
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
-LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
+MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 FIRST_DECLINE, LAST_DECLINE = 80, 99
 log = logging.getLogger(__name__)
-Method = Callable[..., Any]
-M = TypeVar("M", bound=Message)
-_one_at_a_time = threading.Lock()  # large messages are parsed one after the other
 
 
 class Guard:
     """Who is calling, and what becomes of an error: the one place where errors leave for the line."""
 
-    def __init__(self, standing: Standing, calls: Calls, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, standing: Standing, enrolment: Enrolment, calls: Calls, fatal: Callable[[BaseException], None]
+    ) -> None:
         self.standing = standing
+        self._noticed = enrolment.noticed
         self.calls = calls
         self.fatal = fatal
 
@@ -73,6 +64,7 @@ class Guard:
         peer = self.standing.admit(certificate, _address(context))
         if peer.name.kind != kind:
             raise NotPermitted(f"a certificate of kind `{peer.name.kind}` may not call this", code="CALL_NOT_ALLOWED")
+        self._noticed(peer)
         return peer
 
     def end(self, context: grpc.ServicerContext, error: Exception) -> None:
@@ -85,74 +77,6 @@ class Guard:
             rpc.abort(context, error)
         log.error("a call failed", exc_info=error)
         rpc.abort(context, WardroundError("the coordinator failed at this call", hint="its operator's log says why"))
-
-
-def permitted(kind: str, request: type[Message], *, stream: bool = False) -> Callable[[Method], Method]:
-    """Let only peers of ``kind`` ("site", "invitation") call a method; it gets the ``Peer``, the request and the call.
-
-    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``SMALL_MESSAGE`` bytes. With
-    ``stream`` the method gets the messages as they come, unparsed.
-    """
-
-    def wrap(method: Method) -> Method:
-        def arguments(self: Any, call: Call, messages: Iterator[bytes]) -> tuple[Any, ...]:
-            if stream:
-                return self, call.peer, messages, call
-            return self, call.peer, parsed(request, call.first(messages, SMALL_MESSAGE)), call
-
-        def admitted(self: Any, context: grpc.ServicerContext) -> AbstractContextManager[Call]:
-            peer = self.guard.admit(context, kind)
-            under_way: AbstractContextManager[Call] = self.guard.calls.under_way(peer, method.__name__, context)
-            return under_way
-
-        if inspect.isgeneratorfunction(method):
-
-            @functools.wraps(method)
-            def many_replies(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Message]:
-                try:
-                    with admitted(self, context) as call, closing(method(*arguments(self, call, messages))) as replies:
-                        for reply in replies:
-                            with call.waiting(RATE_S):
-                                yield reply
-                except Exception as error:
-                    self.guard.end(context, error)
-
-            wrapped: Method = many_replies
-        else:
-
-            @functools.wraps(method)
-            def one_reply(self: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-                try:
-                    with admitted(self, context) as call:
-                        return method(*arguments(self, call, messages))
-                except Exception as error:
-                    self.guard.end(context, error)
-
-            wrapped = one_reply
-        wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test reads it
-        return wrapped
-
-    return wrap
-
-
-def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """What gRPC gets of a servicer: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
-    methods = {}
-    for name, method in vars(type(servicer)).items():
-        if hasattr(method, "permitted_kind"):
-            many = inspect.isgeneratorfunction(method)
-            make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-            methods[name] = make(getattr(servicer, name), None, lambda reply: reply.SerializeToString())
-    return grpc.method_handlers_generic_handler(service, methods)
-
-
-def parsed(kind: type[M], data: bytes) -> M:
-    """Raises BadData: these bytes are no such message."""
-    with _one_at_a_time if len(data) > LARGE_MESSAGE else nullcontext():
-        try:
-            return kind.FromString(data)
-        except DecodeError:
-            raise BadData(f"a message that is no {kind.DESCRIPTOR.name}", code="MESSAGE_MALFORMED") from None
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
@@ -174,6 +98,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         enrolled = self._enrolment.enrol(
             peer, request.invitation_id[:64], request.signing_request, request.ledger_key, request.proof
         )
+        self.guard.calls.end_unfit()  # those of the identity that this one replaces
         log.info("site %s enrolled from %s", enrolled.site, peer.address)
         return enrolment_pb2.EnrolReply(
             site=enrolled.site, federation=peer.name.federation, certificate=enrolled.certificate,
@@ -249,7 +174,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._engine.watch(peer.site, stream)
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
-            while isinstance(item := stream.get(), Study | Assignment):
+            if (since := self.guard.standing.two_lines_since(peer.site)) is not None:
+                yield event_message(TwoLines(since))
+            while isinstance(item := stream.get(), Study | Assignment | TwoLines):
                 self.guard.standing.check(peer)
                 yield event_message(item)
             if item is GOODBYE:
@@ -292,7 +219,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
         claim = claim_from(peer.site, first.open, self._most_tensors(peer, first.open.study))
-        arrival = self._uploads.open(claim)
+        arrival = self._uploads.open(claim, call.context.is_active)
         if not isinstance(arrival, Arrival):
             yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
             return
@@ -318,6 +245,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 return
             else:
                 raise _out_of_order()
+
+    @permitted("site", pb.LedgerPage, most=MAX_PAGE)
+    def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
+        said = statement_from(request.ledger, request.new_line_hashes)
+        return pb.LedgerKnown(lines=self._uploads.ledgers.page(peer.site, said))
 
     def _most_bytes(self, peer: Peer) -> int:
         """How long an opening of this site can be, by the largest study that lists it."""
@@ -368,18 +300,12 @@ def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
     Raises:
         BadData: MESSAGE_MALFORMED, or a manifest that is none.
     """
-    head = message.ledger
     fits = (
         STUDY_NAME.fullmatch(message.study)
         and len(message.digest) == 32
         and len(message.metrics) <= 64
         and all(METRIC_NAME.fullmatch(metric.name) and len(metric.value) <= 40 for metric in message.metrics)
-        and len(head.head) == 32
-        and len(head.signature) == 64
-        and 1 <= len(head.ledger_id) <= 64
-        and len(message.new_line_hashes) <= MAX_NEW_LINES
-        and all(len(line) == 32 for line in message.new_line_hashes)
-        and all(count < 2**53 for count in (head.lines, message.num_examples, message.num_validation))
+        and all(count < 2**53 for count in (message.num_examples, message.num_validation))
     )
     if not fits:
         raise BadData("the upload's opening has not its form", code="MESSAGE_MALFORMED")
@@ -389,9 +315,27 @@ def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
         manifest=rpc.manifest_from(message.manifest, most_tensors),
         metrics=tuple((metric.name, metric.value) for metric in message.metrics),
         num_examples=message.num_examples, num_validation=message.num_validation,
-        ledger=LedgerHead(head.ledger_id, head.lines, head.head.hex()), ledger_signature=head.signature,
-        new_lines=tuple(message.new_line_hashes),
+        statement=statement_from(message.ledger, message.new_line_hashes),
     )  # fmt: skip
+
+
+def statement_from(head: pb.LedgerHead, new_lines: Sequence[bytes]) -> LedgerStatement:
+    """What a site says of its ledger.
+
+    Raises:
+        BadData: MESSAGE_MALFORMED, also for more than ``MAX_NEW_LINES`` lines.
+    """
+    fits = (
+        len(head.head) == 32
+        and len(head.signature) == 64
+        and 1 <= len(head.ledger_id) <= 64
+        and head.lines < 2**53
+        and len(new_lines) <= MAX_NEW_LINES
+        and all(len(line) == 32 for line in new_lines)
+    )
+    if not fits:
+        raise BadData("what is said of the ledger has not its form", code="MESSAGE_MALFORMED")
+    return LedgerStatement(LedgerHead(head.ledger_id, head.lines, head.head.hex()), head.signature, tuple(new_lines))
 
 
 def _upload_id(data: bytes) -> str:
@@ -408,7 +352,9 @@ def offer_message(study: Study) -> pb.StudyOffer:
     )  # fmt: skip
 
 
-def event_message(item: Study | Assignment) -> pb.Event:
+def event_message(item: Study | Assignment | TwoLines) -> pb.Event:
+    if isinstance(item, TwoLines):
+        return pb.Event(two_lines=pb.TwoLines(since_s=item.since_s), coordinator_version=__version__)
     if isinstance(item, Study):
         return pb.Event(offer=offer_message(item), coordinator_version=__version__)
     message = pb.Assignment(

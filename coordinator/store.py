@@ -22,7 +22,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, 
 
 from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
-from wardround.receipts import EMPTY_HEAD
+from wardround.receipts import EMPTY_HEAD, LedgerHead
 
 metadata = sa.MetaData()
 
@@ -49,6 +49,7 @@ sites = Table(
     Column("last_receipt", String(64), nullable=False),  # SHA-256 of its payload
     Column("last_seen_s", BigInteger),
     Column("agent_version", String(40), nullable=False, default=""),
+    Column("two_lines_s", BigInteger),  # since when two lines of its certificates live
 )  # fmt: skip
 certificates = Table(
     "certificates", metadata,
@@ -56,6 +57,8 @@ certificates = Table(
     Column("site", String(64), ForeignKey("sites.name"), nullable=False, index=True),
     Column("issued_s", BigInteger, nullable=False),
     Column("not_after_s", BigInteger, nullable=False),
+    Column("made_with", String(64), nullable=False, default=""),  # serial of the one it was renewed with
+    Column("used_s", BigInteger),  # the first call with it
 )  # fmt: skip
 models = Table(
     "models", metadata,
@@ -119,6 +122,7 @@ ledger_heads = Table(
     Column("ledger_id", String(64), primary_key=True),
     Column("lines", BigInteger, primary_key=True),
     Column("head", String(64), nullable=False),
+    Column("in_receipt", Boolean, nullable=False),  # a receipt names it; of the others only the newest is kept
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -250,10 +254,6 @@ class Records:
     def add(self, table: Table, **values: Any) -> None:
         self._connection.execute(sa.insert(table).values(values))
 
-    def add_all(self, table: Table, rows: list[Row]) -> None:
-        if rows:
-            self._connection.execute(sa.insert(table), rows)
-
     def add_missing(self, table: Table, **values: Any) -> None:
         """Add the row unless one with its primary key is there."""
         key = {column.name: values[column.name] for column in table.primary_key.columns}
@@ -332,6 +332,15 @@ class Records:
             table.site == site, table.ledger_id == ledger_id, table.lines >= first, table.lines <= last
         )
         return {int(lines): str(head) for lines, head in self._connection.execute(chosen)}
+
+    def keep_head(self, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
+        """Note a head; the older ones go, but for those that a receipt names."""
+        key = {"site": site, "ledger_id": head.ledger_id, "lines": head.lines}
+        named = {"in_receipt": True} if in_receipt else {}
+        if not self.change(ledger_heads, key, head=head.head, **named):
+            self.add(ledger_heads, **key, head=head.head, in_receipt=in_receipt)
+        older = ledger_heads.c.lines < head.lines
+        self.drop(ledger_heads, older, site=site, ledger_id=head.ledger_id, in_receipt=False)
 
 
 def _equal(table: Table, key: Row) -> list[sa.ColumnElement[bool]]:

@@ -16,12 +16,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import admission, store
 from coordinator.admission import ANSWERS_THE_ROUND, Claim, Refusal
 from coordinator.blobs import Blobs, Spool
 from coordinator.engine import Engine
+from coordinator.ledgers import HOUR_S, Allowance, Judged, Ledgers
 from coordinator.store import Records, Store, Upload
 from coordinator.study import Answer, Answered, Kind
 from wardround.dsse import Envelope
@@ -31,7 +32,7 @@ from wardround.tensors import TensorFile
 
 ACK_BYTES = 8 * 1024 * 1024  # at most this much is sent again after the line broke
 MAX_ARRIVALS = 2  # of one site at a time
-MAX_REFUSED_AN_HOUR = 200  # of one site; each leaves a row and a receipt
+MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class Uploads:
         self._federation = federation
         self._key = key
         self._wall = wall
+        self._idle = Allowance("uploads without a result", wall)
+        self.ledgers = Ledgers(records, wall=wall)
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
         self._judging: set[Arrival] = set()
@@ -73,15 +76,20 @@ class Uploads:
             return self._receipt(unknown, NOT_RECEIVED, Refusal("NOT_RECEIVED"), None, row["last_receipt"])
         return _said(upload) if upload.receipt else upload.received
 
-    def open(self, claim: Claim) -> "Envelope | Arrival":
+    def open(self, claim: Claim, wanted: Callable[[], bool] = lambda: True) -> "Envelope | Arrival":
         """A receipt if the upload is decided, or refused before any of its payload; else where its payload goes.
+
+        Args:
+            wanted: whether the stream that brought it is still there.
 
         Raises:
             NotPermitted: the id was used for another upload (UPLOAD_ID_CONFLICT).
             TryAgain: this site has enough open, or the disk has not the room.
         """
         self._make_way(claim)
-        verdict = self._engine.call(lambda: self._opened(claim))
+        _ = claim.content, claim.manifest.digest()  # made here, so that whoever owns the studies need not
+        with self.ledgers.judged(claim.site, claim.statement) as ledger:
+            verdict = self._engine.call(lambda: self._opened(claim, ledger, wanted))
         if isinstance(verdict, Arrival):
             verdict.prepare()
         return verdict
@@ -111,7 +119,7 @@ class Uploads:
         if older is not None and older.claim.site == claim.site:
             older.close()
 
-    def _opened(self, claim: Claim) -> "Envelope | Arrival":
+    def _opened(self, claim: Claim, ledger: Judged, wanted: Callable[[], bool]) -> "Envelope | Arrival":
         """Where the studies are owned: judge what the opening says, and write it down.
 
         Only one arrival of an upload is on the list, and only one that is on the list can be concluded; so no stream
@@ -119,12 +127,7 @@ class Uploads:
         """
         with self._store.read() as records:
             before = records.upload(claim.upload_id)
-            site = records.get(store.sites, name=claim.site)
-            assert site is not None
-            first = claim.ledger.lines - len(claim.new_lines)
-            known_heads = records.heads(claim.site, claim.ledger.ledger_id, first, claim.ledger.lines)
-            newest = records.newest_head(claim.site, claim.ledger.ledger_id)
-            refused = records.refused_since(claim.site, self._wall() - 3600)
+            refused = records.refused_since(claim.site, self._wall() - HOUR_S)
         if before and (before.site, before.content) != (claim.site, claim.content):
             log.warning("site %s uses an upload id again for another upload", claim.site)
             raise NotPermitted(
@@ -132,32 +135,24 @@ class Uploads:
             )
         if before and before.receipt:
             return _said(before)
-        if refused >= MAX_REFUSED_AN_HOUR:
-            raise TryAgain(f"{refused} uploads of site `{claim.site}` were refused in an hour", code="TOO_BUSY")
+        broken = ledger.refusal
+        if not wanted() or (before and broken and broken.code == "LEDGER_ROLLBACK"):
+            raise TryAgain("this opening was overtaken by a newer one of this site", code="TOO_BUSY")
+        if before is None:
+            self._idle.take(claim.site, MAX_REFUSED_AN_HOUR, refused)
         study = self._engine.find(claim.study)
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(site["ledger_key"]))
-        broken, heads = admission.continues_its_ledger(claim, key, site["ledger_id"], newest, known_heads)
         refusal = admission.may_count(claim, study.known if study else None)
         if refusal is None and study is not None:
             refusal = admission.is_as_declared(claim, study.known)
         upload = before or _new(claim, self._wall())
 
-        def remember(records: Records) -> None:
-            rows = [
-                {"site": claim.site, "ledger_id": claim.ledger.ledger_id, "lines": lines, "head": head}
-                for lines, head in heads.items()
-            ]
-            records.add_all(store.ledger_heads, rows)
-            if not broken:
-                records.change(store.sites, {"name": claim.site}, ledger_id=claim.ledger.ledger_id)
-
         if refusal or broken:
-            return self._decided(claim, upload, refusal or broken, remember, countersigned=not broken)
+            return self._decided(claim, upload, refusal or broken, ledger.remember, countersigned=not broken)
         self._refuse_full_disk(claim)
         self._refuse_crowd(claim)
         self._drop(claim.site, lambda other: other.study == claim.study and other.id != claim.upload_id)
         with self._store.write() as records:
-            remember(records)
+            ledger.remember(records)
             records.put(store.uploads, **upload.row())
         assert study is not None
         arrival = Arrival(self, claim, self._blobs, upload.received, study.file.study.max_update_norm)
@@ -212,6 +207,8 @@ class Uploads:
                 receipt=json.dumps(envelope.document()),
             )  # fmt: skip
             records.put(store.uploads, **decided.row())
+            if countersigned:
+                records.keep_head(claim.site, claim.ledger, in_receipt=True)
             chained = hashlib.sha256(envelope.payload).hexdigest()
             records.change(store.sites, {"name": claim.site}, last_receipt=chained)
 
@@ -224,6 +221,7 @@ class Uploads:
         else:
             with self._store.write() as records:
                 record(records)
+        self._idle.give_back(claim.site)
         if refusal is not None:
             log.warning(
                 "%s: the update of site %s for round %d is refused: %s %s", claim.study, claim.site, claim.round,

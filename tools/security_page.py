@@ -42,21 +42,27 @@ def attacks() -> list[Attack]:
 
 
 def _in(path: Path) -> list[Attack]:
-    found = []
+    found, constants = [], {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            constants[ast.unparse(node.targets[0])] = str(node.value.value)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            marker = _marker(node)
+            marker = _marker(node, constants)
             told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
             name = node.name.removeprefix("test_")
             found.append(Attack(path.stem, name, marker["promise"], marker["refused_by"], told))
     return found
 
 
-def _marker(node: ast.FunctionDef) -> dict[str, str]:
+def _marker(node: ast.FunctionDef, constants: dict[str, str]) -> dict[str, str]:
     """The keywords of a test's ``@pytest.mark.attack``. Raises ValueError: it wears none."""
     for call in node.decorator_list:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "attack":
-            return {str(word.arg): str(ast.literal_eval(word.value)) for word in call.keywords}
+            said = {str(word.arg): word.value for word in call.keywords}
+            return {
+                key: constants[value.id] if isinstance(value, ast.Name) else str(ast.literal_eval(value))
+                for key, value in said.items()
+            }
     raise ValueError(f"{node.name} wears no @pytest.mark.attack")
 
 

@@ -20,6 +20,7 @@ HEAD_TYPE = "application/vnd.wardround.ledger-head.v1+json"
 RECEIPT_TYPE = "application/vnd.wardround.receipt.v1+json"
 EMPTY_HEAD = "0" * 64
 
+MAX_NEW_LINES = 1000  # hashes of ledger lines in one message; a round writes a few dozen
 ACCEPTED, REFUSED, NOT_RECEIVED = "accepted", "refused", "not_received"
 
 

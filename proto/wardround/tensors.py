@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,10 @@ class Manifest:
 
     def digest(self) -> str:
         """SHA-256 of the canonical manifest, hex: the digest of a model or an update."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return canonical.digest(self.document())
 
 

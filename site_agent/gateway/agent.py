@@ -21,13 +21,14 @@ from site_agent.gateway.desk import Desk, as_needs_person, fatal, open_line, why
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupt, Interrupted
 from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import STOP, Assignment, Goodbye
+from site_agent.gateway.messages import STOP, Assignment, Goodbye, TwoLines
 from site_agent.gateway.renewal import keep_renewed
 from site_agent.gateway.rounds import Rounds
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
 from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.invitation import stamp
 from wardround.latch import Latch
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
@@ -52,6 +53,7 @@ class Agent:
         self._first_try = threading.Event()
         self._error: WardroundError | None = None
         self._connected = False
+        self.two_lines_since = ""  # since when the coordinator sees two lines of this site's certificates
         self._watching = Interrupt()
         self._changed = threading.Condition()
         self._inbox: dict[str, Assignment] = {}
@@ -202,6 +204,8 @@ class Agent:
                     return
                 if isinstance(event, Offer):
                     self.desk.keep(event)
+                elif isinstance(event, TwoLines):
+                    self._warn_of(event)
                 else:
                     self._take(event)
         except Unavailable:
@@ -214,6 +218,14 @@ class Agent:
             egress.record_control(self._ledger, self._line.meter)
             self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
             self._ledger.sign()
+
+    def _warn_of(self, event: TwoLines) -> None:
+        self.two_lines_since = stamp(event.since)
+        log.warning(
+            "since %s the coordinator sees calls with two lines of this site's certificates: somebody else holds its "
+            "keys, or this machine was copied; if nobody here knows of a copy, tell the coordinator's operator",
+            self.two_lines_since,
+        )
 
     _was_connected = False
 

@@ -27,15 +27,19 @@ from site_agent.gateway.messages import (
     ModelRef,
     Opening,
     Tried,
+    TwoLines,
     assignment_from,
+    head_message,
     offer_or_none,
     open_message,
+    two_lines_from,
 )
 from site_agent.gateway.meter import Meter
 from site_agent.state import Offer
 from wardround import __version__, rpc
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
+from wardround.receipts import LedgerHead
 from wardround.tensors import CHUNK, Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -133,7 +137,7 @@ class Connection:
         with _explained(f"declaring `{study}` {standing}"):
             self._federation.Declare(self._counted("Declare", request), timeout=CALL_S)
 
-    def watch(self, interrupt: Interrupt) -> Iterator[Offer | Assignment | Goodbye]:
+    def watch(self, interrupt: Interrupt) -> Iterator[Offer | Assignment | Goodbye | TwoLines]:
         """What the coordinator says, as it says it, until the line breaks."""
         with _explained("waiting for assignments"):
             call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
@@ -148,6 +152,8 @@ class Connection:
                         yield assignment_from(event.assignment)
                     elif kind == "goodbye":
                         yield Goodbye()
+                    elif kind == "two_lines":
+                        yield two_lines_from(event.two_lines)
 
     def download(
         self, study: str, revision: int, model: ModelRef, offset: int, interrupt: Interrupt
@@ -208,6 +214,13 @@ class Connection:
                     return rpc.envelope_from(reply.receipt)
                 return None
         raise Unavailable("asking about an upload: the coordinator ended the call without an answer")
+
+    def show_ledger(self, head: LedgerHead, signature: bytes, new_line_hashes: list[bytes]) -> int:
+        """Show a page of the ledger's lines. How many lines of it the coordinator knows then."""
+        request = pb.LedgerPage(ledger=head_message(head, signature), new_line_hashes=new_line_hashes)
+        with _explained("showing the ledger's lines"):
+            reply = self._federation.Ledger(self._counted("Ledger", request), timeout=CALL_S)
+        return int(reply.lines)
 
     def _counted(self, method: str, request: _Request) -> _Request:
         """``request``, which begins a call."""

@@ -174,6 +174,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Sit
         last = Tried()
         try:
             with line.use() as connection:
+                ledger.catch_up(connection.show_ledger)
                 envelope = connection.upload(_opening(departure, ledger), departure.file, last, interrupt)
             return take_receipt(departure.upload_id, envelope, ledger, site)
         except (Unavailable, TryAgain) as error:

@@ -12,7 +12,7 @@ import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from site_agent.state import COUNTS, now_text
 from wardround import __version__, canonical, durable
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, REFUSED, LedgerHead, line_hash, next_head
+from wardround.receipts import ACCEPTED, EMPTY_HEAD, MAX_NEW_LINES, REFUSED, LedgerHead, line_hash, next_head
 
 FIRST_SEGMENT = "000001.jsonl"
 HEADS = "heads.jsonl"
@@ -55,6 +55,7 @@ class Ledger:
         self._hashes: list[bytes] = []
         self._heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
         self._witnessed = 0  # lines under the last head that a receipt names
+        self._shown = 0  # lines that the coordinator has said it knows; in memory, for it can be asked again
         self._open_uploads: dict[str, dict[str, Any]] = {}
         self._charges: dict[str, _Charge] = {}  # of each open upload, what its last line counts for
         self._bytes: Counter[object] = Counter()  # payloads by day, and by (study, revision, round)
@@ -140,11 +141,35 @@ class Ledger:
                 self._signatures.sync()
 
     def statement(self) -> tuple[LedgerHead, bytes, list[bytes]]:
-        """What goes with an upload: the head, its signature, the hash of each line since the last receipt's head."""
+        """What goes with an upload: the head, its signature, the hash of each line since the last head that is known.
+
+        Of more lines than a message takes only the newest: ``catch_up`` shows the others before.
+        """
         with self._lock:
             self.sign(lasting=False)
             head = self.head
-            return head, head.sign(self._key).signature, self._hashes[self._witnessed :]
+            since = max(self._shown, self._witnessed, head.lines - MAX_NEW_LINES)
+            return head, head.sign(self._key).signature, self._hashes[since:]
+
+    def catch_up(self, show: Callable[[LedgerHead, bytes, list[bytes]], int]) -> None:
+        """Show a backlog of lines in pages, until what is left goes with an upload.
+
+        Args:
+            show: takes the head after a page, its signature and the hashes of the page's lines; returns how many lines
+                are known then. Where a page changes nothing, the upload's receipt will say why.
+        """
+        while True:
+            with self._lock:
+                since = max(self._shown, self._witnessed)
+                if len(self._hashes) - since <= MAX_NEW_LINES // 2:  # others may write before the upload goes
+                    return
+                page = self._hashes[since : since + MAX_NEW_LINES]
+                head = LedgerHead(self.ledger_id, since + len(page), self._heads[since + len(page)])
+            known = show(head, head.sign(self._key).signature, page)
+            with self._lock:
+                if known <= since:
+                    return
+                self._shown = min(known, len(self._hashes))
 
     @property
     def head(self) -> LedgerHead:

@@ -3,6 +3,7 @@
 What comes from the coordinator is checked here, once; behind this module it can be trusted to have its form.
 """
 
+import datetime
 import logging
 from dataclasses import dataclass
 
@@ -54,6 +55,13 @@ class Goodbye:
 
 
 @dataclass(frozen=True)
+class TwoLines:
+    """The coordinator sees two lines of this site's certificates in use."""
+
+    since: datetime.datetime
+
+
+@dataclass(frozen=True)
 class Opening:
     """What an upload says before its first byte."""
 
@@ -98,18 +106,19 @@ class Enrolled:
 
 
 def open_message(opening: Opening) -> pb.UploadOpen:
-    head = pb.LedgerHead(
-        ledger_id=opening.ledger.ledger_id, lines=opening.ledger.lines, head=bytes.fromhex(opening.ledger.head),
-        signature=opening.ledger_signature,
-    )  # fmt: skip
     return pb.UploadOpen(
         upload_id=bytes.fromhex(opening.upload_id), study=opening.study, revision=opening.revision,
         digest=bytes.fromhex(opening.digest), round=opening.round, attempt=opening.attempt,
         manifest=rpc.manifest_message(opening.manifest),
         metrics=[pb.Metric(name=name, value=value) for name, value in sorted(opening.metrics.items())],
-        num_examples=opening.num_examples, num_validation=opening.num_validation, ledger=head,
+        num_examples=opening.num_examples, num_validation=opening.num_validation,
+        ledger=head_message(opening.ledger, opening.ledger_signature),
         new_line_hashes=opening.new_line_hashes,
     )  # fmt: skip
+
+
+def head_message(head: LedgerHead, signature: bytes) -> pb.LedgerHead:
+    return pb.LedgerHead(ledger_id=head.ledger_id, lines=head.lines, head=bytes.fromhex(head.head), signature=signature)
 
 
 def offer_from(message: pb.StudyOffer, site: str) -> Offer:
@@ -157,6 +166,13 @@ def assignment_from(message: pb.Assignment) -> Assignment:
         reason=pb.Stop.Reason.Name(message.stop.reason).lower() if kind == STOP else "",
         contributed=tuple((row.site, tuple(row.rounds)) for row in message.stop.contributions),
     )  # fmt: skip
+
+
+def two_lines_from(message: pb.TwoLines) -> TwoLines:
+    """Raises BadData: not a time of these centuries."""
+    if not 0 < message.since_s < 2**33:
+        raise BadData("the coordinator's warning has no time", code="MESSAGE_MALFORMED")
+    return TwoLines(datetime.datetime.fromtimestamp(message.since_s, datetime.UTC))
 
 
 def _ref(message: pb.ModelRef) -> ModelRef:

@@ -83,7 +83,8 @@ class Commands:
         """One command, one result."""
         command = request.get("command")
         if command == "status":
-            return {"connected": self._agent.connected, "uid": os.geteuid()}
+            two_lines = self._agent.two_lines_since
+            return {"connected": self._agent.connected, "uid": os.geteuid(), "two_lines_since": two_lines}
         if command == "refresh":
             self._agent.refresh()
             return {}

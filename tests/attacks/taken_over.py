@@ -135,7 +135,7 @@ def as_common_user(folder: Path) -> Iterator[CommonUser]:
     else:
         from tests.deploy.test_two_users import User
 
-        for place in (folder, *folder.parents[:2]):
+        for place in (folder, *folder.parents[:3]):
             place.chmod(0o755)
         home = folder / "home"
         home.mkdir()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from coordinator import store
-from coordinator.enrolment import Authority, Peer, Standing
+from coordinator.certificates import Peer, Standing
+from coordinator.enrolment import Authority
 from tests.attacks.places import placed
 from tools.world import Service, World, free_port, wait_until
 from wardround import control, identity
@@ -33,9 +34,8 @@ def test_report_over_8_mib(tmp_path: Path) -> None:
         row: dict[str, Any] = {"closing": False, "base": "0" * 64, "opened_s": 0.0, "closed_s": 1.0}
         row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
         with place.coordinator.parts.store.write() as records:
-            records.add_all(
-                store.rounds, [{**row, "number": number, "attempt": 1, "model": None} for number in range(1, 500)]
-            )
+            for number in range(1, 500):
+                records.add(store.rounds, **row, number=number, attempt=1, model=None)
         told = control.call(place.state.control, {"command": "report", "study": name})
         assert len(json.dumps(told)) > 8 * 1024 * 1024
         assert [attempt["round"] for attempt in told["attempts"]] == list(range(1, 500))
@@ -131,11 +131,12 @@ class Record:
 
     def all(self, table: Any) -> list[dict[str, Any]]:
         if table is store.certificates:
-            return [{"serial": serial, "site": "alpha"} for serial in self.serials]
-        return [{"name": "alpha", "revoked_s": self.revoked}]
+            row = {"site": "alpha", "used_s": 1, "made_with": ""}
+            return [{**row, "serial": serial} for serial in self.serials]
+        return [{"name": "alpha", "revoked_s": self.revoked, "two_lines_s": None}]
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/enrolment.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
 def test_revocation_undone_in_memory(tmp_path: Path) -> None:
     """A renewal that had read before a revocation put its older picture in place after it: the site was good again."""
     certificate = Authority.create(tmp_path, "north", time.time()).certificate  # good now; nothing else is asked of it

@@ -1,26 +1,31 @@
 """A member site that wants more than its share, or whoever holds its stolen credentials."""
 
 import itertools
+import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from coordinator import calls
+from coordinator import calls, ledgers, store, uploads
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
+from tests.site_agent.site_world import SiteWorld
 from tools.world import World, wait_until
 from wardround import __version__
-from wardround.errors import BadData
+from wardround.errors import BadData, TryAgain
 from wardround.tensors import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
-from wardround.v1 import tensors_pb2
+from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
 # Calls that hold the workers.
 
@@ -276,3 +281,175 @@ def test_parse_bomb__a_doubled_name_in_the_largest_manifest() -> None:
     with pytest.raises(BadData, match="tensor `t19998` stands twice"):
         Manifest(tuple(entries))
     assert time.process_time() - began < 0.5
+
+
+# A ledger as a weapon, and one that is shown shorter than it was.
+
+
+def page(site: FakeSite, since: int, lines: int) -> Any:
+    return pb.LedgerPage(ledger=site.signed(site.ledger.head(lines)), new_line_hashes=site.ledger.hashes[since:lines])
+
+
+def heads_kept(place: Place) -> list[tuple[int, bool]]:
+    with place.coordinator.parts.store.read() as records:
+        return [(row["lines"], row["in_receipt"]) for row in records.all(store.ledger_heads, site="alpha")]
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/ledgers.py")
+def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One opening with 99,990 hashes cost 17.6 MB of database and seconds of the one engine thread, again and again."""
+    with placed(tmp_path) as place:
+        alpha, bravo = place.begin(sites=["alpha", "bravo"])
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 1, SPECS)
+        began = alpha.ledger.hashes
+        for count, code in ((99_990, "larger than max"), (20_000, "MESSAGE_MALFORMED"), (1001, "MESSAGE_MALFORMED")):
+            alpha.ledger.hashes = [*began, *(bytes([n % 256]) * 32 for n in range(count))]
+            with pytest.raises(grpc.RpcError, match=code):
+                alpha.send(alpha.opening(assignment, update), update.payload)
+            assert heads_kept(place) == []
+
+        size = (place.state.root / "coordinator.db").stat().st_size
+        turns: queue.SimpleQueue[float] = queue.SimpleQueue()
+        stop = threading.Event()
+
+        def ask_for_turns() -> None:
+            while not stop.wait(0.01):
+                asked = time.monotonic()
+                place.coordinator.engine.call(lambda: None)
+                turns.put(time.monotonic() - asked)
+
+        asking = threading.Thread(target=ask_for_turns)
+        asking.start()
+        alpha.ledger.hashes = [*began, *(bytes([n % 256]) * 32 for n in range(99_990))]
+        known = 0
+        while known < 99_500:  # in pages it is taken, as a real backlog would be
+            known = alpha.federation.Ledger(page(alpha, known, known + 1000), timeout=20).lines
+        stop.set()
+        asking.join()
+        assert heads_kept(place) == [(known, False)]
+        assert max(turns.get() for _ in range(turns.qsize())) < 1
+        assert (place.state.root / "coordinator.db").stat().st_size <= size + 100_000
+        monkeypatch.setattr(ledgers, "MAX_PAGES_AN_HOUR", 100)
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY\n100 pages of ledger lines of site `alpha` in an hour"):
+            alpha.federation.Ledger(page(alpha, known, known), timeout=20)
+        alpha.ledger.witnessed = known
+        receipt = alpha.send(alpha.opening(assignment, update), update.payload)
+        assert receipt
+        assert receipt.decision == "accepted"
+        assert heads_kept(place) == [(len(alpha.ledger.hashes) - 1, True)]
+        assert bravo.answer(bravo.next_assignment()).decision == "accepted"
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/uploads.py")
+def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that is opened and given up for another was not counted, as a refused one is."""
+    monkeypatch.setattr(uploads, "MAX_REFUSED_AN_HOUR", 10)
+    with placed(tmp_path) as place:
+        (alpha,) = place.begin(sites=["alpha"])
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 1, SPECS)
+        for _ in range(10):
+            alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY\n10 uploads without a result of site `alpha` in an hour"):
+            alpha.send(alpha.opening(assignment, update), update.payload)
+        with place.coordinator.parts.store.read() as records:
+            assert len(records.all(store.uploads)) == 1
+
+
+@pytest.mark.attack(promise="P4", refused_by="coordinator/admission.py")
+def test_older_head_again(tmp_path: Path) -> None:
+    """An upload with a head that was known, but not the newest, got a receipt for the shorter ledger."""
+    with placed(tmp_path) as place:
+        alpha, bravo = place.begin(sites=["alpha", "bravo"], rounds=3)
+        for _ in range(2):
+            for site in (alpha, bravo):
+                assert site.answer(site.next_assignment()).decision == "accepted"
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 3, SPECS)
+        for lines in (alpha.receipts[0].ledger.lines, alpha.receipts[1].ledger.lines - 1):
+            opening = alpha.opening_again(assignment, update, uuid.uuid4().bytes)
+            opening.ledger.CopyFrom(alpha.signed(alpha.ledger.head(lines)))
+            del opening.new_line_hashes[:]
+            receipt = alpha.send(opening, update.payload)
+            assert (receipt.decision, receipt.code, receipt.ledger) == ("refused", "LEDGER_ROLLBACK", None)
+
+
+@pytest.mark.attack(promise="P4", refused_by="coordinator/uploads.py")
+def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
+    """Not an attack: the same upload with the same head, a grown one, and an opening that a newer one overtook."""
+    with placed(tmp_path) as place:
+        (alpha,) = place.begin(sites=["alpha"])
+        assignment = alpha.next_assignment()
+        update = delta("alpha", 1, SPECS)
+        first = alpha.opening(assignment, update)
+        assert alpha.send(first, update.payload, chunk=8, stop_at=8) is None
+        assert alpha.send(first, update.payload, chunk=8, stop_at=16) is None
+        alpha.ledger.write()
+        grown = alpha.opening_again(assignment, update, first.upload_id)
+        assert alpha.send(grown, update.payload, chunk=8, stop_at=24) is None
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY\nthis opening was overtaken by a newer one of this site"):
+            alpha.send(first, update.payload)
+        receipt = alpha.send(grown, update.payload)
+        assert (receipt.decision, receipt.ledger.lines) == ("accepted", grown.ledger.lines)
+
+
+# Stolen keys.
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+def test_renewals_evict_the_honest(tmp_path: Path) -> None:
+    """A thief of the TLS key renewed beside the site without an alarm, and 16 renewals ended the site's certificate."""
+    with placed(tmp_path) as place:
+        alpha = place.join("alpha")
+        with alpha.open_channel(*renewed(alpha.channel)) as honest:
+            studies(honest)
+            alpha.unwatch()
+            with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 16 certificates that live"):
+                evict(alpha)
+            studies(honest)
+            studies(alpha.channel)
+            warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
+            assert abs(warned.two_lines.since_s - time.time()) < 60
+        (row,) = place.ask("sites")["sites"]
+        assert row["two_lines_since"] is not None
+
+
+def evict(stolen: FakeSite) -> None:
+    """Renew with the stolen key, and use each, so that none of them can be taken for a lost reply."""
+    for _ in range(40):
+        with stolen.open_channel(*renewed(stolen.channel)) as channel:
+            studies(channel)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) -> None:
+    """However many the thief has, the site's own line goes on."""
+    with placed(tmp_path) as place:
+        stolen = Holder(place, place.join("alpha").reply.certificate)
+        honest = stolen.renew(place)
+        honest.call()
+        for _ in range(3):
+            with pytest.raises(TryAgain, match="certificates that live"):
+                renew_without_end(place, stolen)
+            place.ahead_s += 3.2 * DAY_S
+            honest = honest.renew(place)
+            honest.call()
+            stolen = honest  # the thief is there again
+
+
+def renew_without_end(place: Place, stolen: Holder) -> None:
+    for _ in range(40):
+        stolen.renew(place).call()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/agent.py")
+def test_renewals_evict_the_honest__and_the_site_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the coordinator sees reaches the hospital's log and its status."""
+    with closing(SiteWorld(tmp_path)) as world:
+        world.ready()
+        assert world.command("status")["two_lines_since"] == ""
+        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
+        wait_until(lambda: world.command("status")["two_lines_since"], "the status says it", 20)
+        assert world.command("status")["two_lines_since"] == "2026-09-21 14:13 UTC"
+        assert "the coordinator sees calls with two lines of this site's certificates" in caplog.text

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
 from coordinator import admission
-from coordinator.admission import Claim, Known, Refusal
+from coordinator.admission import Claim, Known, LedgerStatement, Refusal
 from coordinator.study import Answer, Kind, Life, Phase, Round
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
@@ -32,8 +32,8 @@ def manifest(specs: tuple[TensorSpec, ...] = SHARED) -> Manifest:
 
 CLAIM = Claim(
     upload_id="u", site="alpha", study="trial", revision=1, digest="d" * 64, round=2, attempt=1, manifest=manifest(),
-    metrics=(("val_loss", "0.1234"),), num_examples=10, num_validation=3, ledger=LedgerHead("l", 0, "0" * 64),
-    ledger_signature=b"", new_lines=(),
+    metrics=(("val_loss", "0.1234"),), num_examples=10, num_validation=3,
+    statement=LedgerStatement(LedgerHead("l", 0, "0" * 64), b"", ()),
 )  # fmt: skip
 
 
@@ -205,17 +205,13 @@ class Witness:
     def looks(self, ledger: Ledger, since: int, *, lines: int | None = None) -> str:
         """Sees the ledger's first ``lines`` lines, with the hashes from ``since`` on. Returns the refusal's code."""
         head = ledger.head(lines)
-        claim = replace(
-            CLAIM, ledger=head, ledger_signature=head.sign(ledger.key).signature,
-            new_lines=tuple(ledger.hashes[since : head.lines]),
-        )  # fmt: skip
+        said = LedgerStatement(head, head.sign(ledger.key).signature, tuple(ledger.hashes[since : head.lines]))
         newest = max(self.known.items()) if self.known else None
         known = {count: value for count, value in self.known.items() if since <= count <= head.lines}
-        refusal, heads = admission.continues_its_ledger(claim, self.key, self.ledger_id, newest, known)
+        refusal = admission.continues_its_ledger(said, self.key, self.ledger_id, newest, known)
         if refusal:
-            assert heads == {}
             return refusal.code
-        self.ledger_id, self.known = head.ledger_id, {**self.known, **heads}
+        self.ledger_id, self.known = head.ledger_id, {**self.known, head.lines: head.head}  # a receipt names it
         return ""
 
 
@@ -231,9 +227,21 @@ def test_a_ledger_that_grows_is_followed_from_any_head_that_was_seen() -> None:
     assert witness.looks(ledger, 0) == ""
     grown(ledger, 4)
     assert witness.looks(ledger, 5) == ""
-    assert witness.looks(ledger, 3) == ""  # the receipt for line 5 to 9 was lost on its way
+    assert witness.looks(ledger, 5) == ""  # the receipt for lines 6 to 9 was lost on its way
+    assert witness.looks(ledger, 0) == ""
     assert witness.looks(ledger, 9) == ""
-    assert witness.looks(ledger, 0, lines=7) == ""  # an older upload that took longer
+    assert witness.looks(ledger, 3) == "LEDGER_FORK"  # no receipt names that head
+
+
+def test_a_head_that_is_not_the_newest_known_is_a_rollback() -> None:
+    """Whatever it begins with, and although it was good before: a receipt would countersign a shorter ledger."""
+    ledger = grown(Ledger(Ed25519PrivateKey.generate()), 5)
+    witness = Witness(ledger)
+    for lines in (5, 9):
+        assert witness.looks(grown(ledger, lines - len(ledger.hashes)), 0) == ""
+    for since, lines in ((0, 5), (5, 5), (0, 7), (5, 7), (5, 8)):
+        assert witness.looks(ledger, since, lines=lines) == "LEDGER_ROLLBACK"
+    assert witness.looks(ledger, 9) == ""
 
 
 def test_a_ledger_restored_from_a_backup_is_a_rollback() -> None:

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from coordinator import store
+from coordinator.state import State
+from coordinator.store import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
 from wardround import identity
@@ -144,8 +147,13 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
         commands.serve()
     commands.run("invite", "alpha")
     assert json.loads(commands.run("sites", "--json")[0]) == {
-        "sites": [{"site": "alpha", "state": "invited", "certificate_expires": None, "last_seen": None}]
-    }
+        "sites": [
+            {
+                "site": "alpha", "state": "invited", "certificate_expires": None, "last_seen": None,
+                "two_lines_since": None,
+            }
+        ]
+    }  # fmt: skip
     assert "alpha   invited" in commands.run("sites")[0]
     name, digest = commands.create().split()
     assert (name, len(digest)) == ("trial", 64)
@@ -162,6 +170,19 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
     assert "trial (revision 1): stopped, round 0 of 2" in commands.run("study", "status", "trial")[0]
     commands.run("revoke", "alpha")
     assert json.loads(commands.run("sites", "--json")[0]) == {"sites": []}
+
+
+def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
+    opened = Store(State(commands.state).database)
+    with opened.write() as records:
+        records.add(store.sites, name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000)
+    opened.close()
+    out, said = commands.run("sites")
+    assert "alpha   enrolled" in out
+    assert said == (
+        "Site `alpha`: since 2026-09-21T14:13:20Z two hold its keys, or it was copied\n"
+        "next: ask its people; if nobody there knows of a copy, `coordinator revoke alpha`\n"
+    )
 
 
 def test_unknown_studies_and_sites_are_named(commands: Commands) -> None:

@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator import service, store
 from coordinator.calls import MAX_CALLS
+from coordinator.certificates import Peer
 from coordinator.enrolment import Authority
 from coordinator.server import ServerIdentity
 from tests.coordinator.conftest import Place
@@ -454,16 +455,79 @@ def test_renewal_with_the_old_key_or_none_is_refused(place: Place) -> None:
 
 def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Place) -> None:
     alpha = place.join("alpha")
-    for _ in range(20):
-        request = identity.signing_request(identity.new_key())
-        with_key = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=request)
-        try:
-            alpha.enrolment.Renew(with_key, timeout=20)
-        except grpc.RpcError as error:
-            assert "CERTIFICATE_UNKNOWN" in error.details()  # noqa: PT017  the first certificate has lapsed
-            break
+    for _ in range(15):
+        renewed(alpha.channel)
+    with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 16 certificates that live, and this one was"):
+        renewed(alpha.channel)
+    studies(alpha.channel)
+    place.ahead_s = 2 * 3600  # those that nobody used never arrived
+    renewed(alpha.channel)
     with place.coordinator.parts.store.read() as records:
-        assert len(records.all(store.certificates, site="alpha")) == 16
+        assert len(records.all(store.certificates, site="alpha")) == 2
+    assert sites_row(place)["two_lines_since"] is None
+
+
+def renewed(channel: grpc.Channel) -> tuple[bytes, identity.PrivateKey]:
+    """A certificate for a new key, asked for with the one of ``channel``."""
+    key = identity.new_key()
+    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=identity.signing_request(key))
+    return enrolment_pb2_grpc.EnrolmentStub(channel).Renew(request, timeout=20).certificate, key
+
+
+def sites_row(place: Place) -> dict[str, Any]:
+    return next(row for row in place.ask("sites")["sites"] if row["site"] == "alpha")
+
+
+class Holder:
+    """Whoever holds a certificate of alpha and its key, at a coordinator whose days pass; without the line between."""
+
+    def __init__(self, place: Place, certificate: bytes) -> None:
+        self._parts = place.coordinator.parts
+        self._certificate = x509.load_pem_x509_certificate(certificate)
+
+    def call(self) -> Peer:
+        peer = self._parts.standing.admit(self._certificate, "10.0.0.7")
+        self._parts.enrolment.noticed(peer)
+        return peer
+
+    def renew(self, place: Place) -> "Holder":
+        request = identity.signing_request(identity.new_key())
+        return Holder(place, self._parts.enrolment.renew(self.call(), request).certificate)
+
+
+def test_a_site_that_renews_and_changes_over_is_one_line(place: Place) -> None:
+    """Also where a reply was lost, and where calls still begin with the older certificate for a while."""
+    site = Holder(place, place.join("alpha").reply.certificate)
+    for _ in range(5):
+        place.ahead_s += 3.5 * DAY_S
+        site.renew(place)  # and the reply never came
+        place.ahead_s += 60
+        newer = site.renew(place)
+        newer.call()
+        place.ahead_s += 300
+        site.call()
+        site = newer
+    assert sites_row(place)["two_lines_since"] is None
+
+
+def test_an_older_certificate_that_goes_on_being_used_is_said(place: Place) -> None:
+    """A copy of the machine, or a thief who never renewed."""
+    copied = Holder(place, place.join("alpha").reply.certificate)
+    place.ahead_s = 3.5 * DAY_S
+    site = copied.renew(place)
+    site.call()
+    place.ahead_s += 599
+    copied.call()
+    assert sites_row(place)["two_lines_since"] is None
+    place.ahead_s += 2
+    copied.call()
+    assert sites_row(place)["two_lines_since"] is not None
+    place.ahead_s = 0  # TLS goes by the true time
+    place.restart()
+    assert sites_row(place)["two_lines_since"] is not None
+    again = FakeSite(place.invite("alpha"))  # a new identity begins a new line
+    assert sites_row(place)["two_lines_since"] is None
+    again.close()
 
 
 # Revocation.

@@ -116,6 +116,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.uploads: dict[bytes, Taken] = {}
         self.enrolments: list[enrolment_pb2.EnrolRequest] = []
         self.downloads: list[int] = []
+        self.pages: list[int] = []  # how many lines each page of the ledger had
         self.witness = receipts.LedgerHead("", 0, receipts.EMPTY_HEAD)
         self.previous = receipts.EMPTY_HEAD
         self.site = ""
@@ -389,6 +390,16 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             context.abort(grpc.StatusCode.UNAVAILABLE, "the receipt is lost")
         yield pb.UploadReply(receipt=taken.receipt)
 
+    def Ledger(self, request: Any, context: Any) -> pb.LedgerKnown:
+        self._hear(context, request)
+        self._admit(context)
+        self.pages.append(len(request.new_line_hashes))
+        try:
+            self.witness = self._followed(request)
+        except BadData:
+            pass  # the upload's receipt will say so
+        return pb.LedgerKnown(lines=self.witness.lines)
+
     # what it does inside
 
     def _hear(self, context: Any, request: Any) -> None:
@@ -430,6 +441,10 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         return rpc.envelope_message(envelope)
 
     def _witness(self, opening: pb.UploadOpen) -> receipts.LedgerHead:
+        self.witness = self._followed(opening)
+        return self.witness
+
+    def _followed(self, opening: Any) -> receipts.LedgerHead:
         """As the real one: the new head must follow from the last one seen and the hashes of the new lines."""
         said = opening.ledger
         head = receipts.LedgerHead(said.ledger_id, said.lines, said.head.hex())
@@ -438,7 +453,6 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             raise BadData("the ledger is shorter than before", code="LEDGER_ROLLBACK")
         if receipts.head_after(self.witness.head, opening.new_line_hashes) != head.head:
             raise BadData("the ledger is another", code="LEDGER_FORK")
-        self.witness = head
         return head
 
     def _receipt(

@@ -668,3 +668,23 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
         assert not old.closed
     assert old.closed
     assert line.bytes_up() == 10
+
+
+def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: SiteWorld) -> None:
+    """A line that comes and goes writes two lines each time; weeks of it must not keep an update from leaving."""
+    world.ready()
+    assert world.agent is not None
+    world.agent._ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    world.coordinator.assign(STUDY, 1)
+    (taken,) = world.coordinator.wait_receipts(1)
+    assert world.trainer is not None
+    world.trainer.wait_asked("commit")
+    assert sum(world.coordinator.pages) + len(taken.opening.new_line_hashes) == taken.opening.ledger.lines
+    assert len(world.coordinator.pages) == 3  # the last of them is short: others may write before the upload goes
+    assert max(world.coordinator.pages) <= 1000
+    (receipt,) = world.lines("receipt")
+    assert '"decision":"accepted"' in receipt["envelope"]["payload"]
+    world.agent.stop()
+    world.agent = None
+    assert {"Ledger"} <= {row["method"] for line in world.lines("control") for row in line["methods"]}
+    assert world.verdict().ok

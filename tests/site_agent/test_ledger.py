@@ -16,10 +16,21 @@ from site_agent import audit
 from site_agent.gateway.ledger import Ledger
 from wardround import canonical, durable
 from wardround.errors import NeedsPerson
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.receipts import (
+    ACCEPTED,
+    EMPTY_HEAD,
+    MAX_NEW_LINES,
+    LedgerHead,
+    Receipt,
+    head_after,
+    line_hash,
+    next_head,
+)
 
 LEDGER_KEY = Ed25519PrivateKey.generate()
+
 RECEIPT_KEY = Ed25519PrivateKey.generate()
+
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
 
 
@@ -208,9 +219,6 @@ def test_the_first_line_torn_leaves_an_empty_ledger_to_begin(folder: Path) -> No
     assert audit.verify(folder)[1] == audit.VERIFIED
 
 
-# audit: every mutation, and the right line
-
-
 def edited(line: bytes) -> bytes:
     """The same record, canonical, with another time."""
     return canonical.dumps({**json.loads(line), "ts": "1999-01-01T00:00:00.000Z"})
@@ -375,3 +383,47 @@ def test_what_was_sent_again_counts_also_after_a_restart(folder: Path) -> None:
     after = Ledger(folder, LEDGER_KEY)
     assert (after.payload_bytes(part), after.payload_bytes(day), after.tries(upload_id)) == (19, 19, 3)
     after.close()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_backlog_is_shown_in_pages_and_what_is_left_goes_with_the_upload(folder: Path, before: int) -> None:
+    """What the pages and the upload say is together what one long statement would say."""
+    written = Written(folder).rounds(before)
+    seen = written.ledger.statement()[0].lines - len(written.ledger.statement()[2])
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    shown: list[bytes] = []
+
+    def show(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
+        assert len(hashes) <= MAX_NEW_LINES
+        shown.extend(hashes)
+        head.verify(signature, LEDGER_KEY.public_key())
+        assert head.head == head_after(EMPTY_HEAD, [line_hash(line) for line in lines_of(folder)[: head.lines]])
+        return head.lines
+
+    written.ledger.catch_up(show)
+    head, _, hashes = written.ledger.statement()
+    assert len(hashes) <= MAX_NEW_LINES
+    assert [*shown, *hashes] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    assert head.lines == len(lines_of(folder))
+
+
+def test_a_backlog_that_the_coordinator_does_not_take_is_cut_so_that_its_receipt_says_why(folder: Path) -> None:
+    written = Written(folder)
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    asked: list[int] = []
+
+    def refuse(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
+        asked.append(head.lines)
+        return 0
+
+    written.ledger.catch_up(refuse)
+    assert asked == [MAX_NEW_LINES]
+    assert len(written.ledger.statement()[2]) == MAX_NEW_LINES
+
+
+def test_a_coordinator_that_knows_more_lines_than_there_are_is_told_none(folder: Path) -> None:
+    """The site was restored from a backup: the upload is refused, with a receipt."""
+    written = Written(folder)
+    written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    written.ledger.catch_up(lambda head, signature, hashes: 1_000_000)
+    assert written.ledger.statement()[2] == []

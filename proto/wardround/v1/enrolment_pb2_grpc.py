@@ -57,7 +57,8 @@ class EnrolmentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A new certificate for a new key. Sent again, it makes another certificate; the older ones live to their end.
+        """A new certificate for a new key. Sent again, it makes another certificate; the older ones live to their end, and
+        where too many do, a further one is refused with TOO_BUSY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

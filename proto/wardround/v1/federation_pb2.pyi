@@ -171,20 +171,28 @@ class WatchRequest(_message.Message):
     def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("offer", "assignment", "goodbye", "coordinator_version")
+    __slots__ = ("offer", "assignment", "goodbye", "two_lines", "coordinator_version")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    TWO_LINES_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     offer: StudyOffer
     assignment: Assignment
     goodbye: Goodbye
+    two_lines: TwoLines
     coordinator_version: str
-    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., two_lines: _Optional[_Union[TwoLines, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TwoLines(_message.Message):
+    __slots__ = ("since_s",)
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    since_s: int
+    def __init__(self, since_s: _Optional[int] = ...) -> None: ...
 
 class ModelRef(_message.Message):
     __slots__ = ("round", "digest")
@@ -315,6 +323,20 @@ class UploadOpen(_message.Message):
     ledger: LedgerHead
     new_line_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, upload_id: _Optional[bytes] = ..., study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., manifest: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., num_examples: _Optional[int] = ..., num_validation: _Optional[int] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LedgerPage(_message.Message):
+    __slots__ = ("ledger", "new_line_hashes")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    NEW_LINE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    ledger: LedgerHead
+    new_line_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LedgerKnown(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    def __init__(self, lines: _Optional[int] = ...) -> None: ...
 
 class UploadInquire(_message.Message):
     __slots__ = ("upload_id",)

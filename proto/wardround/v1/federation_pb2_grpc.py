@@ -59,6 +59,11 @@ class FederationStub:
                 request_serializer=wardround_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
                 response_deserializer=wardround_dot_v1_dot_federation__pb2.UploadReply.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/wardround.v1.Federation/Ledger',
+                request_serializer=wardround_dot_v1_dot_federation__pb2.LedgerPage.SerializeToString,
+                response_deserializer=wardround_dot_v1_dot_federation__pb2.LedgerKnown.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -99,6 +104,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """The next lines of this site's ledger, where an upload would have too many of them. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=wardround_dot_v1_dot_federation__pb2.UploadRequest.FromString,
                     response_serializer=wardround_dot_v1_dot_federation__pb2.UploadReply.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=wardround_dot_v1_dot_federation__pb2.LedgerPage.FromString,
+                    response_serializer=wardround_dot_v1_dot_federation__pb2.LedgerKnown.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Federation:
             '/wardround.v1.Federation/Upload',
             wardround_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
             wardround_dot_v1_dot_federation__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wardround.v1.Federation/Ledger',
+            wardround_dot_v1_dot_federation__pb2.LedgerPage.SerializeToString,
+            wardround_dot_v1_dot_federation__pb2.LedgerKnown.FromString,
             options,
             channel_credentials,
             insecure,
