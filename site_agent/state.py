@@ -2,6 +2,7 @@
 
     identity/            key.pem  certificate.pem  authority.pem  ledger_key.pem  site.json
     offers/STUDY.json    what the coordinator offers, checked before it is kept
+    previews/STUDY.json  the account of it that a person was shown last
     consents/STUDY.json  what a person approved
     policy.toml          what may leave, written by a person
     journal/STUDY.json   how far the current round is
@@ -25,7 +26,7 @@ from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
-GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
+GATEWAY_FOLDERS = ("identity", "offers", "previews", "consents", "journal", "ledger", "staging")
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -77,6 +78,17 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """An account of a study as a person was shown it: its digest, when, and its lines."""
+
+    digest: str
+    study_digest: str
+    revision: int
+    at: str
+    lines: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Consent:
     """What a person approved: one exact study, the exact tensors and numbers that leave, and one table."""
 
@@ -98,11 +110,16 @@ class Consent:
     apart: str = ""  # what that is, in words
     document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
     attempts: int = 0  # how often each of its rounds may be asked for
+    account: dict[str, Any] = field(default_factory=dict)  # what was shown: the fields of ``Shown``
 
     @property
     def rounds(self) -> int:
         """How many rounds were approved; one more, the closing one, may ask for numbers."""
         return int(self.document["study"]["rounds"]) if self.document else 0
+
+    def shown(self) -> Shown | None:
+        """The account that was approved; None of a consent from before there were any."""
+        return Shown(**self.account) if self.account else None
 
 
 @dataclass
@@ -233,6 +250,7 @@ class SiteState:
 
     def drop_offer(self, study: str) -> None:
         durable.remove(self._file("offers", study))
+        durable.remove(self._file("previews", study))
 
     def offer_sizes(self) -> dict[str, int]:
         """How many bytes each offer takes, oldest first."""
@@ -249,6 +267,15 @@ class SiteState:
 
     def save_consent(self, consent: Consent) -> None:
         durable.write_file(self._file("consents", consent.study), canonical.dumps(asdict(consent)))
+
+    def preview(self, study: str) -> Shown | None:
+        """The account of ``study`` that was shown last."""
+        path = self._file("previews", study)
+        return _read(path, Shown) if path.exists() else None
+
+    def save_preview(self, study: str, shown: Shown) -> None:
+        durable.make_folder(self.root / "previews")
+        durable.write_file(self._file("previews", study), canonical.dumps(asdict(shown)))
 
     def journal(self, study: str) -> Journal:
         path = self._file("journal", study)
@@ -326,7 +353,15 @@ def now_text() -> str:
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
     """A stored consent in today's form. One that names no rounds is for none: it must be given again."""
-    return {"comes": document.get("leaves"), "exposure": "", "apart": "", "document": {}, "attempts": 0, **document}
+    return {
+        "comes": document.get("leaves"),
+        "exposure": "",
+        "apart": "",
+        "document": {},
+        "attempts": 0,
+        "account": {},
+        **document,
+    }
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:

@@ -85,8 +85,12 @@ class Commands:
         if command == "refresh":
             self._agent.refresh()
             return {}
+        if command == "preview":
+            return self._agent.desk.preview(request["study"], request["data"])
         if command == "approve":
-            consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
+            consent = self._agent.desk.approve(
+                request["study"], request["data"], request["digest"], request["by"], progress
+            )
             return {
                 "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
                 "exposure": consent.exposure, "apart": consent.apart,
