@@ -371,7 +371,8 @@ def test_approve_at_a_terminal_shows_the_account_and_asks(shell: Shell) -> None:
     changed["training"]["local_steps"] = 10000
     shell.coordinator.offer(changed, shell.folder / "initial.safetensors", revision=2)
     said, _ = at_a_terminal(shell, "", "preview", STUDY)
-    assert max(len(text) for text in said.splitlines() if not text.startswith("next: ")) <= 80
+    page = said[said.index("Study `hearts`") :].splitlines()[:-1]  # between the log and `next:`
+    assert max(len(text) for text in page) <= 80
     assert said.count("\n* training.local_steps              1 -> 10000\n") == 2  # where it stands, and at the end
     assert "\nWhat changed since it was approved, 20" in said
     assert "hearts changed since it was approved: training.local_steps 1 -> 10000" in shell.run("studies").stdout
