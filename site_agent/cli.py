@@ -18,7 +18,7 @@ from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
 from site_agent.cli_policy import policy_app
 from site_agent.cli_service import ask_service, joined, refresh
-from site_agent.cli_study import approve, preview
+from site_agent.cli_study import approve, preview, print_history
 from wardround.cli import print_json, run, say
 from wardround.errors import BadData, UsageProblem
 
@@ -74,9 +74,16 @@ def join(
 
 
 @app.command()
-def studies(state: State, json: Json = False) -> None:
-    """The studies that the coordinator offers to this site."""
+def studies(
+    state: State,
+    history: Annotated[bool, typer.Option("--history", help="Every approval and withdrawal, oldest first.")] = False,
+    json: Json = False,
+) -> None:
+    """The studies that the coordinator offers to this site; or what was approved and withdrawn here, and by whom."""
     here, _ = joined(state)
+    if history:
+        print_history(here, json=json)
+        return
     refresh(here)
     rows = study_rows(here)
     if json:
@@ -95,7 +102,7 @@ app.command("approve")(approve)
 @app.command()
 def withdraw(study: StudyId, state: State) -> None:
     """Take an approval back. Takes effect at once, mid-round too."""
-    from site_agent.state import who
+    from site_agent.person import who
 
     here, _ = joined(state)
     person = who()
@@ -218,7 +225,7 @@ def study_rows(here: "SiteState") -> list[dict[str, Any]]:
 def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
     from site_agent.gateway.identity import Identity
-    from site_agent.state import user_name
+    from site_agent.person import user_name
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()

@@ -57,8 +57,8 @@ def approve(
 
     If anything changes later, the agent stops and says what.
     """
+    from site_agent.person import text, who
     from site_agent.preview import exposed
-    from site_agent.state import who
 
     here, _ = joined(state)
     if not here.policy.exists():
@@ -88,7 +88,7 @@ def approve(
             "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure,
             "apart": consent.apart,
         }  # fmt: skip
-    print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
+    print(f"Study `{study}`, digest {answer['study_digest']}, approved by {text(person)} for `{data}`")
     print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
     if answer.get("exposure"):
         print(exposed(answer["exposure"], answer.get("apart", "")))
@@ -96,6 +96,30 @@ def approve(
         print("The coordinator knows; next: `site-agent status`")
     else:
         print("The coordinator hears of it at the next connection; next: `site-agent run`")
+
+
+def print_history(here: "SiteState", *, json: bool) -> None:
+    """Each approval and withdrawal of each study, with who did it, when, and what it was."""
+    from site_agent import person
+
+    acts = sorted(
+        ((consent.withdrawn_at or consent.approved_at, consent) for consent in here.consent_histories()),
+        key=lambda act: act[0],
+    )
+    if json:
+        from dataclasses import asdict
+
+        print_json({"history": [asdict(consent) for _, consent in acts]})
+        return
+    for when, consent in acts:
+        by = consent.withdrawn_by or consent.approved_by
+        print(
+            f"{when[:16].replace('T', ' ')} UTC  {consent.study}  {consent.state} by {person.text(by)}: revision "
+            f"{consent.revision}, digest {consent.study_digest[:12]}, {consent.rounds} rounds, "
+            f"data `{consent.data['name']}`"
+        )
+    if not acts:
+        print("no study was ever approved here")
 
 
 def _shown(here: "SiteState", study: str, data: str) -> dict[str, Any]:

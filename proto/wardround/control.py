@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from wardround.errors import BY_EXIT_CODE, CannotWrite, NotPermitted, Unavailabl
 MAX_LINE = 8 * 1024 * 1024
 Reply = Callable[[Any], None]
 Handler = Callable[[dict[str, Any], Reply], Any]
+_PEER: ContextVar[tuple[int, int] | None] = ContextVar("peer", default=None)
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +71,9 @@ class ControlServer:
                 line = stream.readline(MAX_LINE)
                 if not line:
                     return  # someone looked whether we listen
-                if (user := peer_user(connection)) not in self._users:
+                pid, user = peer_of(connection)
+                _PEER.set((pid, user))
+                if user not in self._users:
                     raise NotPermitted(f"user {user} may not command this service", hint=self._owner_hint())
                 result = self._handler(_request(line), lambda item: _send(connection, {"progress": item}))
                 _send(connection, {"result": result})
@@ -154,10 +158,21 @@ def connect(path: Path) -> socket.socket:
     return connection
 
 
+def peer() -> tuple[int, int] | None:
+    """Process id and user id of whoever asked, inside a handler; None outside of one."""
+    return _PEER.get()
+
+
 def peer_user(connection: socket.socket) -> int:
     """The user id of the process at the other end, as the kernel knows it."""
+    return peer_of(connection)[1]
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the process at the other end when it connected, as the kernel knows them."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, user, _ = struct.unpack("3i", credentials)
+    return int(pid), int(user)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 The running service has one desk; when no service runs, ``alone`` makes one for a single command, under the lock.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.preview import begins_with, facts
-from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround import durable, identity
 from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
 
@@ -191,7 +192,7 @@ class Desk:
             consent = self._state.consent(study)
             if consent is None or consent.state == WITHDRAWN:
                 raise UsageProblem(f"study `{study}` is not approved here", hint="`site-agent studies` lists them")
-            withdrawn = replace(consent, state=WITHDRAWN)
+            withdrawn = replace(consent, state=WITHDRAWN, withdrawn_by=person, withdrawn_at=now_text())
             self._state.save_consent(withdrawn)
         return withdrawn
 
@@ -308,7 +309,8 @@ class Desk:
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
         self._ledger.append(
             "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], exposure=consent.exposure, by=person, **consents.pinned(consent),
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
+            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), **consents.pinned(consent),
         )  # fmt: skip
         self._ledger.sign()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from site_agent.gateway.agent import Agent
 from site_agent.handoff import trainer_socket
+from site_agent.person import behind
 from site_agent.state import SiteState
 from wardround import control, durable
 from wardround.errors import Unavailable, UsageProblem
@@ -80,6 +81,9 @@ class Commands:
     def answer(self, request: dict[str, Any], progress: control.Reply) -> Any:
         """One command, one result."""
         command = request.get("command")
+        peer = control.peer()
+        if "by" in request and peer is not None:
+            request["by"] = behind(request["by"], *peer)
         if command == "status":
             return {"connected": self._agent.connected, "uid": os.geteuid()}
         if command == "refresh":
