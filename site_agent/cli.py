@@ -17,7 +17,8 @@ from site_agent.cli_audit import audit_app
 from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
 from site_agent.cli_policy import policy_app
-from site_agent.cli_service import ask_service, joined, offered, refresh
+from site_agent.cli_service import ask_service, joined, refresh
+from site_agent.cli_study import approve, preview, print_history
 from wardround.cli import print_json, run, say
 from wardround.errors import BadData, UsageProblem
 
@@ -81,9 +82,16 @@ def join(
 
 
 @app.command()
-def studies(state: State, json: Json = False) -> None:
-    """The studies that the coordinator offers to this site."""
+def studies(
+    state: State,
+    history: Annotated[bool, typer.Option("--history", help="Every approval and withdrawal, oldest first.")] = False,
+    json: Json = False,
+) -> None:
+    """The studies that the coordinator offers to this site; or what was approved and withdrawn here, and by whom."""
     here, _ = joined(state)
+    if history:
+        print_history(here, json=json)
+        return
     refresh(here)
     rows = study_rows(here)
     if json:
@@ -95,77 +103,14 @@ def studies(state: State, json: Json = False) -> None:
         print(f"next: `site-agent preview {fresh}`")
 
 
-@app.command()
-def preview(
-    study: StudyId,
-    state: State,
-    data: Annotated[
-        str, typer.Option(metavar="NAME", help="With the network and the weights of this data; else as approved.")
-    ] = "",
-    json: Json = False,
-) -> None:
-    """What a study would take out, how often and how big, and what stays. Changes nothing."""
-    from site_agent import handoff
-    from site_agent.gateway.consent import differences, grant
-    from site_agent.preview import document
-    from site_agent.state import who
-
-    here, site = joined(state)
-    offer = offered(here, study)
-    consent = here.consent(study)
-    if not data and consent is not None:
-        data = consent.data["name"]
-    described = handoff.ask(state, "describe", study=offer.document, site=site.site, data=data)
-    checked = {"rows": 0, "validation_rows": 0}
-    grant(offer, described, {"name": "", "digest": ""}, checked, who())  # as approve would; not kept
-    shown = document(offer, described)
-    if json:
-        print_json(shown)
-        return
-    _print_preview(shown, differences(consent, offer, described) if consent is not None else [])
-    if not here.policy.exists():
-        print(f"next: `site-agent policy draft {study}`, to say what may leave")
-        return
-    print(f"next: `site-agent approve {study} --data {data or 'NAME'}`")
-
-
-@app.command()
-def approve(
-    study: StudyId,
-    data: Annotated[str, typer.Option(metavar="NAME", help="What to train on, as named in `data add`.")],
-    state: State,
-) -> None:
-    """Approve exactly what `preview` shows, for this data. If either changes later, the agent stops and says so."""
-    from site_agent.preview import exposed
-    from site_agent.state import who
-
-    here, _ = joined(state)
-    offered(here, study)
-    person = who()
-    answer = ask_service(here, "approve", say, study=study, data=data, by=person)
-    if answer is None:
-        from site_agent.gateway.desk import alone
-
-        with alone(here) as (desk, _interrupt):
-            consent = desk.approve(study, data, person, say)
-        answer = {
-            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure,
-            "apart": consent.apart,
-        }  # fmt: skip
-    print(f"Study `{study}`, digest {answer['study_digest']}, approved by {person['name']} for `{data}`")
-    print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
-    if answer.get("exposure"):
-        print(exposed(answer["exposure"], answer.get("apart", "")))
-    if answer["told"]:
-        print("The coordinator knows; next: `site-agent status`")
-    else:
-        print("The coordinator hears of it at the next connection; next: `site-agent run`")
+app.command("preview")(preview)
+app.command("approve")(approve)
 
 
 @app.command()
 def withdraw(study: StudyId, state: State) -> None:
     """Take an approval back. Takes effect at once, mid-round too."""
-    from site_agent.state import who
+    from site_agent.person import who
 
     here, _ = joined(state)
     person = who()
@@ -288,7 +233,7 @@ def study_rows(here: "SiteState") -> list[dict[str, Any]]:
 def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
     from site_agent.gateway.identity import Identity
-    from site_agent.state import user_name
+    from site_agent.person import user_name
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
@@ -340,43 +285,6 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
             print(f"{row['id']} changed since it was approved: {change}")
         if row["state"] == "held":
             print(f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`")
-
-
-def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
-    from rich.table import Table
-
-    from site_agent.preview import begins_with, exposed, size, trains
-
-    console = _console()
-    print(f"Study `{shown['study']}`, revision {shown['revision']}, digest {shown['study_digest']}")
-    print(f"{shown['algorithm']} with {', '.join(shown['sites'])}")
-    print(trains(shown))
-    leaves = Table("leaves each round", "type", "shape", "bytes", box=None, pad_edge=False)
-    for leaf in shown["leaves"]:
-        leaves.add_row(leaf["name"], leaf["dtype"], str(leaf["shape"]), str(leaf["bytes"]))
-    console.print(leaves, markup=False)
-    print(
-        f"{len(shown['leaves'])} tensors, {size(shown['bytes_per_round'])} a round, {shown['rounds']} rounds: "
-        f"{size(shown['bytes_per_round'] * shown['rounds'])} in all"
-    )
-    print(
-        f"Numbers beside them, and once more at the end: {', '.join(shown['metrics'])} "
-        f"({shown['metric_digits']} digits); the numbers of training and validation rows, {shown['counts']}"
-    )
-    if shown["comes"] != shown["leaves"]:
-        down = size(sum(row["bytes"] for row in shown["comes"]))
-        print(f"Before each round this site downloads {len(shown['comes'])} tensors, {down}")
-    stays = Table("stays here", "type", "shape", "bytes", "why", box=None, pad_edge=False)
-    for row in shown["stays"]:
-        stays.add_row(row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), row.get("why", ""))
-    console.print(stays, markup=False)
-    if shown["weights"] is not None:
-        print(begins_with(shown["weights"]))
-    print("Without secure aggregation the coordinator sees each update in clear until the round's model is durable.")
-    if shown["exposure"]:
-        print(exposed(shown["exposure"], shown["apart"]))
-    for change in changes:
-        print(f"changed since it was approved: {change}")
 
 
 def _print_status(shown: dict[str, Any]) -> None:

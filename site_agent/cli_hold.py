@@ -33,7 +33,7 @@ def reject(
 
 def leave(state: State, yes: Yes = False, json: Json = False) -> None:
     """End the membership: withdraw from every study, tell the coordinator, send nothing more."""
-    from site_agent.state import who
+    from site_agent.person import who
 
     here, site = joined(state)
     if not yes and sys.stdin.isatty():
@@ -59,7 +59,7 @@ def leave(state: State, yes: Yes = False, json: Json = False) -> None:
 
 def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool, yes: bool, json: bool) -> None:
     from site_agent.gateway.desk import alone
-    from site_agent.state import who
+    from site_agent.person import text, who
 
     here, _ = joined(state)
     waiting = ask_service(here, "waiting", study=study, round=number)
@@ -82,7 +82,7 @@ def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool,
         answer = {"going": False}
     if json:
         return
-    print(f"Round {number} of `{study}` {word} by {person['name']}")
+    print(f"Round {number} of `{study}` {word} by {text(person)}")
     if answer["going"]:
         print("It leaves now; next: `site-agent audit show`" if word == "released" else "The coordinator is told")
     else:

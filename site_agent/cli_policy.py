@@ -8,7 +8,7 @@ import typer
 
 from site_agent.cli_service import joined, offered
 from wardround.cli import print_json, say
-from wardround.errors import NotPermitted, UsageProblem
+from wardround.errors import BadData, NotPermitted, UsageProblem
 
 policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
 
@@ -74,6 +74,49 @@ def check_policy(
     print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
     print("quotas: " + ", ".join(f"{most} {name.replace('_', ' ')}" for name, most in found.quotas))
     print("next: `site-agent policy explain STUDY`")
+
+
+@policy_app.command("show")
+def show_policy(
+    state: State,
+    digest: Annotated[
+        str, typer.Argument(metavar="[DIGEST]", help="The text with this SHA-256, or its beginning.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Each policy that was in force here, by its digest and since when; or the text of one."""
+    import hashlib
+
+    from site_agent import audit
+
+    here, _ = joined(state)
+    lines = [line for line in audit.records(here.ledger) if line["type"] == "policy"]
+    if not digest:
+        rows = [{"since": line["ts"], "event": line["event"], "sha256": line["sha256"]} for line in lines]
+        if json:
+            print_json({"policies": rows})
+            return
+        for row in rows:
+            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
+        print("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
+        return
+    found = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
+    if len(found) != 1:
+        raise UsageProblem(
+            f"{len(found)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
+            hint="`site-agent policy show` lists them",
+        )
+    (sha256,) = found
+    text = here.policy_text(sha256)
+    if text is None or hashlib.sha256(text).hexdigest() != sha256:
+        raise BadData(
+            f"the text of policy {sha256[:12]}… is {'not kept here' if text is None else 'another than was in force'}",
+            hint=f"restore {here.root / 'policies' / sha256}.toml from a backup",
+        )
+    if json:
+        print_json({"sha256": sha256, "text": text.decode(errors="replace")})
+        return
+    print(text.decode(errors="replace"), end="")
 
 
 @policy_app.command()

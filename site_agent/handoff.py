@@ -121,7 +121,7 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
         TryAgain: the worker died.
         WardroundError: what it said.
     """
-    from site_agent.state import user_name
+    from site_agent.person import user_name
 
     with Worker(state, warm=False) as worker:
         if command == "status":  # of the listener, which is not there: what its worker would be

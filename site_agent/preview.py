@@ -30,14 +30,10 @@ def begins_with(weights: dict[str, Any]) -> str:
     return f"{said}. The file is read once, before this site's first round"
 
 
-def document(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
-    """The exact account of a study. ``described`` is what the trainer says of the installed model."""
+def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
+    """What scripts ask of a study by name; ``account`` has all of it. ``described`` is what the trainer says."""
     told = offer.document["told"]
     return {
-        "study": offer.study,
-        "title": offer.document["study"]["title"],
-        "revision": offer.revision,
-        "study_digest": offer.digest,
         "sites": offer.document["study"]["sites"],
         "algorithm": offer.document["algorithm"]["name"],
         "rounds": offer.rounds,

@@ -2,8 +2,9 @@
 
     identity/            key.pem  certificate.pem  authority.pem  ledger_key.pem  site.json
     offers/STUDY.json    what the coordinator offers, checked before it is kept
-    consents/STUDY.json  what a person approved
-    policy.toml          what may leave, written by a person
+    previews/STUDY.json  the account of it that a person was shown last
+    consents/STUDY.json  what a person approved or withdrew last; consents/STUDY/ has each time, for good
+    policy.toml          what may leave, written by a person; policies/SHA256.toml has each that was in force
     journal/STUDY.json   how far the current round is
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
@@ -15,8 +16,6 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 
 import datetime
 import json
-import os
-import pwd
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -28,7 +27,9 @@ from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
-GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging", "incoming", "outgoing")
+GATEWAY_FOLDERS = (
+    "identity", "offers", "previews", "consents", "policies", "journal", "ledger", "staging", "incoming", "outgoing",
+)  # fmt: skip
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -80,6 +81,17 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """An account of a study as a person was shown it: its digest, when, and its lines."""
+
+    digest: str
+    study_digest: str
+    revision: int
+    at: str
+    lines: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Consent:
     """What a person approved: one exact study, the exact tensors and numbers that leave, and one table."""
 
@@ -93,7 +105,7 @@ class Consent:
     data: dict[str, str]  # as ``gateway.consent.trained_on`` makes it
     rows: int
     validation_rows: int
-    approved_by: dict[str, Any]  # name, uid
+    approved_by: dict[str, Any]  # as ``person.who`` gives it
     approved_at: str
     state: str  # approved, withdrawn
     comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
@@ -101,11 +113,22 @@ class Consent:
     apart: str = ""  # what that is, in words
     document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
     attempts: int = 0  # how often each of its rounds may be asked for
+    account: dict[str, Any] = field(default_factory=dict)  # what was shown: the fields of ``Shown``
+    withdrawn_by: dict[str, Any] = field(default_factory=dict)
+    withdrawn_at: str = ""
 
     @property
     def rounds(self) -> int:
         """How many rounds were approved; one more, the closing one, may ask for numbers."""
         return int(self.document["study"]["rounds"]) if self.document else 0
+
+    def kept_as(self) -> bytes:
+        """The bytes of its file."""
+        return canonical.dumps(asdict(self))
+
+    def shown(self) -> Shown | None:
+        """The account that was approved; None of a consent from before there were any."""
+        return Shown(**self.account) if self.account else None
 
 
 @dataclass
@@ -244,6 +267,7 @@ class SiteState:
 
     def drop_offer(self, study: str) -> None:
         durable.remove(self._file("offers", study))
+        durable.remove(self._file("previews", study))
 
     def offer_sizes(self) -> dict[str, int]:
         """How many bytes each offer takes, oldest first."""
@@ -259,7 +283,36 @@ class SiteState:
         return _read(path, Consent, _newer_consent) if path.exists() else None
 
     def save_consent(self, consent: Consent) -> None:
-        durable.write_file(self._file("consents", consent.study), canonical.dumps(asdict(consent)))
+        """Make it the one that counts; those before it are kept beside it."""
+        folder = self._file("consents", consent.study).with_suffix("")
+        durable.make_folder(folder)
+        number = len(list(folder.glob("*.json"))) + 1
+        name = f"{number:04}-{consent.state}-{consent.revision}-{consent.study_digest[:16]}.json"
+        durable.write_file(folder / name, consent.kept_as())
+        durable.write_file(self._file("consents", consent.study), consent.kept_as())
+
+    def consent_history(self, study: str) -> list[Consent]:
+        """Each approval and withdrawal of a study, oldest first."""
+        folder = self._file("consents", study).with_suffix("")
+        return [_read(path, Consent, _newer_consent) for path in sorted(folder.glob("*.json"))]
+
+    def consent_histories(self) -> list[Consent]:
+        """The same of every study."""
+        return [one for consent in self.consents() for one in self.consent_history(consent.study)]
+
+    def policy_text(self, sha256: str) -> bytes | None:
+        """A policy that was in force, by its digest."""
+        path = self.root / "policies" / f"{sha256}.toml"
+        return path.read_bytes() if path.exists() else None
+
+    def preview(self, study: str) -> Shown | None:
+        """The account of ``study`` that was shown last."""
+        path = self._file("previews", study)
+        return _read(path, Shown) if path.exists() else None
+
+    def save_preview(self, study: str, shown: Shown) -> None:
+        durable.make_folder(self.root / "previews")
+        durable.write_file(self._file("previews", study), canonical.dumps(asdict(shown)))
 
     def journal(self, study: str) -> Journal:
         path = self._file("journal", study)
@@ -317,19 +370,6 @@ def exposed(exposure: str, apart: str = "") -> str:
     return f"{said}, and sends it to the other sites" if exposure == "sites" else said
 
 
-def who() -> dict[str, Any]:
-    """The person at this command, as the system knows them; behind ``sudo``, the one who called it."""
-    uid = int(os.environ.get("SUDO_UID", os.getuid())) if os.geteuid() == 0 else os.getuid()
-    return {"name": user_name(uid), "uid": uid}
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def now_text() -> str:
     """RFC 3339, UTC, milliseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -337,7 +377,17 @@ def now_text() -> str:
 
 def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
     """A stored consent in today's form. One that names no rounds is for none: it must be given again."""
-    return {"comes": document.get("leaves"), "exposure": "", "apart": "", "document": {}, "attempts": 0, **document}
+    return {
+        "comes": document.get("leaves"),
+        "exposure": "",
+        "apart": "",
+        "document": {},
+        "attempts": 0,
+        "account": {},
+        "withdrawn_by": {},
+        "withdrawn_at": "",
+        **document,
+    }
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,8 @@ class World:
         def act(site: str) -> None:
             if not (self.state / site / "policy.toml").exists():
                 self.ask_site(site, "policy", "draft", study)
-            self.ask_site(site, "approve", study, "--data", data)
+            shown = self.site_json(site, "preview", study, "--data", data)
+            self.ask_site(site, "approve", study, "--data", data, "--digest", shown["digest"])
 
         in_parallel(act, sites)
 

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ PAUSE_S = 0.5  # after a connection could not be accepted
 _CLOSED = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 Reply = Callable[[Any], None]
 Handler = Callable[[dict[str, Any], Reply], Any]
+_PEER: ContextVar[tuple[int, int] | None] = ContextVar("peer", default=None)
 log = logging.getLogger(__name__)
 
 
@@ -116,6 +118,7 @@ class ControlServer:
                 line = _first_line(connection, time.monotonic() + REQUEST_S)
                 if not line:
                     return  # someone looked whether we listen
+                _PEER.set(peer_of(connection))
                 result = self._handler(_request(line), lambda item: _send(connection, {"progress": item}))
                 _send(connection, {"result": result})
             except WardroundError as error:
@@ -234,10 +237,21 @@ def connect(path: Path) -> socket.socket:
     return connection
 
 
+def peer() -> tuple[int, int] | None:
+    """Process id and user id of whoever asked, inside a handler; None outside of one."""
+    return _PEER.get()
+
+
 def peer_user(connection: socket.socket) -> int:
     """The user id of the process at the other end, as the kernel knows it."""
+    return peer_of(connection)[1]
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the process at the other end when it connected, as the kernel knows them."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, user, _ = struct.unpack("3i", credentials)
+    return int(pid), int(user)
 
 
 @contextmanager

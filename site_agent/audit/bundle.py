@@ -1,7 +1,8 @@
 """One signed archive that holds all an auditor needs, and the program to check it with.
 
     ledger/          the lines and the signed heads, as they are
-    consents/        what was approved, by whom
+    consents/        what was approved, by whom; a folder a study has each approval and withdrawal
+    policies/        each policy that was in force, by its SHA-256
     policy.toml      what may leave, if the site has one
     receipts.jsonl   the coordinator's copy of its receipts, if it was given
     report.html      the same for people
@@ -59,7 +60,8 @@ def write(state: Path, key: Ed25519PrivateKey, out: Path, receipts: Path | None 
 def _files(state: Path, receipts: Path | None) -> dict[str, bytes]:
     verifier = resources.files("site_agent.audit").joinpath(VERIFIER).read_bytes()
     files = {"VERIFY.py": verifier}
-    wanted = [*(state / "ledger").glob("[0-9]*.jsonl"), state / "ledger" / HEADS, *(state / "consents").glob("*.json")]
+    wanted = [*(state / "ledger").glob("[0-9]*.jsonl"), state / "ledger" / HEADS, *(state / "consents").rglob("*.json")]
+    wanted += (state / "policies").glob("*.toml")
     try:
         for path in [*wanted, state / "policy.toml"]:
             if path.exists():

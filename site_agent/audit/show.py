@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from site_agent import person
 from site_agent.audit.form import records
 from site_agent.preview import size
 
@@ -33,7 +34,7 @@ def words(line: dict[str, Any]) -> str:
     """One record in a few words. Whatever a record lacks is left out; whatever is unknown is shown as it stands."""
     kind = line["type"]
     place = f"{line.get('study', '')} round {line.get('round', '?')}"
-    by = f" by {line['by']['name']}" if "by" in line else ""
+    by = f" by {person.text(line['by'])}" if "by" in line else ""
     match kind:
         case "upload":
             told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])

@@ -5,17 +5,20 @@ is no consent, and ``differences`` says in words what changed.
 """
 
 import re
+from dataclasses import asdict
 from typing import Any
 
+from site_agent.account import SHORT, Account, Line, setting_changes
 from site_agent.gateway.messages import VALIDATE, Assignment
 from site_agent.gateway.policy import Asked
-from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, exposed, now_text
-from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed, now_text
+from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 
 DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
+SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -24,18 +27,11 @@ def specs(leaves: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]) for row in leaves)
 
 
-def grant(
-    offer: Offer, described: dict[str, Any], data: dict[str, str], checked: dict[str, Any], person: dict[str, Any]
-) -> Consent:
-    """A consent to ``offer``, after checking that the coordinator's list of tensors is the one that this site's own
-    trainer says would leave.
+def refuse_other_tensors(offer: Offer, described: dict[str, Any]) -> None:
+    """Check that the coordinator's list of tensors is the one that this site's own trainer says would leave.
 
     Args:
-        described: what the installed model shares (``leaves``), begins a round with (``comes``) and keeps (``stays``),
-            and who has this site's own model (``exposure``), from the trainer.
-        data: what ``trained_on`` gives.
-        checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
-        person: name and uid of who approves.
+        described: what the installed model shares (``leaves``), from the trainer.
 
     Raises:
         NeedsPerson: the two lists differ, or something that is no float32 tensor would leave.
@@ -63,12 +59,33 @@ def grant(
             hint="nothing was approved",
             code="DECLINED_MODEL_MISMATCH",
         )
+
+
+def grant(
+    offer: Offer,
+    described: dict[str, Any],
+    data: dict[str, str],
+    checked: dict[str, Any],
+    person: dict[str, Any],
+    shown: Shown,
+) -> Consent:
+    """A consent to ``offer``, whose tensors ``refuse_other_tensors`` has let pass.
+
+    Args:
+        described: what the installed model begins a round with (``comes``) and keeps (``stays``), and who has this
+            site's own model (``exposure``), from the trainer.
+        data: what ``trained_on`` gives.
+        checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
+        person: name and uid of who approves.
+        shown: the account that this person was shown.
+    """
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
         metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
         exposure=described["exposure"], apart=described["apart"], document=offer.document, attempts=ATTEMPTS,
+        account=asdict(shown),
     )  # fmt: skip
 
 
@@ -116,6 +133,45 @@ def asked(offer: Offer, coordinator: str, records: int | None, exposure: str, ap
         offer.study, coordinator, leaving, offer.metrics, told.digits, told.counts, records, offer.rounds, exposure,
         apart,
     )  # fmt: skip
+
+
+def refuse_unshown(digest: str, account: Account, last: Shown | None, again: str) -> None:
+    """Refuse to approve an account under a digest that is not its own.
+
+    Args:
+        digest: what the person or script says was shown; its first 16 hex digits are enough.
+        last: the account that was shown last, if it is kept.
+        again: the command that shows it.
+
+    Raises:
+        UsageProblem: that is no digest. NeedsPerson: another account was shown; it says what changed, line by line.
+    """
+    hint = f"`{again}` shows what is offered now; nothing was approved"
+    if not re.fullmatch(rf"[0-9a-f]{{{SHORT},64}}", digest):
+        raise UsageProblem(f"{digest[:80]!r} is not a digest of {SHORT} to 64 of 0-9 and a-f", hint=hint)
+    if account.digest.startswith(digest):
+        return
+    if account.study_digest.startswith(digest):
+        raise UsageProblem(
+            f"{digest} is the digest of study `{account.study}`; to approve takes that of the whole account", hint=hint
+        )
+    if last is None or not last.digest.startswith(digest):
+        raise NeedsPerson(f"study `{account.study}`: what is offered now was not shown under {digest}", hint=hint)
+    raise NeedsPerson(
+        f"study `{account.study}` is not what was shown at {last.at}: {'; '.join(since_shown(last, account))}",
+        hint=hint,
+    )
+
+
+def since_shown(last: Shown, account: Account) -> list[str]:
+    """What changed between an account that was shown and another one, line by line; never nothing if anything did."""
+    now = account.lines
+    found = [f"revision {last.revision} -> {account.revision}"] if last.revision != account.revision else []
+    found += [
+        Line(name, now[name], last.lines.get(name, "")).sentence() for name in now if last.lines.get(name) != now[name]
+    ]
+    found += [f"{name} {value} is gone" for name, value in last.lines.items() if name not in now]
+    return found or [f"the initial model, of digest {last.study_digest[:12]}… -> {account.study_digest[:12]}…"]
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:
@@ -227,7 +283,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
         described: what the trainer says of the offered study, where it was asked; without it, who has this site's own
             model is not compared.
     """
-    if consent.study_digest == offer.digest:
+    if (consent.study_digest, consent.revision) == (offer.digest, offer.revision):
         return []
     found = [f"revision {offer.revision}, approved was {consent.revision}"]
     if described is not None:
@@ -239,8 +295,10 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
     counts = offer.document["told"]["counts"]
     if counts != consent.counts:
         found.append(f"counts would be told {counts}, approved was {consent.counts}")
-    if len(found) == 1:
-        found.append("the same tensors and numbers leave; settings of the study or its initial model changed")
+    settings = setting_changes(consent.document, offer.document) if consent.document else []
+    found += [change for change in settings if not change.startswith(SAID_APART)]
+    if len(found) == 1 and consent.study_digest != offer.digest:
+        found.append("the same settings, tensors and numbers; its initial model is another")
     return found
 
 

@@ -3,6 +3,7 @@
 The running service has one desk; when no service runs, ``alone`` makes one for a single command, under the lock.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from site_agent import handoff
+from site_agent.account import Account, account
 from site_agent.gateway import consent as consents
 from site_agent.gateway import egress, offers
 from site_agent.gateway import policy as policies
@@ -19,8 +21,8 @@ from site_agent.gateway.gate import Gate, refuse_study
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
-from site_agent.preview import begins_with
-from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState
+from site_agent.preview import begins_with, facts
+from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround import durable, identity
 from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.tensors import Manifest
@@ -88,12 +90,60 @@ class Desk:
         ended = {kept.study for kept in self._state.offers() if kept.state in ENDED} if full else set()
         return {study: offers.Kept(size, study in approved, study in ended) for study, size in sizes.items()}
 
-    def approve(self, study: str, data: str, person: dict[str, Any], narrate: Narrate) -> Consent:
-        """Approve exactly what is offered now, for the data called ``data``.
+    def preview(self, study: str, data: str) -> dict[str, Any]:
+        """The account of a study as it is offered now, and the facts in it for scripts; it counts as shown.
+
+        Args:
+            data: with the network and the weights of this data; "": as approved before, or as assigned.
+
+        Raises:
+            UsageProblem: no such study.
+            NeedsPerson: the trainer's list of tensors is not the coordinator's.
+            WardroundError: what the trainer says.
+        """
+        offer = self._state.offer(study)
+        consent = self._state.consent(study)
+        data = data or (consent.data["name"] if consent is not None else "")
+        described = self._describe(offer, data)
+        consents.refuse_other_tensors(offer, described)
+        shown = self._account(offer, described)
+        with self._lock:
+            self._state.save_preview(study, shown.shown())
+        return {**facts(offer, described), **shown.document(), "data": data, "policy": self._state.policy.exists()}
+
+    def _describe(self, offer: Offer, data: str) -> dict[str, Any]:
+        described: dict[str, Any] = handoff.ask(
+            self._state.root, "describe", study=offer.document, site=self._site.site, data=data
+        )
+        return described
+
+    def _account(self, offer: Offer, described: dict[str, Any]) -> Account:
+        """Beside the last consent; where there is none, beside what was shown last."""
+        consent = self._state.consent(offer.study)
+        before, since = (consent.shown(), "approved") if consent is not None else (None, "")
+        if before is None:
+            before, since = self._state.preview(offer.study), "shown"
+        records = consent.validation_rows if consent is not None else None
+        asked = consents.asked(offer, self._gate.coordinator, records, described["exposure"])
+        try:
+            lines = policies.lines(policies.load(self._state.policy), asked)
+        except NeedsPerson:
+            lines = {"verdict": "there is none: nothing may leave"}
+        except WardroundError as error:
+            lines = {"verdict": error.message}
+        said = f"{since} {before.at}" if before is not None else ""
+        return account(offer, described, lines, consents.ATTEMPTS, before, said)
+
+    def approve(self, study: str, data: str, digest: str, person: dict[str, Any], narrate: Narrate) -> Consent:
+        """Approve exactly what was shown, for the data called ``data``.
+
+        Args:
+            digest: of the account that was shown, or the first 16 of its hex digits.
 
         Raises:
             UsageProblem: no such study, or it is over.
-            NeedsPerson: there is no policy, or the trainer's list of tensors is not the coordinator's.
+            NeedsPerson: what is offered now is not what was shown; there is no policy; or the trainer's list of tensors
+                is not the coordinator's.
             NotPermitted: the policy denies something that the study asks.
             WardroundError: what the trainer says about the data.
         """
@@ -102,7 +152,11 @@ class Desk:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
         policy = self._gate.policy()
         before = self._state.consent(study)
-        described = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site, data=data)
+        described = self._describe(offer, data)
+        consents.refuse_other_tensors(offer, described)
+        shown = self._account(offer, described)
+        last = self._state.preview(study)
+        consents.refuse_unshown(digest, shown, last, f"site-agent preview {study} --data {data}")
         for change in consents.differences(before, offer, described) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         narrate(f"checking data `{data}`")
@@ -116,10 +170,15 @@ class Desk:
             narrate(f"of the study's networks, this site trains `{trained_on['network']}`")
         if checked.get("weights"):
             narrate(begins_with(checked["weights"]))
-        consent = consents.grant(offer, described, trained_on, checked, person)
+        consent = consents.grant(offer, described, trained_on, checked, person, shown.shown())
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)
         with self._lock:
+            if (now := self._state.offer(study)).digest != offer.digest:
+                raise NeedsPerson(
+                    f"study `{study}` changed while it was approved: {'; '.join(consents.differences(consent, now))}",
+                    hint=f"`site-agent preview {study} --data {data}`; nothing was approved",
+                )
             self._state.save_consent(consent)
             self._record(consent, "approved", person)
         return consent
@@ -134,7 +193,7 @@ class Desk:
             consent = self._state.consent(study)
             if consent is None or consent.state == WITHDRAWN:
                 raise UsageProblem(f"study `{study}` is not approved here", hint="`site-agent studies` lists them")
-            withdrawn = replace(consent, state=WITHDRAWN)
+            withdrawn = replace(consent, state=WITHDRAWN, withdrawn_by=person, withdrawn_at=now_text())
             self._state.save_consent(withdrawn)
         return withdrawn
 
@@ -254,7 +313,8 @@ class Desk:
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
         self._ledger.append(
             "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], exposure=consent.exposure, by=person, **consents.pinned(consent),
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
+            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), **consents.pinned(consent),
         )  # fmt: skip
         self._ledger.sign()
 

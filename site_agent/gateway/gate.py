@@ -15,6 +15,7 @@ from site_agent.gateway import policy as policies
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.policy import Asked, Decision, Policy
 from site_agent.state import COUNTS, Consent, Journal
+from wardround import durable
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.study import ToldSection
 from wardround.tensors import TensorSpec
@@ -42,7 +43,7 @@ class Gate:
     ledger: Ledger
 
     def policy(self) -> Policy:
-        """The policy as it is now; its digest is in the ledger when this returns or raises BadData.
+        """The policy as it is now; when this returns or raises BadData its text is kept and its digest in the ledger.
 
         Raises:
             NeedsPerson: there is none. BadData: it is none.
@@ -52,7 +53,12 @@ class Gate:
         except NeedsPerson:
             self.ledger.note_policy("")
             raise
-        self.ledger.note_policy(hashlib.sha256(data).hexdigest())
+        digest = hashlib.sha256(data).hexdigest()
+        kept = self.path.parent / "policies" / f"{digest}.toml"
+        if not kept.exists():
+            durable.make_folder(kept.parent)
+            durable.write_file(kept, data)
+        self.ledger.note_policy(digest)
         return policies.parse(data, self.path)
 
     def refuse_denied(

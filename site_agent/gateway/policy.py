@@ -312,6 +312,16 @@ def _round_bytes(policy: Policy, size: int) -> Decision:
     return Decision(f"{size} bytes a round", size <= quota, f"quotas.bytes_per_round = {quota}")
 
 
+def lines(policy: Policy, asked: Asked) -> dict[str, str]:
+    """What the policy says of a study, line by line, for the study's account."""
+    denial = first_denial(decide(policy, asked))
+    verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
+    tables = policy.model_dump(mode="json", include={"quotas", "release", "models"})
+    return {"verdict": verdict} | {
+        f"{table}.{key}": _word(value) for table, content in tables.items() for key, value in content.items()
+    }
+
+
 def draft(asked: Asked, site: str) -> str:
     """A proposal for a person to read and edit: what the study asks, tensor by tensor, and nothing more."""
     size = sum(spec.bytes for spec in asked.tensors)

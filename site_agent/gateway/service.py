@@ -13,6 +13,7 @@ from typing import Any
 
 from site_agent.gateway.agent import Agent
 from site_agent.handoff import trainer_socket
+from site_agent.person import behind
 from site_agent.state import SiteState
 from wardround import control, durable, memory
 from wardround.errors import Unavailable, UsageProblem
@@ -82,14 +83,21 @@ class Commands:
     def answer(self, request: dict[str, Any], progress: control.Reply) -> Any:
         """One command, one result."""
         command = request.get("command")
+        peer = control.peer()
+        if "by" in request and peer is not None:
+            request["by"] = behind(request["by"], *peer)
         if command == "status":
             two_lines = self._agent.two_lines_since
             return {"connected": self._agent.connected, "uid": os.geteuid(), "two_lines_since": two_lines}
         if command == "refresh":
             self._agent.refresh()
             return {}
+        if command == "preview":
+            return self._agent.desk.preview(request["study"], request["data"])
         if command == "approve":
-            consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
+            consent = self._agent.desk.approve(
+                request["study"], request["data"], request["digest"], request["by"], progress
+            )
             return {
                 "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
                 "exposure": consent.exposure, "apart": consent.apart,

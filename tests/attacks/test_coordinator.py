@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from site_agent.gateway import offers
-from tests.site_agent.site_world import STUDY, SiteWorld, document
+from tests.attacks.approving import swap
+from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.test_cli import Shell
+from wardround.errors import NeedsPerson, UsageProblem
 
 LAST_UINT32 = 2**32 - 1
 
@@ -137,3 +140,80 @@ def test_offers_without_end__bytes(site: SiteWorld) -> None:
     found = kept(site)
     assert sum(path.stat().st_size for path in (site.state.root / "offers").iterdir()) <= offers.MAX_TOTAL_BYTES
     assert found == {"small", *(f"study-{number}" for number in range(16))}
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+def test_approved_is_not_what_was_previewed(site: SiteWorld) -> None:
+    """Between the look and the approval one local step became 10,000 epochs at rate 100, and was approved unseen."""
+    site.join()
+    site.offer()
+    site.start()
+    site.draft()
+    seen = site.shown()
+    offered = swap(site.coordinator, site.another_model(seed=0))
+    site.command("refresh")
+    with pytest.raises(NeedsPerson, match="is not what was shown at ") as refused:
+        site.command("approve", study=STUDY, data="patients", digest=seen, by=PERSON)
+    for change in (
+        "revision 1 -> 2", "training.local_steps 1 -> none", "training.local_epochs none -> 10000",
+        "training.learning_rate 0.001 -> 100.0",
+    ):  # fmt: skip
+        assert change in refused.value.message
+    with pytest.raises(UsageProblem, match="is the digest of study `hearts`; to approve takes that of the whole"):
+        site.command("approve", study=STUDY, data="patients", digest=offered, by=PERSON)
+    assert site.state.consent(STUDY) is None
+    assert not site.lines("consent")
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/cli_study.py")
+def test_approved_is_not_what_was_previewed__from_a_script(tmp_path: Path) -> None:
+    """A script that names no digest approved whatever was offered that second."""
+    shell = Shell(tmp_path)
+    try:
+        shell.join()
+        shell.offer()
+        shell.run("policy", "draft", STUDY)
+        seen = shell.shown()
+        swap(shell.coordinator, tmp_path / "initial.safetensors")
+        said = shell.run("approve", STUDY, "--data", "patients", code=64).stderr
+        assert "nothing was approved: there is no terminal to ask at, and no --digest says what was shown" in said
+        assert f"hint: `site-agent preview {STUDY} --data patients`, read it, then `site-agent approve " in said
+        said = shell.run("approve", STUDY, "--data", "patients", "--digest", seen[:16], code=78).stderr
+        assert "training.local_epochs none -> 10000" in said
+        assert shell.json("studies")["studies"][0]["state"] == "offered"
+    finally:
+        shell.close()
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/desk.py")
+def test_approved_is_not_what_was_previewed__while_the_data_is_read(site: SiteWorld) -> None:
+    """Reading the patients takes minutes, in which another revision is offered."""
+    site.join()
+    site.offer()
+    site.start()
+    site.draft()
+    seen = site.shown()
+    assert site.trainer is not None
+    site.trainer.before_check = lambda: (
+        swap(site.coordinator, site.another_model(seed=0)), site.command("refresh")
+    )  # fmt: skip
+    with pytest.raises(NeedsPerson, match=r"changed while it was approved: .*training\.local_steps 1 -> none"):
+        site.command("approve", study=STUDY, data="patients", digest=seen, by=PERSON)
+    assert site.state.consent(STUDY) is None
+    assert not site.lines("consent")
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/account.py")
+def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: SiteWorld) -> None:
+    """A title that writes further lines, moves the cursor or turns the text around; a key that looks like another."""
+    site.join()
+    settings = document(title="x\n  training.local_steps  1\x1b[2K\u202e")
+    settings["algorithm"] |= {"mu\n": 1, "a.b": {"c": 1}, "a": {"b.c": 2}}
+    site.coordinator.offer(settings, site.another_model(seed=0))
+    site.start()
+    shown = site.command("preview", study=STUDY, data="patients")
+    lines = {line["name"]: line["value"] for group in shown["groups"] for line in group["lines"]}
+    assert lines["study.title"] == r'"x\n  training.local_steps  1\u001b[2K\u202e"'
+    assert lines[r'algorithm."mu\n"'] == "1"
+    assert (lines['algorithm."a.b".c'], lines['algorithm.a."b.c"']) == ("1", "2")
+    assert all(text.isprintable() for line in lines.items() for text in line)

@@ -50,6 +50,7 @@ class FakeTrainer:
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
         self.num_examples: Any = 80
         self.poison = ""
+        self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
         self.asked: list[dict[str, Any]] = []
         self.bases: list[str] = []
@@ -90,6 +91,7 @@ class FakeTrainer:
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.before_check()
         return {
             "digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"],
             "common": self.common, "weights": self.weights,

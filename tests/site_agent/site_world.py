@@ -89,7 +89,11 @@ class SiteWorld:
     def approve(self) -> Any:
         if not self.state.policy.exists():
             self.draft()
-        return self.command("approve", study=STUDY, data="patients", by=PERSON)
+        return self.command("approve", study=STUDY, data="patients", digest=self.shown(), by=PERSON)
+
+    def shown(self) -> str:
+        """Show what is offered now; the digest of the account."""
+        return str(self.command("preview", study=STUDY, data="patients")["digest"])
 
     def ready(self) -> None:
         """Joined, offered, running, approved: the next thing is an assignment."""

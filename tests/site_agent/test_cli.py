@@ -1,11 +1,15 @@
 """The commands as a person or a script gives them, in processes of their own."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +59,11 @@ class Shell:
     def approve(self) -> subprocess.CompletedProcess[str]:
         """Draft the policy that the study asks for, and approve it."""
         self.run("policy", "draft", STUDY)
-        return self.run("approve", STUDY, "--data", "patients")
+        return self.run("approve", STUDY, "--data", "patients", "--digest", self.shown())
+
+    def shown(self) -> str:
+        """Show what is offered now; the digest of the account."""
+        return str(self.json("preview", STUDY, "--data", "patients")["digest"])
 
     def serve(self, *options: str) -> subprocess.Popen[str]:
         line = [*AGENT, "run", *options, "--state", str(self.state)]
@@ -198,11 +206,12 @@ def test_what_people_read_has_the_same_facts(shell: Shell) -> None:
     shell.join()
     digest = shell.offer()
     said = shell.run("preview", STUDY).stdout
-    assert digest in said
+    assert f"Study's digest: {digest[:16]}, revision 1" in said
+    assert f"Digest of this account: {shell.json('preview', STUDY)['digest'][:16]}\n" in said
     assert "shared.weight" in said
     assert "private.weight" in said
     assert "2 tensors, 16.2 KiB a round, 3 rounds: 48.8 KiB in all" in said
-    assert "This site trains network mlp: 4224 parameters\n" in said
+    assert "this site                         trains network mlp: 4224 parameters\n" in said
     assert said.splitlines()[-1] == f"next: `site-agent policy draft {STUDY}`, to say what may leave"
     assert shell.run("studies").stdout.splitlines()[-1] == f"next: `site-agent preview {STUDY}`"
     status = shell.run("status", NO_COLOR="1").stdout
@@ -222,7 +231,7 @@ def test_preview_and_approve_say_which_network_and_weights_the_data_has(shell: S
         "fc.1, fc.2, fc.3, fc.4, fc.5 and 2 more. The file is read once, before this site's first round\n"
     )
     said = shell.run("preview", STUDY, "--data", "patients").stdout
-    assert "This site trains network `small` mlp: 4224 parameters\n" in said
+    assert "trains network `small` mlp: 4224 parameters\n" in said
     assert begins in said
     shown = shell.json("preview", STUDY)
     assert (shown["network"], shown["model"], shown["parameters"]) == ("small", "mlp", 4224)
@@ -335,3 +344,57 @@ def test_gateway_and_trainer_run_together_as_one_command(shell: Shell) -> None:
     assert status["users"]["separate"] is False
     shell.stop(service)
     shell.trainer = None
+
+
+def at_a_terminal(shell: Shell, answer: str, *line: str) -> tuple[str, int]:
+    """What a person at a terminal of 80 columns sees who answers so, and the exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    os.write(ours, answer.encode())
+    command = [*AGENT, *line, "--state", str(shell.state)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while data := os.read(ours, 65536):
+                said += data
+        code = process.wait(WAIT_S)
+    os.close(ours)
+    return said.decode().replace("\r", ""), code
+
+
+def test_approve_at_a_terminal_shows_the_account_and_asks(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    shell.run("policy", "draft", STUDY)
+    said, code = at_a_terminal(shell, "n\n", "approve", STUDY, "--data", "patients")
+    assert code == 130
+    assert "\n  training.local_steps              1\n" in said
+    assert "Approve exactly this for data `patients`? [y/N]:" in said
+    assert shell.json("studies")["studies"][0]["state"] == "offered"
+    said, code = at_a_terminal(shell, "y\n", "approve", STUDY, "--data", "patients")
+    assert code == 0, said
+    assert shell.json("studies")["studies"][0]["state"] == "approved"
+    changed = document()
+    changed["training"]["local_steps"] = 10000
+    shell.coordinator.offer(changed, shell.folder / "initial.safetensors", revision=2)
+    said, _ = at_a_terminal(shell, "", "preview", STUDY)
+    page = said[said.index("Study `hearts`") :].splitlines()[:-1]  # between the log and `next:`
+    assert max(len(text) for text in page) <= 80
+    assert said.count("\n* training.local_steps              1 -> 10000\n") == 2  # where it stands, and at the end
+    assert "\nWhat changed since it was approved, 20" in said
+    assert "hearts changed since it was approved: training.local_steps 1 -> 10000" in shell.run("studies").stdout
+
+
+def test_a_digest_that_is_none_is_refused(shell: Shell) -> None:
+    shell.join()
+    shell.offer()
+    shell.run("policy", "draft", STUDY)
+    digest = shell.shown()
+    for wrong in (digest[:15], "XYZ", digest + "0"):
+        said = shell.run("approve", STUDY, "--data", "patients", "--digest", wrong, code=64).stderr
+        assert f"'{wrong}' is not a digest of 16 to 64 of 0-9 and a-f" in said
+    other = "0" * 16
+    said = shell.run("approve", STUDY, "--data", "patients", "--digest", other, code=78).stderr
+    assert f"what is offered now was not shown under {other}" in said
+    assert "hint: `site-agent preview hearts --data patients` shows what is offered now" in said

@@ -57,7 +57,7 @@ def test_explain_exits_77_when_something_is_denied(shell: Shell) -> None:
     assert "DENIED" in done.stdout
     assert "error: the policy blocks study `hearts`: shared.bias: tensors.deny 1: '*bias'" in done.stderr
     assert shell.json("policy", "explain", STUDY, code=77)["allowed"] is False
-    said = shell.run("approve", STUDY, "--data", "patients", code=77).stderr
+    said = shell.run("approve", STUDY, "--data", "patients", "--digest", shell.shown(), code=77).stderr
     assert "error: the policy does not let study `hearts` take out what it asks: shared.bias: " in said
 
 
@@ -100,7 +100,7 @@ def hold(shell: Shell) -> None:
     shell.run("policy", "draft", STUDY)
     edit(shell.state / "policy.toml", 'updates = "none"', 'updates = "every"')
     shell.serve("--only", "gateway")
-    shell.run("approve", STUDY, "--data", "patients")
+    shell.run("approve", STUDY, "--data", "patients", "--digest", shell.shown())
     shell.coordinator.wait_declared("READY")
     shell.coordinator.assign(STUDY, 1)
     shell.coordinator.wait_declared("HELD")

@@ -58,7 +58,7 @@ def test_approving_without_a_policy_is_refused_with_the_command_that_drafts_one(
     world.offer()
     world.start()
     with pytest.raises(NeedsPerson, match="there is no policy at") as refused:
-        world.command("approve", study=STUDY, data="patients", by=PERSON)
+        world.command("approve", study=STUDY, data="patients", digest=world.shown(), by=PERSON)
     assert refused.value.hint.startswith("`site-agent policy draft STUDY`")
     assert not world.lines("consent")
 
@@ -104,14 +104,14 @@ def test_approving_again_says_what_changed_tensor_by_tensor(world: SiteWorld) ->
     world.command("refresh")
     said: list[str] = []
     with pytest.raises(NotPermitted, match=r"shared\.bias: tensors\.allow 2: .* allows 256 bytes, it has 260"):
-        world.agent.desk.approve(STUDY, "patients", PERSON, said.append)
+        world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append)
     assert said[:3] == [
         "changed since it was approved: revision 2, approved was 1",
         "changed since it was approved: `extra.weight` is added (F32 [2, 2])",
         "changed since it was approved: `shared.bias` is F32 [65], was F32 [64]",
     ]
     world.draft()
-    assert world.agent.desk.approve(STUDY, "patients", PERSON, said.append).revision == 2
+    assert world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append).revision == 2
 
 
 # Blocking.
@@ -362,7 +362,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
     world.offer(rounds=5)
     world.start()
     world.draft(("[tensors]", f"# {canary}\n[tensors]"))
-    world.command("approve", study=STUDY, data=canary, by={"name": canary, "uid": 1000})
+    world.command("approve", study=STUDY, data=canary, digest=world.shown(), by={"name": canary, "uid": 1000})
     assert world.trainer is not None
     failures = [
         BadData(f"/data/{canary}.csv: row 3: {canary}", code="DECLINED_DATA_INVALID", hint=canary),

@@ -13,8 +13,9 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
-from site_agent.gateway.consent import LEAF_FIELDS, grant
+from site_agent.gateway.consent import LEAF_FIELDS, grant, refuse_other_tensors
 from site_agent.gateway.messages import offer_from
+from site_agent.state import Shown
 from site_agent.trainer import data, inspection
 from site_agent.trainer.tensorfiles import manifest_of
 from site_agent.trainer.vault import Vault
@@ -256,9 +257,10 @@ def test_an_offer_asks_a_site_for_exactly_what_its_own_network_shares(site: str,
     assert first == {"north": [5, 2], "south": [4, 2]}[site]
     other = offer_from(offered(hospital.study), {"north": "south", "south": "north"}[site])
     with pytest.raises(NeedsPerson) as refused:
-        grant(other, said, {}, {"rows": 1, "validation_rows": 1}, {})
+        refuse_other_tensors(other, said)
     assert refused.value.code == "DECLINED_MODEL_MISMATCH"
-    consent = grant(offer, said, {}, {"rows": 1, "validation_rows": 1}, {})
+    refuse_other_tensors(offer, said)
+    consent = grant(offer, said, {}, {"rows": 1, "validation_rows": 1}, {}, Shown("", "", 1, "", {}))
     assert consent.exposure == "coordinator"
 
 

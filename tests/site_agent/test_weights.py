@@ -284,7 +284,7 @@ def test_consent_and_ledger_have_network_common_set_and_weights_and_the_coordina
     world.trainer.weights = {"digest": "3e" * 32, "used": 1, "drawn": [], "unused": ["fc.weight"]}
     told: list[str] = []
     assert world.agent is not None
-    consent = world.agent.desk.approve(STUDY, "patients", PERSON, told.append)
+    consent = world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, told.append)
     assert consent.data == {
         "name": "patients", "digest": "ab" * 32, "network": "the-smallest", "common": "c0" * 32, "weights": "3e" * 32,
     }  # fmt: skip

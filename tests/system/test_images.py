@@ -146,7 +146,9 @@ class Federation:
             service = SiteState(self.world.state / site).control
             control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
             person = {"name": "dpo", "uid": 1000}
-            request = {"command": "approve", "study": study.study.name, "data": name, "by": person}
+            about = {"study": study.study.name, "data": name}
+            shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
+            request = {"command": "approve", **about, "digest": shown, "by": person}
             assert control.call(service, request, timeout_s=WAIT_S)["told"]
 
         in_parallel(approve, SITES)

@@ -157,7 +157,9 @@ class Federation:
             service = self.site(site).control
             control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
             person = {"name": "dpo", "uid": 1000}
-            request = {"command": "approve", "study": name, "data": "patients", "by": person}
+            about = {"study": name, "data": "patients"}
+            shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
+            request = {"command": "approve", **about, "digest": shown, "by": person}
             assert control.call(service, request, timeout_s=WAIT_S)["told"]
 
         in_parallel(approve, SITES)

@@ -1,0 +1,149 @@
+"""The one account of a study: every setting in it, what changed marked, and what its numbers can carry."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_algorithms.resolving import resolve
+from site_agent import account as accounts
+from site_agent.account import Account, account, changes, number_bits, round_bits, settings
+from site_agent.state import Offer
+from wardround.study import ToldSection, load
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
+DESCRIBED: dict[str, Any] = {
+    "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp", "parameters": 12,
+    "weights": None,
+}  # fmt: skip
+LEAF = {"bundle": "", "name": "w", "dtype": "F32", "shape": [2, 3], "bytes": 24, "encoding": "raw", "sha256": "00" * 32}
+
+
+def offer(document: dict[str, Any], revision: int = 1, digest: str = "ab" * 32) -> Offer:
+    return Offer(document["study"]["name"], revision, digest, "created", document, [LEAF])
+
+
+def small(**training: Any) -> dict[str, Any]:
+    return {
+        "study": {"name": "hearts", "title": "", "rounds": 3, "sites": ["a", "b"]},
+        "training": {"local_steps": 1, "learning_rate": "0.001", **training},
+        "told": {"metrics": ["val_loss"], "digits": 4, "counts": "exact"},
+    }
+
+
+def of(document: dict[str, Any], **more: Any) -> Account:
+    return account(offer(document), DESCRIBED, {"verdict": "allows all of it"}, 8, **more)
+
+
+def slow_leaves(value: Any) -> list[Any]:
+    """Every value of a document that is neither a table nor a list."""
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return [leaf for item in inside for leaf in slow_leaves(item)]
+    return [value]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_leaf_of_a_resolved_study_stands_in_its_account(path: Path) -> None:
+    document = resolve(load(path), lab=True).document()
+    lines = of(document).lines
+    for table, content in document.items():
+        for key in content:
+            under = [name for name in lines if name == f"{table}.{key}" or name.startswith(f"{table}.{key}")]
+            assert under, (table, key)
+    assert len(lines) >= len(settings(document))
+    text = "\n".join(lines.values())
+    for leaf in slow_leaves(document):
+        assert accounts._value(leaf) in text, leaf
+
+
+def test_a_table_that_nobody_thought_of_stands_in_it_under_a_heading_of_its_own() -> None:
+    document = small() | {"secrets": {"deep": {"er": [{"a": 1}, {"b": []}]}, "empty": {}}}
+    made = of(document)
+    (other,) = [lines for heading, lines in made.groups if heading == "Other settings of the study"]
+    assert [(line.name, line.value) for line in other] == [
+        ("secrets.deep.er[1]", "a 1"), ("secrets.deep.er[2]", "b none"), ("secrets.empty", "none")
+    ]  # fmt: skip
+
+
+def test_each_change_of_one_leaf_changes_the_digest_and_is_said() -> None:
+    before = of(small())
+    for name, value in settings(small()).items():
+        table, key = name.split(".")
+        document = small()
+        old = document[table][key]
+        document[table][key] = (
+            [*old, "more"] if isinstance(old, list) else 9 if isinstance(old, int) else "bucketed" if key == "counts"
+            else f"{old}9"
+        )  # fmt: skip
+        if name == "study.name":
+            continue  # another study
+        after = of(document, before=before.shown(), since="approved")
+        assert after.digest != before.digest
+        assert any(change.startswith(f"{name} {value} -> ") for change in changes(after)), (name, changes(after))
+
+
+def test_changed_new_and_gone_lines_are_told_apart() -> None:
+    before = of(small()).shown()
+    document = small(local_steps=10000, momentum="0.9")
+    del document["training"]["learning_rate"]
+    after = of(document, before=before, since="approved")
+    assert changes(after) == [
+        "training.local_steps 1 -> 10000", "training.momentum 0.9 is new", "training.learning_rate 0.001 is gone"
+    ]  # fmt: skip
+    assert of(small(), before=before, since="approved").digest == before.digest
+
+
+def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
+    digests = {
+        of(small()).digest,
+        account(offer(small()), {**DESCRIBED, "exposure": "sites"}, {"verdict": "allows all of it"}, 8).digest,
+        account(offer(small()), DESCRIBED, {"verdict": "DENIES w"}, 8).digest,
+        account(offer(small()), DESCRIBED, {"verdict": "allows all of it"}, 9).digest,
+        account(offer(small(), digest="cd" * 32), DESCRIBED, {"verdict": "allows all of it"}, 8).digest,
+        account(replace(offer(small()), revision=2), DESCRIBED, {"verdict": "allows all of it"}, 8).digest,
+    }
+    assert len(digests) == 6
+
+
+def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
+    """Every decimal that ``ToldSection.number`` can write for a value in the range, counted one by one."""
+    told = ToldSection(digits=1)
+    smallest = [float(f"{m}e{e}") for m, e in itertools.product(range(1, 10), range(-323, 1)) if float(f"{m}e{e}") <= 1]
+    written = {told.number(value) for value in [0.0, -0.0, *smallest]} | {"null"}
+    assert number_bits(1, 0, 1) == (len(written) - 1).bit_length()
+    assert number_bits(4, "0.0", "1.0") == 22
+    assert number_bits(4) == 24
+    assert number_bits(9) == 41
+    assert number_bits(4, 1, 1) == 1  # that, or null
+
+
+def test_a_round_says_what_its_numbers_carry_and_that_a_range_is_missing() -> None:
+    told = {"metrics": ["loss", "accuracy"], "digits": 4, "counts": "bucketed", "ranges": {"accuracy": ["0.0", "1.0"]}}
+    assert round_bits(told) == [
+        ("loss", "any number, 4 digits", 24), ("accuracy", "from 0.0 to 1.0, 4 digits", 22),
+        ("rows trained", "bucketed", 6), ("rows validated", "bucketed", 6),
+    ]  # fmt: skip
+    lines = of(small()).lines
+    assert lines["numbers in all"] == (
+        "3 numbers beside the tensors, each round and once more at the end: at most 130 bits a round"
+    )
+
+
+def test_a_setting_stands_under_the_heading_that_its_table_has() -> None:
+    made = of(small() | {"algorithm": {"name": "fedprox", "mu": "0.1"}})
+    headings = {line.name: heading for heading, lines in made.groups for line in lines}
+    assert headings["algorithm.mu"] == "What is computed here, on this hospital's patients"
+    assert headings["study.rounds"] == "Who takes part, how often and until when"
+    assert headings["told.metrics"] == headings["leaves w"] == "What leaves this hospital, each round"
+
+
+def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_another() -> None:
+    rows = [{"kinds": ["a, b", "c"], "name": "age"}, {"name": "x, kinds [y]", "kinds": []}, {"deep": {"er": 1}}]
+    assert settings({"task": {"features": rows}}) == {
+        "task.features[1]": 'name age, kinds ["a, b", c]',
+        "task.features[2]": 'name "x, kinds [y]", kinds none',
+        "task.features[3].deep.er": "1",
+    }
