@@ -119,6 +119,10 @@ def sites(state: StateOption, as_json: JsonOption = False) -> None:
             for row in answer["sites"]
         ],
     )
+    for row in answer["sites"]:
+        if row["ledger_key"]:
+            print(f"ledger key of {row['site']}: {row['ledger_key']}")
+    print(f"receipt key: {answer['receipt_key']}")
 
 
 @app.command()
@@ -147,7 +151,7 @@ def receipts(
         state, "receipts", progress=lambda envelope: lines.append(canonical.dumps(envelope) + b"\n"), site=site
     )
     write_file(out, lines)
-    say(f"{answer['receipts']} receipts of site `{site}` written to {out}")
+    say(f"{answer['receipts']} receipts of site `{site}`, and a signed statement of their number, written to {out}")
     say(f"next: at the site, `site-agent audit verify --receipts {out.name}`")
 
 

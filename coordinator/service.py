@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from coordinator.blobs import Blobs
 from coordinator.downloads import Downloads
 from coordinator.engine import Engine
 from coordinator.enrolment import Enrolment, Peer, Standing
+from coordinator.receipt_copies import PAGE
 from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study
 from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
@@ -290,6 +292,17 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             yield from self._receive(peer, arrival, request)
         finally:
             arrival.close()
+
+    @permitted("site")
+    def Receipts(  # noqa: N802
+        self, peer: Peer, request: pb.ReceiptsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReceiptsReply]:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        self._calls.begin(peer.site, "receipts", context, 1)
+        envelopes = self._uploads.receipts(peer.site)
+        while page := list(islice(envelopes, PAGE)):
+            self.guard.standing.check(peer)
+            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
 
     def _receive(self, peer: Peer, arrival: Arrival, requests: Iterator[pb.UploadRequest]) -> Iterator[pb.UploadReply]:
         """Chunks until the commit, the peer checked again at each."""

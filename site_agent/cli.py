@@ -281,16 +281,20 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
     from site_agent.gateway.identity import Identity
     from site_agent.state import user_name
+    from wardround.dsse import fingerprint, keyid
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
     trainer = handoff.ask(here.root, "status")
-    expires = Identity(here.identity).certificate().not_valid_after_utc
+    own = Identity(here.identity)
+    expires = own.certificate().not_valid_after_utc
     return {
         "site": site.site,
         "federation": site.federation,
         "coordinator": site.address,
         "authority_fingerprint": site.authority_fingerprint,
+        "ledger_key": keyid(own.ledger_key().public_key()),
+        "receipt_key": fingerprint(bytes.fromhex(site.receipt_key)),
         "certificate_expires": expires.isoformat().replace("+00:00", "Z"),
         "running": running is not None,
         "connected": running is not None and running["connected"],
@@ -378,6 +382,7 @@ def _print_status(shown: dict[str, Any]) -> None:
     line = "connected" if shown["connected"] else ("not connected, trying" if shown["running"] else "not running")
     print(f"Coordinator {shown['coordinator']}: {line}")
     print(f"Certificate valid to {shown['certificate_expires']}")
+    print(f"Ledger key {shown['ledger_key']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
     print(f"Trains on: {shown['device']}")

@@ -5,6 +5,7 @@
     consents/STUDY.json  what a person approved
     policy.toml          what may leave, written by a person
     journal/STUDY.json   how far the current round is
+    receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     ledger/  staging/  studies/  data.toml  control.sock
 
 Nothing here needs the network, torch or cryptography, so the commands stay quick.
@@ -140,6 +141,11 @@ class SiteState:
     @property
     def site_file(self) -> Path:
         return self.identity / "site.json"
+
+    @property
+    def receipts(self) -> Path:
+        """The coordinator's copy of this site's receipts, as it was when it was asked last."""
+        return self.root / "receipts.jsonl"
 
     @property
     def ledger(self) -> Path:

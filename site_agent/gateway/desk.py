@@ -12,7 +12,7 @@ from typing import Any
 
 from site_agent import handoff
 from site_agent.gateway import consent as consents
-from site_agent.gateway import egress
+from site_agent.gateway import egress, receipt_copy
 from site_agent.gateway import policy as policies
 from site_agent.gateway.connection import Connection, Line, diagnose
 from site_agent.gateway.gate import Gate, refuse_study
@@ -50,6 +50,16 @@ class Desk:
         for offer in offers:
             self.keep(offer)
         return offers
+
+    def fetch_receipts(self, interrupt: Interrupt) -> int:
+        """Ask the coordinator for its copy of this site's receipts and keep it. Returns how many there are.
+
+        Raises:
+            Unavailable: it cannot be reached; what was kept before is still there.
+            BadData: what came is no such copy; likewise.
+        """
+        with self._line.use() as connection:
+            return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep(self, offer: Offer) -> None:
         """Keep an offer; if it is not what was approved, say so."""

@@ -85,6 +85,8 @@ class Commands:
         if command == "refresh":
             self._agent.refresh()
             return {}
+        if command == "receipts":
+            return {"receipts": self._agent.fetch_receipts()}
         if command == "approve":
             consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
             return {
