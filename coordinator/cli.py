@@ -123,6 +123,9 @@ def sites(state: StateOption, as_json: JsonOption = False) -> None:
         if row["two_lines_since"]:
             say(f"Site `{row['site']}`: since {row['two_lines_since']} two hold its keys, or it was copied")
             say(f"next: ask its people; if nobody there knows of a copy, `coordinator revoke {row['site']}`")
+        if row["ledger_key"]:
+            print(f"ledger key of {row['site']}: {row['ledger_key']}")
+    print(f"receipt key: {answer['receipt_key']}")
 
 
 @app.command()
@@ -151,7 +154,7 @@ def receipts(
         state, "receipts", progress=lambda envelope: lines.append(canonical.dumps(envelope) + b"\n"), site=site
     )
     write_file(out, lines)
-    say(f"{answer['receipts']} receipts of site `{site}` written to {out}")
+    say(f"{answer['receipts']} receipts of site `{site}`, and a signed statement of their number, written to {out}")
     say(f"next: at the site, `site-agent audit verify --receipts {out.name}`")
 
 

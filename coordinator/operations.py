@@ -15,12 +15,14 @@ from coordinator.aggregation import begin
 from coordinator.blobs import Blobs
 from coordinator.engine import Engine
 from coordinator.enrolment import Authority, Enrolment, Standing
+from coordinator.receipt_copies import copy_of
 from coordinator.roster import Study, new_study
 from coordinator.state import State
 from coordinator.store import Records, Store
 from coordinator.study import ENDED, Phase, Start, Stop
 from wardround import rpc
 from wardround.control import Reply
+from wardround.dsse import fingerprint
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
@@ -121,7 +123,10 @@ class Operations:
         return {"invitation": invitation.encode(), "expires": _utc(invitation.expires_s), "replaces": replaces}
 
     def sites(self) -> dict[str, Any]:
-        """Every site in one word: invited, enrolled, connected, ready or revoked; and since when two hold its keys."""
+        """Every site in one word: invited, enrolled, connected, ready or revoked. With the fingerprints of the keys
+        that an auditor compares: each site's ledger key, and the one that signs receipts; and since when two hold a
+        site's keys.
+        """
         connected = self._engine.connected()
         ready = {site for study in self._engine.studies() if study.life.phase not in ENDED for site in study.life.ready}
         with self._store.read() as records:
@@ -132,10 +137,8 @@ class Operations:
             invited = {
                 row["site"] for row in records.all(store.invitations, withdrawn=False) if row["used_s"] is None
             } - enrolled.keys()
-        rows = [
-            {"site": site, "state": "invited", "certificate_expires": None, "last_seen": None, "two_lines_since": None}
-            for site in invited
-        ]
+        nothing = {"certificate_expires": None, "last_seen": None, "two_lines_since": None, "ledger_key": None}
+        rows = [{"site": site, "state": "invited", **nothing} for site in invited]
         for site, row in enrolled.items():
             state = "enrolled"
             if row["revoked_s"] is not None:
@@ -148,9 +151,11 @@ class Operations:
                     "site": site, "state": state, "certificate_expires": _utc(ends[site]) if site in ends else None,
                     "last_seen": _utc(seen) if seen is not None else None,
                     "two_lines_since": _utc(row["two_lines_s"]) if row["two_lines_s"] is not None else None,
+                    "ledger_key": fingerprint(bytes.fromhex(row["ledger_key"])),
                 }
             )  # fmt: skip
-        return {"sites": sorted(rows, key=lambda row: str(row["site"]))}
+        key = fingerprint(self._parts.receipt_key.public_key().public_bytes_raw())
+        return {"sites": sorted(rows, key=lambda row: str(row["site"])), "receipt_key": key}
 
     def revoke(self, site: str) -> dict[str, Any]:
         fresh = self._parts.enrolment.revoke(site)
@@ -159,17 +164,18 @@ class Operations:
         return {"site": site, "was_in_good_standing": fresh}
 
     def receipts(self, site: str, progress: Reply) -> dict[str, Any]:
-        """Every receipt that a site got for a decided upload, one ``progress`` each, as their chain has them.
+        """Every receipt of a site's present enrolment, one ``progress`` each, and last the signed statement about them.
 
         Raises:
             BadData: no such site has ever enrolled.
         """
         with self._store.read() as records:
             self._enrolled(records, site)
-            envelopes = records.receipts(site)
-        for envelope in envelopes:
-            progress(envelope)
-        return {"site": site, "receipts": len(envelopes)}
+        parts, count = self._parts, 0
+        for envelope in copy_of(self._store, site, parts.config.federation, parts.receipt_key, parts.clock()):
+            progress(envelope.document())
+            count += 1
+        return {"site": site, "receipts": count - 1}
 
     def reopen(self, site: str, ledger: str) -> dict[str, Any]:
         """Take a site's new ledger for the one before it, as its operator and ours agreed.

@@ -7,6 +7,7 @@ peer can make grow is bounded before it reaches the rooms behind.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import grpc
 
@@ -16,6 +17,7 @@ from coordinator.calls import SMALL_MESSAGE, Call, Calls, parsed, permitted
 from coordinator.downloads import Downloads
 from coordinator.engine import Engine
 from coordinator.enrolment import Enrolment, Peer, Standing
+from coordinator.receipt_copies import PAGE
 from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, TwoLines
 from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
@@ -228,6 +230,16 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             yield from self._receive(peer, arrival, call.further(messages))
         finally:
             arrival.close()
+
+    @permitted("site", pb.ReceiptsRequest)
+    def Receipts(  # noqa: N802
+        self, peer: Peer, request: pb.ReceiptsRequest, call: Call
+    ) -> Iterator[pb.ReceiptsReply]:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        envelopes = self._uploads.receipts(peer.site)
+        while page := list(islice(envelopes, PAGE)):
+            self.guard.standing.check(peer)
+            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
 
     def _receive(self, peer: Peer, arrival: Arrival, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Chunks until the commit, the peer checked again at each."""

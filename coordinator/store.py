@@ -7,7 +7,7 @@ true when it writes. The tables are made by the migrations beside this file; a t
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -291,28 +291,29 @@ class Records:
         )
         return int(self._connection.execute(chosen).scalar_one())
 
-    def receipts(self, site: str) -> list[Row]:
-        """The envelopes of a site's receipts, as JSON documents, each after the one that its ``previous`` names.
+    def receipt_chain(self, site: str, last: str) -> tuple[list[str], int]:
+        """The uploads whose receipts lead to ``last``, oldest first; and how many other receipts the site has.
 
-        A site that enrolled again begins a new chain after the old one.
+        A site that enrolled again begins a new chain; the others are of the chains before. ``last`` is the SHA-256 of
+        a receipt's payload, or EMPTY_HEAD.
         """
-        chosen = (
-            sa.select(uploads.c.receipt)
-            .where(uploads.c.site == site, uploads.c.receipt.is_not(None))
-            .order_by(uploads.c.decided_s)
+        chosen = sa.select(uploads.c.id, uploads.c.receipt).where(
+            uploads.c.site == site, uploads.c.receipt.is_not(None)
         )
-        envelopes = [json.loads(text) for text in self._connection.execute(chosen).scalars()]
-        following: dict[str, list[Row]] = {}
-        for envelope in envelopes:
-            following.setdefault(json.loads(envelope["payload"])["previous"], []).append(envelope)
-        ordered = []
-        for first in following.get(EMPTY_HEAD, []):
-            chain = [first]
-            while chain:
-                envelope = chain.pop()
-                ordered.append(envelope)
-                chain += following.get(hashlib.sha256(envelope["payload"].encode()).hexdigest(), [])
-        return ordered
+        before: dict[str, tuple[str, str]] = {}  # digest of a receipt -> (its upload, the digest of the one before it)
+        for upload_id, text in self._connection.execute(chosen):
+            payload = json.loads(text)["payload"]
+            before[hashlib.sha256(payload.encode()).hexdigest()] = (upload_id, json.loads(payload)["previous"])
+        chain = []
+        while last != EMPTY_HEAD:
+            upload_id, last = before[last]
+            chain.append(upload_id)
+        return chain[::-1], len(before) - len(chain)
+
+    def receipt_texts(self, ids: Sequence[str]) -> dict[str, str]:
+        """The receipts of these uploads, as they were signed."""
+        chosen = sa.select(uploads.c.id, uploads.c.receipt).where(uploads.c.id.in_(ids))
+        return {str(upload_id): str(text) for upload_id, text in self._connection.execute(chosen)}
 
     def newest_head(self, site: str, ledger_id: str) -> tuple[int, str] | None:
         """(lines, head) of the longest ledger that was seen."""

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,6 +23,7 @@ from coordinator.admission import ANSWERS_THE_ROUND, Claim, Refusal
 from coordinator.blobs import Blobs, Spool
 from coordinator.engine import Engine
 from coordinator.ledgers import HOUR_S, Allowance, Judged, Ledgers
+from coordinator.receipt_copies import copy_of
 from coordinator.store import Records, Store, Upload
 from coordinator.study import Answer, Answered, Kind
 from wardround.dsse import Envelope
@@ -73,8 +74,12 @@ class Uploads:
         assert row is not None
         if upload is None or upload.site != site:
             unknown = Upload(upload_id, site, "", 0, 0, 0, "", "", 0, (), 0, 0)
-            return self._receipt(unknown, NOT_RECEIVED, Refusal("NOT_RECEIVED"), None, row["last_receipt"])
+            return self._receipt(unknown, NOT_RECEIVED, Refusal("NOT_RECEIVED"), None, row)
         return _said(upload) if upload.receipt else upload.received
+
+    def receipts(self, site: str) -> Iterator[Envelope]:
+        """The copy of a site's own receipts, with the signed statement at its end."""
+        return copy_of(self._store, site, self._federation, self._key, self._wall())
 
     def open(self, claim: Claim, wanted: Callable[[], bool] = lambda: True) -> "Envelope | Arrival":
         """A receipt if the upload is decided, or refused before any of its payload; else where its payload goes.
@@ -199,7 +204,7 @@ class Uploads:
             if site is None or site["revoked_s"] is not None:
                 raise NotPermitted(f"site `{claim.site}` was revoked", code="SITE_REVOKED")
             head = claim if countersigned else None
-            envelope = self._receipt(upload, decision, refusal, head, site["last_receipt"])
+            envelope = self._receipt(upload, decision, refusal, head, site)
             said.append(envelope)
             code, tensor = (refusal.code, refusal.tensor) if refusal else ("", "")
             decided = replace(
@@ -235,7 +240,7 @@ class Uploads:
         return admission.may_count(claim, study.known if study else None) is None
 
     def _receipt(
-        self, upload: Upload, decision: str, refusal: Refusal | None, claim: Claim | None, previous: str
+        self, upload: Upload, decision: str, refusal: Refusal | None, claim: Claim | None, site: store.Row
     ) -> Envelope:
         now = datetime.datetime.fromtimestamp(self._wall(), datetime.UTC)
         return Receipt(
@@ -244,7 +249,7 @@ class Uploads:
             manifest_sha256=upload.manifest_sha256, payload_bytes=upload.payload_bytes, decision=decision,
             code=refusal.code if refusal else "", tensor=refusal.tensor if refusal else "",
             time=now.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z", ledger=claim.ledger if claim else None,
-            previous=previous,
+            previous=site["last_receipt"], ledger_key=site["ledger_key"],
         ).sign(self._key)  # fmt: skip
 
     def _drop(self, site: str, which: Callable[[Upload], bool]) -> None:

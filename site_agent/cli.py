@@ -234,16 +234,20 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
     from site_agent.gateway.identity import Identity
     from site_agent.person import user_name
+    from wardround.dsse import fingerprint, keyid
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
     trainer = handoff.ask(here.root, "status")
-    expires = Identity(here.identity).certificate().not_valid_after_utc
+    own = Identity(here.identity)
+    expires = own.certificate().not_valid_after_utc
     return {
         "site": site.site,
         "federation": site.federation,
         "coordinator": site.address,
         "authority_fingerprint": site.authority_fingerprint,
+        "ledger_key": keyid(own.ledger_key().public_key()),
+        "receipt_key": fingerprint(bytes.fromhex(site.receipt_key)),
         "certificate_expires": expires.isoformat().replace("+00:00", "Z"),
         "running": running is not None,
         "connected": running is not None and running["connected"],
@@ -300,6 +304,7 @@ def _print_status(shown: dict[str, Any]) -> None:
         said = f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown['two_lines_since']}"
         console.print(Text(said, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
+    print(f"Ledger key {shown['ledger_key']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
     for measure in shown["isolation_missing"]:

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from site_agent.cli_reopen import reopen
 from wardround.cli import print_json, say
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from site_agent.audit import Copy, Verdict
 
 audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
 audit_app.command("reopen")(reopen)
@@ -17,6 +20,13 @@ State = Annotated[Path | None, typer.Option(envvar="WARDROUND_STATE", help="Wher
 Ledger = Annotated[Path | None, typer.Option("--ledger", metavar="DIR", help="A ledger folder, or a copy of one.")]
 Receipts = Annotated[
     Path | None, typer.Option("--receipts", metavar="FILE", help="From `coordinator receipts SITE --out FILE`.")
+]
+Fingerprint = "FINGERPRINT"
+Key = Annotated[
+    str, typer.Option("--key", metavar=Fingerprint, help="Of the ledger key, as `site-agent status` at the site shows.")
+]
+ReceiptKey = Annotated[
+    str, typer.Option("--receipt-key", metavar=Fingerprint, help="Of the receipt key, as `coordinator sites` shows.")
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -48,7 +58,7 @@ def show(
 
     table = Table("line", "time", "type", "what", box=None, pad_edge=False)
     for line in lines:
-        table.add_row(str(line["seq"]), line["ts"], line["type"], words(line))
+        table.add_row(str(line["seq"] + 1), line["ts"], line["type"], words(line))
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
@@ -56,32 +66,41 @@ def show(
 
 
 @audit_app.command("verify")
-def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None, json: Json = False) -> None:
-    """Check every line, signature and receipt, offline. Exits 0 verified, 1 changed, 2 unresolved, 3 cannot verify."""
-    from site_agent import audit
-    from site_agent.preview import size
+def verify(
+    state: State = None,
+    ledger: Ledger = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", metavar="FILE", help="What `audit bundle` wrote, every file of it.")
+    ] = None,
+    receipts: Receipts = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask the coordinator for its receipts, and keep them.")] = False,
+    key: Key = "",
+    receipt_key: ReceiptKey = "",
+    json: Json = False,
+) -> None:
+    """Check every line, signature and receipt. Three things can be shown: consistent, complete, whose.
 
-    verdict, code = audit.verify(_folder(state, ledger), receipts)
-    if json:
-        print_json(verdict.document())
-    elif code == audit.VERIFIED:
-        copies = (
-            f"; {verdict.compared} receipts of the coordinator's copy agree" if verdict.compared is not None else ""
-        )
-        again = f", and {verdict.resends} times again" if verdict.resends else ""
-        print(
-            f"verified: {verdict.lines} lines; {verdict.uploads} uploads ({verdict.accepted} accepted, "
-            f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}{copies}"
-        )
-    elif code == audit.TAMPERED:
-        print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")
-        print("next: keep this folder as it is, and compare it with the last backup")
-    elif code == audit.UNRESOLVED:
-        print(f"unchanged, but: {verdict.reason}")
-        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+    Exits 0 if all three were; 1 changed since it was written; 2 consistent, but with uploads without a receipt or lines
+    that no signed head covers; 3 cannot verify; 4 consistent, completeness not shown. Without a copy of the
+    coordinator's receipts (--receipts, --ask) nobody can tell whether the end was cut off.
+    """
+    from site_agent import audit
+    from site_agent.audit.bundle import verify_bundle
+
+    pins = audit.Pins(_fingerprint(key, "--key"), _fingerprint(receipt_key, "--receipt-key"))
+    if bundle is not None:
+        if ask or ledger is not None:
+            raise UsageProblem("--bundle goes with neither --ledger nor --ask", hint="--bundle FILE, or --state DIR")
+        verdict, code = verify_bundle(bundle, receipts, pins)
     else:
-        print(f"cannot verify: {verdict.reason}")
-        if (inner := _folder(state, ledger) / "ledger").is_dir():
+        copy = _copy(state, ledger, receipts, ask)
+        verdict, code = audit.verify(_folder(state, ledger), None, pins, copy)
+    if json:
+        print_json({"code": code, **verdict.document()})
+    else:
+        _print_verdict(verdict, code, bundle is not None)
+        inner = _folder(state, ledger) / "ledger" if bundle is None else None
+        if code == audit.CANNOT_VERIFY and inner is not None and inner.is_dir():
             print(f"next: `site-agent audit verify --ledger {inner}`")
     raise typer.Exit(code)
 
@@ -153,33 +172,49 @@ def export(
 def report(out: Out, state: State = None, receipts: Receipts = None) -> None:
     """One page to read and print: what left, what never left, how many bytes, receipts, how to check it."""
     from site_agent import audit
-    from site_agent.audit.report import page
+    from site_agent.audit.bundle import look
     from wardround import durable
 
-    folder = _joined_folder(state, None)
-    verdict, code = audit.verify(folder, receipts)
-    if code == audit.CANNOT_VERIFY:
-        raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
-    durable.write_file(out, page(folder, folder.parent / "consents", verdict, code).encode())
+    root = _joined_folder(state, None).parent
+    found = look(root, _copy(root, None, receipts, ask=False))
+    durable.write_file(out, found.page().encode())
     print(f"report written to {out}")
-    if code != audit.VERIFIED:
-        say(f"warning: {verdict.reason}")
+    if found.code != audit.VERIFIED:
+        say(f"warning: {_in_short(found.verdict)}")
 
 
 @audit_app.command("bundle")
 def bundle(out: Out, state: State = None, receipts: Receipts = None) -> None:
-    """One signed archive for an auditor: ledger, consents, policy, receipts, report, and the verifier."""
+    """One signed archive for an auditor: ledgers, consents, policies, receipts, report."""
     from site_agent.audit import VERIFIED
-    from site_agent.audit.bundle import write
+    from site_agent.audit.bundle import make
     from site_agent.gateway.identity import Identity
     from site_agent.state import SiteState
 
     root = _joined_folder(state, None).parent
-    code = write(root, Identity(SiteState(root).identity).ledger_key(), out, receipts)
-    print(f"bundle written to {out}, signed with the ledger key")
-    print(f"next: `tar xf {out.name}`, then `python VERIFY.py ledger`")
+    key = Identity(SiteState(root).identity).ledger_key()
+    verdict, code = make(root, key, out, _copy(root, None, receipts, ask=False))
+    print(f"bundle written to {out}, signed with the ledger key {verdict.ledger_key}".rstrip())
+    print(f"next: the auditor runs `site-agent audit verify --bundle {out.name} --receipts FILE`, FILE being the "
+          "coordinator's")  # fmt: skip
     if code != VERIFIED:
-        say("warning: the ledger in it does not verify fully; the report in it says why")
+        say(f"warning: {_in_short(verdict)}")
+
+
+@audit_app.command("verifier")
+def verifier(
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the program here.")] = None,
+) -> None:
+    """The second verifier of this release, for an auditor's own machine: its SHA-256, and with --out the program."""
+    import hashlib
+    from importlib import resources
+
+    from wardround import __version__, durable
+
+    program = resources.files("site_agent.audit").joinpath("verify_ledger.txt").read_bytes()
+    if out is not None:
+        durable.write_file(out, program)
+    print(f"{hashlib.sha256(program).hexdigest()}  verify_ledger.py of wardround {__version__}")
 
 
 @audit_app.command("relay")
@@ -213,3 +248,93 @@ def _folder(state: Path | None, ledger: Path | None) -> Path:
     if state is None:
         raise UsageProblem("which ledger? neither --state nor --ledger was given", hint="--state DIR, or --ledger DIR")
     return state / "ledger"
+
+
+def _copy(state: Path | None, ledger: Path | None, receipts: Path | None, ask: bool) -> "Copy | None":
+    """The copy of the receipts to judge by: given, asked for now, or, of a site's state, the one kept when it was asked
+    last, which shows less: it lies where the ledger lies."""
+    from site_agent.audit.verify import Copy, given_copy
+    from site_agent.state import SiteState
+
+    if ask and (receipts is not None or ledger is not None or state is None):
+        raise UsageProblem("--ask goes with --state alone", hint="the site's state directory has the key to ask with")
+    if receipts is not None:
+        return given_copy(receipts)
+    if state is None or ledger is not None:
+        return None
+    if ask:
+        _ask(state)
+        return Copy(SiteState(state).receipts.read_bytes(), "the coordinator's receipts, asked for now", True)
+    kept = SiteState(state).receipts
+    return Copy(kept.read_bytes(), "the receipts kept here", False) if kept.exists() else None
+
+
+def _ask(state: Path) -> None:
+    """Raises Unavailable: the coordinator cannot be asked now."""
+    from site_agent.cli_service import ask_service, joined
+
+    here, _ = joined(state)
+    if ask_service(here, "receipts") is None:
+        from site_agent.gateway.desk import alone
+
+        with alone(here) as (desk, interrupt):
+            desk.fetch_receipts(interrupt)
+
+
+def _fingerprint(text: str, option: str) -> str:
+    plain = text.replace(":", "").lower()
+    if plain and (len(plain) != 64 or set(plain) - set("0123456789abcdef")):
+        raise UsageProblem(f"{option} {text[:80]!r} is no fingerprint: 64 hexadecimal digits")
+    return plain
+
+
+def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
+    """What was shown and what was not, the dates and the key first."""
+    from site_agent import audit
+    from site_agent.preview import size
+
+    if code == audit.TAMPERED:
+        where = f", in folder {verdict.ledger}" if verdict.ledger else ""
+        print(f"CHANGED: {verdict.reason}{where}")
+        print("What it says from there on is not known to be true, and nothing of it is told here")
+        print("next: keep it as it is, and compare it with the last backup")
+        return
+    if code == audit.CANNOT_VERIFY:
+        print(f"cannot verify: {verdict.reason}")
+        return
+    words = {
+        audit.VERIFIED: "verified", audit.UNRESOLVED: f"consistent, but: {verdict.reason}",
+        audit.CONSISTENT: "consistent; completeness NOT SHOWN",
+    }  # fmt: skip
+    of = f"site {verdict.site or 'unknown'} of {verdict.federation or 'unknown'}"
+    print(f"{words[code]}: {of}, {_when(verdict.first_time)} to {_when(verdict.last_time)}")
+    more = f" in {verdict.ledgers} ledgers" if verdict.ledgers > 1 else ""
+    print(
+        f"consistent: yes: {verdict.lines} lines{more}; {verdict.uploads} uploads ({verdict.accepted} accepted, "
+        f"{verdict.refused} refused), {size(verdict.bytes)} in all"
+        + (f", and {verdict.resends} times again" if verdict.resends else "")
+    )
+    if verdict.complete:
+        print(
+            f"complete: as of {_when(verdict.copied)}, when the copy of the coordinator's {verdict.compared} receipts "
+            f"was made; they agree, and the last {verdict.tail} lines are newer than the newest of them"
+        )
+    else:
+        print("complete: NOT SHOWN")
+    print(f"whose: {'by ' + verdict.whose if verdict.whose else 'NOT SHOWN'}: ledger key {verdict.ledger_key}")
+    for one in verdict.not_shown:
+        print(f"not shown: {one}")
+    if code == audit.UNRESOLVED:
+        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+    elif code == audit.CONSISTENT and bundled:
+        print("next: verify with `--receipts FILE`, from the coordinator's operator: `coordinator receipts SITE`")
+    elif code == audit.CONSISTENT:
+        print("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
+
+
+def _in_short(verdict: "Verdict") -> str:
+    return verdict.reason or "not shown: " + "; ".join(verdict.not_shown)
+
+
+def _when(text: str) -> str:
+    return f"{text[:10]} {text[11:19]} UTC"

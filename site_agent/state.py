@@ -9,6 +9,7 @@
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
+    receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     ledger/  studies/  data.toml  control.sock
 
 Nothing here needs the network, torch or cryptography, so the commands stay quick.
@@ -178,6 +179,11 @@ class SiteState:
     @property
     def site_file(self) -> Path:
         return self.identity / "site.json"
+
+    @property
+    def receipts(self) -> Path:
+        """The coordinator's copy of this site's receipts, as it was when it was asked last."""
+        return self.root / "receipts.jsonl"
 
     @property
     def ledger(self) -> Path:

@@ -1,15 +1,18 @@
 """Changes ledgers in every way and in many, and asks both verifiers: `python -m tools.evidence_tamper [--samples N]`.
 
 Exhaustive over a ledger of 20 lines: every single bit flipped, every line deleted, doubled, inserted elsewhere or
-exchanged with another, and every truncation to a byte; of the lines and of the signed heads. Then N sampled mutations
-of a ledger of 1,000 lines. Both verifiers must give the same exit code and the same first bad line, and every change
-before the last signed head must be found.
+exchanged with another, and every truncation to a byte; of the lines, of the signed heads, of an older ledger that it
+continues, and of the coordinator's copy of the receipts. Every cut of lines and heads at the same place, with that
+copy. One bit in each byte of a bundle, each of its files edited, left out and added. Then N sampled mutations of a
+ledger of 1,000 lines. Both verifiers must give the same exit code and the same first bad line, and every change before
+the last signed head must be found.
 """
 
 import argparse
 import hashlib
 import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -25,37 +28,44 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
+from site_agent.audit import chain, receipts
+from site_agent.audit.bundle import archive, make, read_bundle, verify_bundle
 from tools import verify_ledger
 from wardround import canonical
+from wardround.receipt_copy import Statement
 from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
-judge = sys.modules["site_agent.audit.verify"]  # the module, whose name the package gives to its function
+READ = (audit.UNRESOLVED, audit.CONSISTENT)  # of a ledger that holds together, and is shown without receipts
+EXHAUSTIVE = ("lines", "heads", "older", "receipts", "bundle")
+FOUND = (audit.TAMPERED, audit.CANNOT_VERIFY)
 
 
 class Made:
     """A ledger written by nobody: throw-away keys, rounds of control, upload and receipt, signed as an agent signs.
 
-    ``tail`` lines at the end are under no signed head. ``after``: the last receipt of an older ledger that it
-    continues. ``again``: each upload is sent twice. Everything comes of ``seed``, the keys too: two makings are the
-    same bytes.
+    ``tail`` lines at the end are under no signed head. ``before``: the ledger that it continues, with the same keys.
+    ``again``: each upload is sent twice. Everything comes of ``seed``, the keys too: two makings are the same bytes.
     """
 
     def __init__(
-        self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, after: str = EMPTY_HEAD,
+        self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, before: "Made | None" = None,
         again: bool = False,
     ) -> None:  # fmt: skip
         self._random = random.Random(seed)
         self.ledger_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
         self.receipt_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
+        if before is not None:
+            self.ledger_key, self.receipt_key = before.ledger_key, before.receipt_key
         self._tensors = tensors
-        self._head, self._previous = EMPTY_HEAD, after
-        self._reopened = after != EMPTY_HEAD
         self._again = again
+        self.before = before
+        self.head = EMPTY_HEAD
+        self.previous = before.previous if before is not None else EMPTY_HEAD  # the last receipt
         self.lines: list[bytes] = []
         self.heads: list[bytes] = []
-        self.receipts: list[bytes] = []
-        self._ledger_id = self._random.randbytes(16).hex()
+        self.receipts: list[bytes] = list(before.receipts) if before is not None else []
+        self.ledger_id = self._random.randbytes(16).hex()
         self._begin()
         while len(self.lines) + 3 + again <= lines - tail:
             self._round()
@@ -66,16 +76,28 @@ class Made:
             self._line("session", event="opened", peer="127.0.0.1:9000")
 
     def write(self, folder: Path) -> None:
+        """The ledger into ``folder``, and the one that it continues beside it, as `audit reopen` leaves them."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SEGMENT).write_bytes(b"".join(line + b"\n" for line in self.lines))
-        (folder / HEADS).write_bytes(b"".join(line + b"\n" for line in self.heads))
+        (folder / SEGMENT).write_bytes(joined(self.lines))
+        (folder / HEADS).write_bytes(joined(self.heads))
+        if self.before is not None:
+            self.before.write(folder.parent / f"ledger-{self.before.ledger_id}")
+
+    def copy(self, receipts: int | None = None, time: str = "2026-02-01T00:00:00Z") -> bytes:
+        """The coordinator's copy of the first so many receipts, with its statement: the bytes of the file."""
+        chosen = self.receipts[:receipts]
+        last = hashlib.sha256(json.loads(chosen[-1])["payload"].encode()).hexdigest() if chosen else EMPTY_HEAD
+        said = Statement("f", "st-olav", _hex(self.ledger_key), len(chosen), last, 0, time).sign(self.receipt_key)
+        return joined([*chosen, canonical.dumps(said.document())])
 
     def _begin(self) -> None:
-        cited = {"continues": {"ledger_id": "ab" * 16, "lines": 9, "head": "cd" * 32}} if self._reopened else {}
-        self._line(
-            "genesis", ledger_id=self._ledger_id, ledger_key=_hex(self.ledger_key), software="wardround", **cited
-        )
-        self._line("identity", event="issued", site="st-olav", receipt_key=_hex(self.receipt_key))
+        cited = {}
+        if self.before is not None:
+            cited["continues"] = {
+                "ledger_id": self.before.ledger_id, "lines": len(self.before.lines), "head": self.before.head,
+            }  # fmt: skip
+        self._line("genesis", ledger_id=self.ledger_id, ledger_key=_hex(self.ledger_key), software="wardround", **cited)
+        self._line("identity", event="issued", site="st-olav", federation="f", receipt_key=_hex(self.receipt_key))
         self._line("session", event="opened", peer="127.0.0.1:9000")
         by = {"name": "dpo", "uid": 1000}
         self._line("consent", event="approved", study="hearts", revision=1, study_digest="ab" * 32, by=by)
@@ -101,24 +123,24 @@ class Made:
             place = {name: facts[name] for name in ("study", "revision", "round", "attempt", "payload_bytes")}
             self._line("resend", upload_id=upload_id, sent=10, **{"try": 2}, **place)
         self._sign()
-        head = LedgerHead(self._ledger_id, len(self.lines), self._head)
+        head = LedgerHead(self.ledger_id, len(self.lines), self.head)
         receipt = Receipt(
             receipt_id=self._random.randbytes(16).hex(), federation="f", site="st-olav", upload_id=upload_id,
-            decision=ACCEPTED, code="", tensor="", time="2026-01-01T00:00:00Z", ledger=head, previous=self._previous,
-            **facts,
+            decision=ACCEPTED, code="", tensor="", time="2026-01-01T00:00:00Z", ledger=head, previous=self.previous,
+            ledger_key=_hex(self.ledger_key), **facts,
         ).sign(self.receipt_key)  # fmt: skip
-        self._previous = hashlib.sha256(receipt.payload).hexdigest()
+        self.previous = hashlib.sha256(receipt.payload).hexdigest()
         self.receipts.append(canonical.dumps(receipt.document()))
         self._line("receipt", upload_id=upload_id, envelope=receipt.document())
         self._sign()
 
     def _line(self, kind: str, /, **fields: Any) -> None:
-        common = {"v": 1, "seq": len(self.lines), "ts": "2026-01-01T00:00:00.000Z", "type": kind, "prev": self._head}
+        common = {"v": 1, "seq": len(self.lines), "ts": "2026-01-01T00:00:00.000Z", "type": kind, "prev": self.head}
         self.lines.append(canonical.dumps({**common, **fields}))
-        self._head = next_head(self._head, line_hash(self.lines[-1]))
+        self.head = next_head(self.head, line_hash(self.lines[-1]))
 
     def _sign(self) -> None:
-        head = LedgerHead(self._ledger_id, len(self.lines), self._head)
+        head = LedgerHead(self.ledger_id, len(self.lines), self.head)
         envelope = canonical.dumps(head.sign(self.ledger_key).document())
         if not self.heads or self.heads[-1] != envelope:
             self.heads.append(envelope)
@@ -132,13 +154,31 @@ class Tally:
     missed: list[str] = field(default_factory=list)
     disagreed: list[str] = field(default_factory=list)
 
-    def judge(self, kind: str, what: str, folder: Path, wanted: tuple[int, ...] = (audit.TAMPERED,)) -> None:
+    def judge(
+        self,
+        kind: str,
+        what: str,
+        folder: Path,
+        wanted: tuple[int, ...] = (audit.TAMPERED,),
+        receipts: Path | None = None,
+    ) -> None:
         """Ask both verifiers about a changed folder; ``wanted`` are the exit codes that say it."""
-        verdict, code = audit.verify(folder)
-        theirs, line, _ = verify_ledger.judge(folder)
+        found = audit.verify(folder, receipts)
+        self._note(kind, what, found, verify_ledger.judge(folder, receipts=receipts), wanted)
+
+    def judge_bundle(self, kind: str, what: str, path: Path, wanted: tuple[int, ...], receipts: Path) -> None:
+        """The same of a bundle."""
+        found = verify_bundle(path, receipts)
+        self._note(kind, what, found, verify_ledger.judge(path, bundle=True, receipts=receipts), wanted)
+
+    def _note(
+        self, kind: str, what: str, found: tuple[audit.Verdict, int], second: tuple[int, Any, str],
+        wanted: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        (verdict, code), (theirs, line, said) = found, second
         self.tried[kind] += 1
         if (code, verdict.first_bad) != (theirs, line):
-            self.disagreed.append(f"{what}: {code} at {verdict.first_bad}, {theirs} at {line}: {verdict.reason}")
+            self.disagreed.append(f"{what}: {code} {verdict.first_bad} {verdict.reason}, {theirs} {line} {said}")
         if code not in wanted:
             self.missed.append(f"{what}: {code} {verdict.reason}")
 
@@ -176,7 +216,7 @@ def exhaustive_lines(folder: Path, made: Made, *, part: int = 0, parts: int = 1)
     tally = Tally()
     made.write(folder)
     path, whole = folder / SEGMENT, joined(made.lines)
-    tally.judge("unchanged", "unchanged", folder, (audit.VERIFIED,))
+    tally.judge("unchanged", "unchanged", folder, (audit.CONSISTENT,))
     for bit in range(part, len(whole) * 8, parts):
         path.write_bytes(flipped(whole, bit))
         tally.judge("bit flip", f"bit {bit} flipped", folder)
@@ -196,7 +236,7 @@ def exhaustive_heads(folder: Path, made: Made, *, part: int = 0, parts: int = 1)
     tally = Tally()
     made.write(folder)
     path, whole = folder / HEADS, joined(made.heads)
-    tally.judge("unchanged", "unchanged", folder, (audit.VERIFIED,))
+    tally.judge("unchanged", "unchanged", folder, (audit.CONSISTENT,))
     for bit in range(part, len(whole) * 8, parts):
         path.write_bytes(flipped(whole, bit))
         torn = bit // 8 == len(whole) - 1
@@ -205,11 +245,112 @@ def exhaustive_heads(folder: Path, made: Made, *, part: int = 0, parts: int = 1)
         path.write_bytes(joined(heads))
         wanted = audit.TAMPERED
         if kind == "deletion":
-            wanted = audit.UNRESOLVED if heads == made.heads[:-1] else audit.VERIFIED
+            wanted = audit.UNRESOLVED if heads == made.heads[:-1] else audit.CONSISTENT
         tally.judge(f"head: {kind}", f"heads, {what}", folder, (wanted,))
     for cut in range(part, len(whole), parts):
         path.write_bytes(whole[:cut])
         tally.judge("head: truncation", f"heads cut at {cut}", folder, (audit.UNRESOLVED,))
+    return tally
+
+
+def exhaustive_older(folder: Path, made: Made, *, part: int = 0, parts: int = 1) -> Tally:
+    """Every change of a ledger that another one continues, and what becomes of the newer one without it."""
+    tally, before = Tally(), made.before
+    assert before is not None
+    newest, receipts = folder / "ledger", folder / "receipts.jsonl"
+    made.write(newest)
+    receipts.write_bytes(made.copy())
+    older = folder / f"ledger-{before.ledger_id}"
+    tally.judge("unchanged", "unchanged", newest, (audit.VERIFIED,), receipts)
+    for name, lines in ((SEGMENT, before.lines), (HEADS, before.heads)):
+        whole = joined(lines)
+        for bit in range(part, len(whole) * 8, parts):
+            (older / name).write_bytes(flipped(whole, bit))
+            torn = name == HEADS and bit // 8 == len(whole) - 1
+            wanted = audit.UNRESOLVED if torn else audit.TAMPERED
+            tally.judge("older: bit flip", f"older {name}, bit {bit}", newest, (wanted,), receipts)
+        (older / name).write_bytes(whole)
+    for kind, what, lines in islice(moves(before.lines), part, None, parts):
+        (older / SEGMENT).write_bytes(joined(lines))
+        tally.judge(f"older: {kind}", f"older, {what}", newest, FOUND, receipts)
+    for keep in range(1 + part, len(before.lines), parts):
+        before.write(older)
+        cut_both(older, before, keep)
+        tally.judge("older: cut", f"older cut to {keep} lines", newest, FOUND, receipts)
+    shutil.rmtree(older)
+    tally.judge("older: gone", "older gone", newest, (audit.CANNOT_VERIFY,), receipts)
+    tally.judge("older: gone", "older gone, no receipts", newest, (audit.CONSISTENT,))
+    return tally
+
+
+def exhaustive_receipts(folder: Path, made: Made, *, part: int = 0, parts: int = 1) -> Tally:
+    """Every change of the coordinator's copy of the receipts, and every cut of the ledger with the whole copy."""
+    tally = Tally()
+    ledger, path = folder / "ledger", folder / "receipts.jsonl"
+    made.write(ledger)
+    whole = made.copy()
+    path.write_bytes(whole)
+    tally.judge("unchanged", "unchanged", ledger, (audit.VERIFIED,), path)
+    for bit in range(part, len(whole) * 8, parts):
+        path.write_bytes(flipped(whole, bit))
+        tally.judge("receipts: bit flip", f"receipts, bit {bit}", ledger, (audit.CANNOT_VERIFY,), path)
+    for kind, what, lines in islice(moves(whole.splitlines()), part, None, parts):
+        path.write_bytes(joined(lines))
+        tally.judge(f"receipts: {kind}", f"receipts, {what}", ledger, (audit.CANNOT_VERIFY,), path)
+    for cut in range(part, len(whole), parts):
+        path.write_bytes(whole[:cut])
+        tally.judge("receipts: truncation", f"receipts cut at {cut}", ledger, (audit.CANNOT_VERIFY,), path)
+    for count in range(len(made.receipts) + 1):
+        path.write_bytes(made.copy(count))
+        tally.judge("receipts: an older copy", f"the first {count} receipts", ledger, (audit.VERIFIED,), path)
+    path.write_bytes(whole)
+    seen = json.loads(json.loads(made.receipts[-1])["payload"])["ledger"]["lines"]
+    for keep in range(2 + part, len(made.lines), parts):
+        cut_both(ledger, made, keep)
+        tally.judge("cut without a key", f"cut to {keep} lines, no receipts", ledger, READ)
+        wanted = (audit.TAMPERED,) if keep < seen else READ
+        tally.judge("cut without a key", f"cut to {keep} lines", ledger, wanted, path)
+    return tally
+
+
+def cut_both(folder: Path, made: Made, keep: int) -> None:
+    """Cut lines and signed heads at the same place, as whoever has no key can."""
+    heads = [head for head in made.heads if json.loads(json.loads(head)["payload"])["lines"] <= keep]
+    (folder / SEGMENT).write_bytes(joined(made.lines[:keep]))
+    (folder / HEADS).write_bytes(joined(heads))
+
+
+def exhaustive_bundle(folder: Path, made: Made, *, part: int = 0, parts: int = 1) -> Tally:
+    """One bit in each byte of a bundle; each of its files edited, left out and added under another name, with the
+    archive made as `audit bundle` makes it. It is shown beside the coordinator's own copy of the receipts."""
+    tally, choose = Tally(), random.Random(part)
+    state, path, receipts = folder / "site", folder / "bundle.tar", folder / "receipts.jsonl"
+    made.write(state / "ledger")
+    (state / "consents").mkdir()
+    (state / "consents" / "hearts.json").write_text('{"leaves": []}')
+    (state / "policy.toml").write_text("# nothing may leave\n")
+    receipts.write_bytes(made.copy())
+    make(state, made.ledger_key, path, audit.Copy(made.copy(), "the coordinator's", True))
+    whole = path.read_bytes()
+    tally.judge_bundle("unchanged", "unchanged", path, (audit.VERIFIED,), receipts)
+    for at in range(part, len(whole), parts):
+        path.write_bytes(flipped(whole, 8 * at + choose.randrange(8)))
+        tally.judge_bundle("bundle: bit flip", f"bundle, byte {at}", path, FOUND, receipts)
+    path.write_bytes(whole)
+    files = read_bundle(path).files
+    for name, data in islice(files.items(), part, None, parts):
+        rest = {other: held for other, held in files.items() if other != name}
+        for kind, changed in (
+            ("edited", {**files, name: flipped(data, 8 * (len(data) // 2))}),
+            ("left out", rest),
+            ("added", {**files, f"{name}.copy": data}),
+            ("renamed", {**rest, f"a-{name}": data}),
+        ):
+            path.write_bytes(archive(changed))
+            tally.judge_bundle(f"bundle: file {kind}", f"bundle, {name} {kind}", path, FOUND, receipts)
+    for cut in range(part * 97, len(whole), parts * 97):
+        path.write_bytes(whole[:cut])
+        tally.judge_bundle("bundle: truncation", f"bundle cut at {cut}", path, FOUND, receipts)
     return tally
 
 
@@ -219,7 +360,7 @@ def sampled(folder: Path, made: Made, tail: int, samples: int, seed: int) -> Tal
     tally, choose = Tally(), random.Random(seed)
     made.write(folder)
     path, whole = folder / SEGMENT, joined(made.lines)
-    tally.judge("unchanged", "unchanged", folder, (audit.UNRESOLVED if tail else audit.VERIFIED,))
+    tally.judge("unchanged", "unchanged", folder, (audit.UNRESOLVED if tail else audit.CONSISTENT,))
     count = len(made.lines)
     signed = len(joined(made.lines[: count - tail]))
     for number in range(samples):
@@ -256,9 +397,10 @@ def sampled(folder: Path, made: Made, tail: int, samples: int, seed: int) -> Tal
 def remember() -> None:
     """Let both verifiers remember what they found about a line or a signature: most of a changed ledger is unchanged.
     Each remembers only its own findings, and these functions give the same answer to the same bytes and key."""
-    judge.record_in = lru_cache(4096)(judge.record_in)  # type: ignore[attr-defined]
+    chain.record_in = lru_cache(4096)(chain.record_in)  # type: ignore[attr-defined]
     verify_ledger.read_record = lru_cache(4096)(verify_ledger.read_record)
-    judge._signed = _signatures_kept(judge._signed, lambda envelope: envelope)  # type: ignore[attr-defined]
+    kept = _signatures_kept(chain.signed_value, lambda envelope: envelope)
+    chain.signed_value = receipts.signed_value = kept  # type: ignore[attr-defined]
     verify_ledger.signed_value = _signatures_kept(verify_ledger.signed_value, json.dumps)
 
 
@@ -285,6 +427,12 @@ def _part(job: tuple[str, int, int, int]) -> Tally:
             return exhaustive_lines(Path(folder), Made(20), part=part, parts=parts)
         if what == "heads":
             return exhaustive_heads(Path(folder), Made(20), part=part, parts=parts)
+        if what == "older":
+            return exhaustive_older(Path(folder), Made(8, seed=8, before=Made(11)), part=part, parts=parts)
+        if what == "receipts":
+            return exhaustive_receipts(Path(folder), Made(20), part=part, parts=parts)
+        if what == "bundle":
+            return exhaustive_bundle(Path(folder), Made(8, seed=8, before=Made(8)), part=part, parts=parts)
         return sampled(Path(folder), Made(1000, tail=20), 20, samples // parts, seed=part)
 
 
@@ -296,7 +444,7 @@ def main() -> None:
     options.add_argument("--processes", type=int, default=2)
     chosen = options.parse_args()
     pieces = 8 * chosen.stride
-    jobs = [(what, part, pieces, 0) for what in ("lines", "heads") for part in range(8)]
+    jobs = [(what, part, pieces, 0) for what in EXHAUSTIVE for part in range(8)]
     jobs += [("sampled", part, 16, chosen.samples) for part in range(16)]
     total, began = Tally(), time.monotonic()
     with ProcessPoolExecutor(chosen.processes, initializer=remember) as pool:

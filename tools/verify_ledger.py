@@ -1,59 +1,67 @@
 #!/usr/bin/env python3
-"""A second verifier of a hospital's ledger: `python verify_ledger.py LEDGER_DIR`.
+"""A second verifier of a hospital's ledger: `verify_ledger.py LEDGER_DIR [--receipts FILE]`, or `--bundle FILE`.
 
-Written from the format in docs/auditors.md alone; it shares no code with `site-agent audit verify` and needs only the
-standard library and `cryptography`. The two must agree on every ledger.
+Written from docs/auditors.md alone; it shares no code with `site-agent audit verify`, and needs Python and its package
+`cryptography` alone. The two must agree on every ledger. Run your own copy, never one that the hospital gives you.
 
-Exit codes: 0 verified; 1 changed since it was written, with the first bad line; 2 unchanged, but uploads without a
-receipt or lines that no signed head covers; 3 cannot be verified; 64 usage.
+Exit codes: 0 consistent, complete against the coordinator's receipts, and the site's own; 1 changed since it was
+written, with the first bad line, counted from 1; 2 unchanged, but uploads without a receipt or lines under no signed
+head; 3 cannot be verified; 4 consistent, completeness not shown; 64 usage.
 """
 
+import argparse
 import base64
 import hashlib
+import io
 import json
 import re
 import sys
+import tarfile
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-HEAD_TYPE = "application/vnd.wardround.ledger-head.v1+json"
-RECEIPT_TYPE = "application/vnd.wardround.receipt.v1+json"
-LARGEST_INTEGER = 2**53 - 1
+HEAD, RECEIPT, COPY, BUNDLE = (
+    f"application/vnd.wardround.{kind}.v1+json" for kind in ("ledger-head", "receipt", "receipts", "audit-bundle")
+)
 NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
+LARGEST_BUNDLE = 2**30  # bytes
+SEGMENT = re.compile("[0-9]+[.]jsonl")
 EMPTY = "0" * 64
 
+UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
 FIELDS_OF = {
-    "genesis": "ledger_id",
-    "identity": "receipt_key",
-    "session": "event",
-    "policy": "event",
-    "consent": "event study",
-    "declare": "study standing",
-    "control": "bytes",
-    "upload": "upload_id study revision round attempt manifest_sha256 payload_bytes tensors metrics",
-    "resend": "upload_id study revision round attempt try payload_bytes",
-    "receipt": "upload_id envelope",
+    "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
+    "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
+    "resend": "upload_id study revision round attempt try payload_bytes", "receipt": "upload_id envelope",
     **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
-    **dict.fromkeys(("left", "recovered"), ""),
-}
-FORM_OF = {  # a list means a list of that; an object must have at least these fields
-    "by": {"name": "text", "uid": "count"},
-    "tensors": [
-        dict.fromkeys(("bundle", "name", "dtype", "encoding"), "text")
-        | {"shape": ["count"], "bytes": "count", "sha256": "digest"}
-    ],
-    "metrics": [{"name": "text", "value": "text"}],
-    "methods": [{"method": "text", "count": "count", "bytes": "count"}],
-    "envelope": {"payload_type": "text", "payload": "text", "keyid": "text", "signature": "text"},
-    "continues": {"ledger_id": "text", "lines": "count", "head": "digest"},
-}
-TEXT = "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind"
-COUNT = "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent"
-DIGEST = "prev manifest_sha256 ledger_key receipt_key update"
-for form, names in (("text", TEXT), ("count", COUNT), ("digest", DIGEST)):
-    FORM_OF.update((name, form) for name in names.split())
+}  # fmt: skip
+
+
+def forms(text="", count="", digest="", **others):
+    return {name: form for form, names in (("text", text), ("count", count), ("digest", digest))
+            for name in names.split()} | others  # fmt: skip
+
+
+TENSOR = forms("bundle name dtype encoding", "bytes", "sha256", shape=["count"])
+CITED = forms("ledger_id", "lines", "head")
+ENVELOPE = forms("payload_type payload keyid signature")
+FORM_OF = forms(
+    "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind",
+    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent",
+    "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
+    metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
+)  # fmt: skip
+UPDATE = (  # what `update`, the digest that a person releases, is over
+    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
+)
+RECEIPT_FORM = forms(
+    "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",
+    "revision round attempt payload_bytes", "previous",
+)  # fmt: skip
+COPY_FORM = forms("federation site time", "receipts earlier", "ledger_key last")
+BUNDLE_FORM = forms("ledger_id", "lines", "head", files=[forms("path", "bytes", "sha256")])
 
 
 # What `update`, the digest that a person releases, is over.
@@ -63,8 +71,8 @@ UPDATE_OF = (
 
 
 class Tampered(Exception):
-    def __init__(self, line, why):
-        super().__init__(why)
+    def __init__(self, why, line=None, ledger=""):  # lines count from 1; None where the fault is in no line
+        super().__init__(f"{ledger} line {line} {why}" if line else why)
         self.line = line
 
 
@@ -72,61 +80,41 @@ class CannotVerify(Exception):
     pass
 
 
-# Canonical JSON: sorted keys, no spaces, UTF-8, integers only. What is read must be what would be written.
-
-
-def no_floats(text):
-    raise ValueError(f"{text} is not an integer")
-
-
 def integer(text):
-    if len(text) > 17 or abs(int(text)) > LARGEST_INTEGER:
-        raise ValueError("an integer that some readers would round")
+    if len(text) > 17 or not text.removeprefix("-").isdigit() or abs(int(text)) >= 2**53:
+        raise ValueError(f"{text} is no integer, or one that some readers would round")
     return int(text)
+
+
+def written(value):
+    """Canonical JSON: sorted keys, no spaces, UTF-8, integers only. What is read must be what would be written."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def canonical(data):
     """The value of canonical JSON; ValueError if it is not that."""
     try:
-        value = json.loads(data, parse_float=no_floats, parse_int=integer, parse_constant=no_floats)
-        written = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        value = json.loads(data, parse_float=integer, parse_int=integer, parse_constant=integer)
+        if written(value) != data:  # a key that stands twice, too, is not written twice
+            raise ValueError("not in canonical form")
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if written != data:  # a key that stands twice, too, is not written twice
-        raise ValueError("not in canonical form")
     return value
 
 
 def has_form(value, form):
-    """Whether a field's value has the form that docs/auditors.md gives it."""
+    """A list of one form means a list of that; an object must have at least these fields."""
     if isinstance(form, list):
         return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
     if isinstance(form, dict):
         return isinstance(value, dict) and all(name in value and has_form(value[name], form[name]) for name in form)
     if form == "count":
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return type(value) is int and value >= 0
     return isinstance(value, str) and (form == "text" or re.fullmatch("[0-9a-f]{64}", value) is not None)
 
 
-def signed_value(envelope, wanted_type, key, old=False):
-    """The value in a signed envelope; ValueError if anything is wrong. ``old``: a head under newer ones."""
-    kind, payload = envelope["payload_type"], envelope["payload"].encode()
-    signature = base64.b64decode(envelope["signature"], validate=True)
-    if base64.b64encode(signature).decode() != envelope["signature"]:  # its last character has bits to spare
-        raise ValueError("its signature is not as it was written")
-    if kind != wanted_type or envelope["keyid"] != hashlib.sha256(key.public_bytes_raw()).hexdigest():
-        raise ValueError("another type or another key")
-    message = b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
-    try:
-        if not old:
-            key.verify(signature, message)
-        return canonical(payload)
-    except InvalidSignature:
-        raise ValueError("its signature does not verify") from None
-
-
-def public_key(hexadecimal):
-    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(hexadecimal))
+def keyid(key):
+    return hashlib.sha256(bytes.fromhex(key)).hexdigest()
 
 
 def after(head, line):
@@ -134,196 +122,357 @@ def after(head, line):
     return hashlib.sha256(bytes.fromhex(head) + hashlib.sha256(line).digest()).hexdigest()
 
 
-def read_lines(folder):
-    """The ledger's whole lines, and what follows the last newline."""
-    segments = sorted(folder.glob("[0-9]*.jsonl"))
-    if not segments:
-        raise CannotVerify(f"there is no ledger in {folder}")
-    *lines, torn = b"".join(segment.read_bytes() for segment in segments).split(b"\n")
-    if not lines:
-        raise CannotVerify("the ledger has no whole line")
-    return lines, torn
+def signed_value(envelope, wanted_type, key, old=False):
+    """The value in a signed envelope; ValueError if anything is wrong. ``old``: a head under newer ones."""
+    if not has_form(envelope, ENVELOPE) or (envelope["payload_type"], envelope["keyid"]) != (wanted_type, keyid(key)):
+        raise ValueError("no signed envelope, or of another type or another key")
+    kind, payload = envelope["payload_type"], envelope["payload"].encode()
+    signature = base64.b64decode(envelope["signature"], validate=True)
+    if base64.b64encode(signature).decode() != envelope["signature"]:  # its last character has bits to spare
+        raise ValueError("its signature is not as it was written")
+    try:
+        if not old:
+            message = b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, message)
+    except InvalidSignature:
+        raise ValueError("its signature does not verify") from None
+    return canonical(payload)
 
 
-def read_record(number, line):
+def receipt_in(envelope, key):
+    receipt = signed_value(envelope, RECEIPT, key)
+    head = receipt.get("ledger", "") if has_form(receipt, RECEIPT_FORM) and len(receipt) == 17 else ""
+    known = head is None or (has_form(head, CITED) and len(head) == 3)
+    if not known or receipt["decision"] not in ("accepted", "refused", "not_received"):
+        raise ValueError("no receipt")
+    return receipt
+
+
+def read_record(number, line, ledger):
     """The record of one line, which has its form and its number."""
     try:
         record = canonical(line)
     except ValueError as error:
-        raise Tampered(number, f"is not as it was written: {error}") from None
-    if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in FIELDS_OF:
-        raise Tampered(number, "is no record of a known type")
-    for name in ["seq", "ts", "prev", *FIELDS_OF[record["type"]].split()]:
-        if name not in record:
-            raise Tampered(number, f"does not have its form: no {name}")
-    for name, value in record.items():
-        if name in FORM_OF and not has_form(value, FORM_OF[name]):
-            raise Tampered(number, f"does not have its form: {name}")
-    if record["seq"] != number:
-        raise Tampered(number, "has another number: lines were removed, added or moved")
-    if (record["type"] == "genesis") != (number == 0):
-        raise Tampered(number, "is a second beginning, or the ledger has none")
+        raise Tampered(f"is not as it was written: {error}", number, ledger) from None
+    kind = str(record.get("type")) if isinstance(record, dict) and record.get("v") == 1 else ""
+    if not re.fullmatch("[a-z][a-z_]{0,31}", kind) or kind != record["type"]:
+        raise Tampered("is no record", number, ledger)
+    missing = [name for name in ("seq", "ts", "prev", *FIELDS_OF.get(kind, "").split()) if name not in record]
+    wrong = [name for name, value in record.items() if name in FORM_OF and not has_form(value, FORM_OF[name])]
+    if missing or wrong:
+        raise Tampered(f"does not have its form: {(missing + wrong)[0]}", number, ledger)
+    if record["seq"] != number - 1 or (kind == "genesis") != (number == 1):
+        raise Tampered("has another number or place: lines were removed, added or moved", number, ledger)
     return record
 
 
-def blame(number, lines, named, folder):
-    """Two lines disagree. The later is intact if, with the head it names, it leads to what others say comes next."""
-    if number == 0:
-        return 0
+class Ledger:
+    """One ledger, from its files by name: each line checked as it is taken, then the signed heads."""
+
+    def __init__(self, name, files):
+        if not files.keys() - {"heads.jsonl"}:
+            raise CannotVerify(f"there is no ledger in {name}")
+        self.name, self.first, self.signatures = name, "", files.get("heads.jsonl", b"").split(b"\n")[:-1]
+        *self.lines, self.torn = b"".join(files[key] for key in sorted(files) if SEGMENT.fullmatch(key)).split(b"\n")
+        self.heads, self.uploads, self.open, self.receipts, self.tries = [EMPTY], {}, {}, [], {}
+        self.identity, self.receipt_keys, self.cited, self.named, self.unknown = {}, {}, None, False, set()
+        for number, line in enumerate(self.lines, 1):
+            record = read_record(number, line, name)
+            if record["prev"] != self.heads[-1]:
+                raise Tampered("breaks the chain", self.blame(number, record["prev"]), name)
+            self.first, self.last = self.first or record["ts"], record["ts"]
+            self.unknown |= {record["type"]} - FIELDS_OF.keys()
+            try:
+                self.take(number, record["type"], record)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise Tampered(f"is not what it must be: {error}", number, name) from None
+            self.heads.append(after(self.heads[-1], line))
+        if not self.lines or not self.key:
+            raise CannotVerify("the first line holds no ledger key" if self.lines else "the ledger has no whole line")
+        self.unsigned = len(self.lines) - self.check_signatures()
+
+    def blame(self, number, named):
+        """Two lines disagree. The later is intact if, with the head it names, it leads to what others say is next."""
+        try:
+            if number < len(self.lines):
+                wanted = [canonical(self.lines[number])["prev"]]
+            else:
+                heads = [json.loads(canonical(line)["payload"]) for line in self.signatures]
+                wanted = [head["head"] for head in heads if head["lines"] == number]
+        except (ValueError, KeyError, TypeError):
+            return number
+        return number - 1 if number > 1 and after(named, self.lines[number - 1]) in wanted[:1] else number
+
+    def take(self, number, kind, record):
+        if kind == "genesis":
+            self.id, self.key, self.cited = record["ledger_id"], record.get("ledger_key"), record.get("continues")
+        elif kind == "identity":
+            self.identity = record
+            self.receipt_keys.setdefault(record["receipt_key"], number)
+        elif kind == "upload":
+            manifest = [{name: row[name] for name in TENSOR} for row in record["tensors"]]
+            if hashlib.sha256(written(manifest)).hexdigest() != record["manifest_sha256"]:
+                raise ValueError("its tensors do not give its manifest's digest")
+            if sum(row["bytes"] for row in manifest) != record["payload_bytes"] or record["upload_id"] in self.uploads:
+                raise ValueError("its tensors do not add up to its bytes, or it repeats an upload")
+            update = {name: record[name] for name in UPDATE.split()} if "update" in record else None
+            if update and hashlib.sha256(written(update)).hexdigest() != record["update"]:
+                raise ValueError("another `update` digest than what it says left")
+            self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record
+        elif kind == "resend":
+            upload = self.open[record["upload_id"]]
+            same = all(
+                record[name] == upload[name] for name in ["study", "revision", "round", "attempt", "payload_bytes"]
+            )
+            before = self.tries.get(record["upload_id"], 1)
+            if not same or record["try"] != before + 1 or record.get("sent", 0) > upload["payload_bytes"]:
+                raise ValueError("it sends again something else than its upload, or its number does not follow")
+            self.tries[record["upload_id"]] = record["try"]
+        elif kind == "receipt":
+            receipt = receipt_in(record["envelope"], self.identity["receipt_key"])
+            if record["upload_id"] != receipt["upload_id"]:
+                raise ValueError("a receipt for another upload")
+            self.check(receipt)
+            self.named = self.named or receipt["ledger_key"] == self.key
+            if receipt["decision"] != "not_received":
+                before = self.receipts[-1] if self.receipts else receipt["previous"] if self.cited else EMPTY
+                if receipt["previous"] != before:
+                    raise ValueError("a receipt that does not follow the one before it: one is missing")
+                self.receipts.append(hashlib.sha256(record["envelope"]["payload"].encode()).hexdigest())
+            del self.open[receipt["upload_id"]]
+
+    def check(self, receipt):
+        """ValueError or KeyError: the receipt is not about an open upload, or not about this ledger."""
+        upload, head = self.open[receipt["upload_id"]], receipt["ledger"]
+        own = {"site": self.identity.get("site"), "federation": self.identity.get("federation"), "ledger_key": self.key}
+        if any(receipt[name] not in ("", value) for name, value in own.items() if value):
+            raise ValueError("a receipt for another site or another ledger key")
+        names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}", "")}
+        if receipt["decision"] == "not_received":
+            return
+        if any(receipt[name] != upload[name] for name in UPLOAD.split()) or receipt["tensor"] not in names:
+            raise ValueError("a receipt that says something else than its upload")
+        if head and (head["ledger_id"] != self.id or head["lines"] <= upload["seq"]
+                     or self.heads[head["lines"] :][:1] != [head["head"]]):  # fmt: skip
+            raise ValueError("a receipt for a head that this ledger never had")
+
+    def check_signatures(self):
+        """How many lines the last signed head covers."""
+        signed, last = 0, len(self.lines)
+        for number, line in enumerate(self.signatures):
+            bad = min(signed + 1, last)
+            try:
+                head = signed_value(canonical(line), HEAD, self.key, old=number < len(self.signatures) - NEWEST_HEADS)
+                if len(head) != 3 or not head["lines"] > signed:
+                    raise ValueError("it does not go on from the one before it")
+                if head["ledger_id"] == self.id and head["lines"] > last:
+                    raise Tampered(f"is missing: a signed head covers {head['lines']} lines", last + 1, self.name)
+                if head["ledger_id"] != self.id or self.heads[head["lines"]] != head["head"]:
+                    raise ValueError("it is not of these lines")
+                signed = head["lines"]
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise Tampered(f"or later is not under its signed head: {error}", bad, self.name) from None
+        return signed
+
+
+def read_ledgers(name, files_of):
+    """The ledger and those that it continues, newest first; and the id of one that is not shown, or None."""
+    ledgers = [Ledger(name, files_of(name))]
+    while (cited := ledgers[-1].cited) is not None:
+        older = f"ledger-{cited['ledger_id']}"
+        files = files_of(older) if re.fullmatch("ledger-[0-9a-f]{32}", older) else {}
+        if not files.keys() - {"heads.jsonl"}:
+            return ledgers, cited["ledger_id"]
+        ledgers.append(found := Ledger(older, files))
+        ids = (found.id, found.key) == (cited["ledger_id"], ledgers[0].key)
+        if not ids or found.heads[cited["lines"] :][:1] != [cited["head"]]:
+            raise Tampered("cites another ledger than the one shown", 1, ledgers[-2].name)
+        if len(found.lines) > cited["lines"]:
+            raise Tampered("stands after the head that the next ledger continues", cited["lines"] + 1, older)
+    return ledgers, None
+
+
+def read_copy(data, ledgers):
+    """The coordinator's statement at the end of its copy of the receipts, and these: (SHA-256, receipt)."""
+    keys = {keyid(key): key for ledger in ledgers for key in ledger.receipt_keys}
+    receipts, last, own = [], EMPTY, ledgers[0].identity
     try:
-        if number + 1 < len(lines):
-            wanted = [canonical(lines[number + 1])["prev"]]
+        *envelopes, closing = [canonical(line) for line in data.removesuffix(b"\n").split(b"\n")]
+        said = signed_value(closing, COPY, keys[closing["keyid"]])
+        for envelope in envelopes:
+            receipt = receipt_in(envelope, keys[envelope["keyid"]])
+            whose = {**receipt, "ledger_key": receipt["ledger_key"] or said["ledger_key"]}
+            if any(whose[name] != said[name] for name in ("site", "federation", "ledger_key")):
+                raise ValueError("a receipt is another site's")
+            if receipt["previous"] != last or receipt["decision"] == "not_received":
+                raise ValueError("a receipt does not follow the one before it")
+            last = hashlib.sha256(envelope["payload"].encode()).hexdigest()
+            receipts.append((last, receipt))
+        if not has_form(said, COPY_FORM) or len(said) != 7 or (said["last"], said["receipts"]) != (last, len(receipts)):
+            raise ValueError("receipts are missing")
+        if not data.endswith(b"\n") or any(own.get(name, said[name]) != said[name] for name in ("site", "federation")):
+            raise ValueError("it is torn, or another site's")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CannotVerify(f"the receipts are no whole copy of the coordinator's: {error}") from None
+    if said["ledger_key"] != ledgers[0].key:
+        raise Tampered("holds another key than the one that the site enrolled with", 1, ledgers[0].name)
+    return said, receipts
+
+
+def compare(receipts, ledgers, missing):
+    """How many receipts are of lines that stand in no ledger shown: lost before a newer ledger began."""
+    order, ends, place, apart = [], {}, 0, 0
+    for ledger in reversed(ledgers):
+        order += ledger.receipts
+        ends[ledger] = len(order)
+    seams = {ends[ledger] for ledger in ledgers[1:]} | ({0} if missing else set())
+    for digest, receipt in receipts:
+        if order[place : place + 1] == [digest]:
+            place += 1
+            continue
+        head, upload_id = receipt["ledger"], receipt["upload_id"]
+        here = next((one for one in ledgers if (one.id == head["ledger_id"] if head else upload_id in one.open)), None)
+        if place in seams and (here is None or (here is not ledgers[0] and head and head["lines"] > len(here.lines))):
+            apart += 1
+            continue
+        blamed = here or ledgers[0]
+        line = 1 + min(head["lines"] if head else len(blamed.lines), len(blamed.lines))
+        try:
+            if place != ends[blamed]:
+                raise ValueError("it is not at its place")
+            blamed.check(receipt)
+        except (KeyError, ValueError) as error:
+            raise Tampered(f"or later: a receipt of the coordinator's: {error}", line, blamed.name) from None
+    if apart and missing:
+        raise CannotVerify(f"{apart} of {len(receipts)} receipts are of ledger {missing}, which is not shown")
+    return apart
+
+
+def read_bundle(path):
+    """A bundle's files by path. It must be, byte for byte, the archive that its files make."""
+    if path.stat().st_size > LARGEST_BUNDLE:
+        raise CannotVerify("the bundle is larger than this program reads")
+    data, again = path.read_bytes(), io.BytesIO()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            plain = [entry for entry in archive if entry.isreg() and not entry.issparse()]
+            files = {entry.name: archive.extractfile(entry).read() for entry in plain}
+        with tarfile.open(fileobj=again, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for name in sorted(files):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(files[name])
+                archive.addfile(entry, io.BytesIO(files[name]))
+    except (tarfile.TarError, ValueError):
+        files = {}
+    if "MANIFEST.json" not in files:
+        raise CannotVerify("it is no bundle")
+    if again.getvalue() != data:
+        raise Tampered("the bundle's archive is not as it was written")
+    return files
+
+
+def check_manifest(files, ledger):
+    rows = [{"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for path, data in sorted(files.items()) if path != "MANIFEST.json"]  # fmt: skip
+    try:
+        said = signed_value(canonical(files["MANIFEST.json"].removesuffix(b"\n")), BUNDLE, ledger.key)
+    except ValueError as error:
+        raise Tampered(f"the bundle's MANIFEST.json: {error}") from None
+    found = {"ledger_id": ledger.id, "lines": len(ledger.lines), "head": ledger.heads[-1], "files": rows}
+    if not has_form(said, BUNDLE_FORM) or any(said[name] != value for name, value in found.items()):
+        raise Tampered("the bundle's files are not those of its MANIFEST.json")
+
+
+def folder_files(folder):
+    """A ledger's files. The signed heads first: an agent may be writing, and it signs what it has written."""
+    found = {path.name: path.read_bytes() for path in [folder / "heads.jsonl"] if path.is_file()}
+    return found | {path.name: path.read_bytes() for path in folder.glob("*.jsonl") if SEGMENT.fullmatch(path.name)}
+
+
+def archive_files(files, folder):
+    found = {path.removeprefix(f"{folder}/"): data for path, data in files.items() if path.startswith(f"{folder}/")}
+    return {name: data for name, data in found.items() if name == "heads.jsonl" or SEGMENT.fullmatch(name)}
+
+
+def pin(ledger, key, receipt_key):
+    """By what the ledger's key is pinned without a copy of the receipts: "" if by nothing."""
+    if key not in (None, keyid(ledger.key)):
+        raise Tampered("holds another key than --key", 1, ledger.name)
+    for other, line in ledger.receipt_keys.items():
+        if receipt_key not in (None, keyid(other)):
+            raise Tampered("holds another key than --receipt-key", line, ledger.name)
+    return "--key" if key else "--receipt-key" if receipt_key and ledger.named else ""
+
+
+def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
+    """(exit code, first bad line or None, what to print)."""
+    place = place.absolute()
+    try:
+        files = read_bundle(place) if bundle else {}
+        if bundle:
+            ledgers, missing = read_ledgers("ledger", lambda name: archive_files(files, name))
         else:
-            heads = [json.loads(canonical(line)["payload"]) for line in head_lines(folder)]
-            wanted = [head["head"] for head in heads if head["lines"] == number + 1]
-    except (ValueError, KeyError, TypeError):
-        return number
-    return number - 1 if after(named, lines[number]) in wanted[:1] else number
-
-
-def check_upload(number, record, uploads):
-    names = ("bundle", "name", "dtype", "shape", "encoding", "bytes", "sha256")
-    manifest = [{name: tensor[name] for name in names} for tensor in record["tensors"]]
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    if hashlib.sha256(text.encode()).hexdigest() != record["manifest_sha256"]:
-        raise Tampered(number, "has tensors that do not give its manifest's digest")
-    if sum(tensor["bytes"] for tensor in manifest) != record["payload_bytes"]:
-        raise Tampered(number, "has tensors that do not add up to its bytes")
-    if "update" in record:
-        told = {name: record[name] for name in UPDATE_OF.split()}
-        text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        if hashlib.sha256(text.encode()).hexdigest() != record["update"]:
-            raise Tampered(number, "has another `update` digest than what it says left")
-    if record["upload_id"] in uploads:
-        raise Tampered(number, "repeats an upload")
-
-
-def check_resend(number, record, uploads, receipts, tries):
-    upload_id = record["upload_id"]
-    if upload_id not in uploads or upload_id in receipts:
-        raise Tampered(number, "sends again what no line before it records, or what has a receipt")
-    upload = uploads[upload_id]
-    for name in ("study", "revision", "round", "attempt", "payload_bytes"):
-        if record[name] != upload[name]:
-            raise Tampered(number, f"sends again what has another {name}")
-    if record["try"] != tries.get(upload_id, 1) + 1:
-        raise Tampered(number, "is a try whose number does not follow the one before it")
-    if record.get("sent", 0) > upload["payload_bytes"]:
-        raise Tampered(number, "says that more was sent than the line before it lets out")
-    tries[upload_id] = record["try"]
-
-
-def check_receipt(number, record, receipt, uploads, receipts, heads, ledger_id):
-    upload = uploads.get(record["upload_id"])
-    if upload is None or receipt["upload_id"] != record["upload_id"]:
-        raise Tampered(number, "is a receipt for an upload that no line before it records")
-    if record["upload_id"] in receipts:
-        raise Tampered(number, "is a second receipt for one upload")
-    if receipt["decision"] not in ("accepted", "refused", "not_received"):
-        raise Tampered(number, "is a receipt that decides nothing")
-    if receipt["decision"] == "not_received":
-        return
-    for name in ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes"):
-        if receipt[name] != upload[name]:
-            raise Tampered(number, f"is a receipt whose {name} is not the upload's")
-    head = receipt["ledger"]
-    if head is None:
-        return
-    known = upload["seq"] < head["lines"] < len(heads) and heads[head["lines"]] == head["head"]
-    if not known or head["ledger_id"] != ledger_id:
-        raise Tampered(number, "is a receipt for a head that this ledger never had")
-
-
-def check_lines(lines, folder):
-    """The first record, the heads after 0, 1, 2 ... lines, the uploads, their receipts by upload id, their tries."""
-    heads, uploads, receipts, tries = [EMPTY], {}, {}, {}
-    genesis = key = previous = None
-    for number, line in enumerate(lines):
-        record = read_record(number, line)
-        if record["prev"] != heads[-1]:
-            bad = blame(number, lines, record["prev"], folder)
-            raise Tampered(bad, f"breaks the chain: line {number} names another head than the lines before it give")
-        try:
-            if record["type"] == "genesis":
-                genesis, previous = record, None if "continues" in record else EMPTY
-            elif record["type"] == "identity":
-                key = public_key(record["receipt_key"])
-            elif record["type"] == "upload":
-                check_upload(number, record, uploads)
-                uploads[record["upload_id"]] = record
-            elif record["type"] == "resend":
-                check_resend(number, record, uploads, receipts, tries)
-            elif record["type"] == "receipt":
-                receipt = signed_value(record["envelope"], RECEIPT_TYPE, key)
-                check_receipt(number, record, receipt, uploads, receipts, heads, genesis["ledger_id"])
-                if receipt["decision"] != "not_received":
-                    if previous not in (None, receipt["previous"]):
-                        raise Tampered(number, "is a receipt that does not follow the one before it: one is missing")
-                    previous = hashlib.sha256(record["envelope"]["payload"].encode()).hexdigest()
-                receipts[record["upload_id"]] = receipt
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Tampered(number, f"does not have its form: {error}") from None
-        heads.append(after(heads[-1], line))
-    return genesis, heads, uploads, receipts, tries
-
-
-def head_lines(folder):
-    path = folder / "heads.jsonl"
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-
-
-def check_signed_heads(folder, genesis, heads):
-    """How many lines the last signed head covers."""
-    if "ledger_key" not in genesis:
-        raise CannotVerify("the first line holds no ledger key")
-    key = public_key(genesis["ledger_key"])
-    lines = head_lines(folder)
-    signed, last = 0, len(heads) - 1
-    for number, line in enumerate(lines):
-        bad = min(signed, last - 1)
-        try:
-            head = signed_value(canonical(line), HEAD_TYPE, key, old=number < len(lines) - NEWEST_HEADS)
-            covered, digest, ledger = head["lines"], head["head"], head["ledger_id"]
-            grows = covered > signed and len(head) == 3
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Tampered(bad, f"or later: a signed head is damaged: {error}") from None
-        if ledger != genesis["ledger_id"]:
-            raise Tampered(0, "is of another ledger than a signed head")
-        if not grows:
-            raise Tampered(bad, "or later: the signed heads do not grow")
-        if covered > last:
-            raise Tampered(last, f"is missing: a signed head covers {covered} lines")
-        if heads[covered] != digest:
-            raise Tampered(bad, f"or a later one up to {covered - 1} is not the one that a signed head covers")
-        signed = covered
-    return signed
-
-
-def judge(folder):
-    """(exit code, first bad line or None, a sentence)."""
-    try:
-        lines, torn = read_lines(folder)
-        genesis, heads, uploads, receipts, tries = check_lines(lines, folder)
-        unsigned = len(lines) - check_signed_heads(folder, genesis, heads)
+            ledgers, missing = read_ledgers(place.name, lambda name: folder_files(place.parent / name))
+        newest = ledgers[0]
+        whose = pin(newest, key, receipt_key)
+        if bundle:
+            check_manifest(files, newest)
+        copies = [(files["receipts.jsonl"], receipt_key is not None)] if "receipts.jsonl" in files else []
+        copies += [(receipts.read_bytes(), True)] if receipts else []
+        complete, shown = False, "no copy of the coordinator's receipts was given"
+        for data, independent in copies:
+            said, listed = read_copy(data, ledgers)
+            apart = compare(listed, ledgers, missing)
+            heads = [receipt["ledger"] for _, receipt in listed]
+            seen = max([head["lines"] for head in heads if head and head["ledger_id"] == newest.id], default=0)
+            shown = f"as of {said['time']}, {len(listed)} receipts; lines {seen + 1} to {len(newest.lines)} are newer"
+            shown += f"; {said['earlier']} receipts of earlier enrolments are not among them" * (said["earlier"] > 0)
+            shown += f"; {apart} receipts are of lines that were lost" * (apart > 0)
+            shown += "; these receipts came from the site itself" * (not independent)
+            complete = independent and not apart and not missing
+            whose = whose or ("the receipts" if independent else "")
     except Tampered as bad:
-        return 1, bad.line, f"TAMPERED: line {bad.line} {bad}"
+        return 1, bad.line, f"TAMPERED: {bad}"
     except (CannotVerify, OSError) as why:
         return 3, None, f"CANNOT VERIFY: {why}"
-    unresolved = len(uploads) - len(receipts)
-    total = sum(upload["payload_bytes"] for upload in uploads.values())
-    again = sum(last - 1 for last in tries.values())
-    said = f"{len(lines)} lines, {len(uploads)} uploads, {total} payload bytes"
-    said += f", {again} times again\n" if again else "\n"
-    if unresolved or unsigned or torn:
-        said += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"
-        return 2, None, said
-    return 0, None, said + "VERIFIED"
+    uploads = [upload for one in ledgers for upload in one.uploads.values()]
+    unresolved, unsigned = sum(len(one.open) for one in ledgers), sum(one.unsigned for one in ledgers)
+    again = sum(last - 1 for one in ledgers for last in one.tries.values())
+    unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
+    about = f"{newest.identity.get('site', '?')} of {newest.identity.get('federation', '?')}"
+    text = (
+        f"{about}, {ledgers[-1].first} to {newest.last}: {sum(len(ledger.lines) for ledger in ledgers)} lines, "
+        f"{len(uploads)} uploads, {sum(upload['payload_bytes'] for upload in uploads)} payload bytes"
+        f"{f', {again} times again' if again else ''}\n"
+        f"consistent: yes{f'; ledger {missing}, which it continues, is not shown' if missing else ''}"
+        f"{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
+        f"complete: {'yes' if complete else 'NOT SHOWN'}: {shown}\n"
+        f"whose: {'yes, by ' + whose if whose else 'NOT SHOWN'}: ledger key {keyid(newest.key)}\n"
+    )
+    if unresolved or unsigned or any(one.torn for one in ledgers):
+        text += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"
+        return 2, None, text
+    if complete and whose:
+        return 0, None, text + "VERIFIED"
+    return 4, None, text + "CONSISTENT, COMPLETENESS NOT SHOWN"
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("ledger", nargs="?", type=Path, metavar="LEDGER_DIR", help="older ledgers are found beside it")
+    options.add_argument("--bundle", type=Path, metavar="FILE", help="what `site-agent audit bundle` wrote")
+    options.add_argument("--receipts", type=Path, metavar="FILE", help="the coordinator's copy, from its operator")
+    options.add_argument("--key", metavar="FINGERPRINT", help="the site's ledger key, as somebody you trust told you")
+    options.add_argument("--receipt-key", metavar="FINGERPRINT", help="the coordinator's receipt key, likewise")
+    options.error = lambda why: (print(f"{options.format_usage()}error: {why}", file=sys.stderr), sys.exit(64))
+    chosen = vars(options.parse_args())
+    ledger, bundle = chosen.pop("ledger"), chosen.pop("bundle")
+    if (ledger is None) == (bundle is None):
+        options.error("give a ledger's folder, or --bundle FILE")
+    code, _line, text = judge(bundle or ledger, bundle=bundle is not None, **chosen)
+    print(text)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        print("usage: verify_ledger.py LEDGER_DIR", file=sys.stderr)
-        sys.exit(64)
-    code, _line, sentence = judge(Path(sys.argv[1]))
-    print(sentence)
-    sys.exit(code)
+    main()

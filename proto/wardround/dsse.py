@@ -50,7 +50,12 @@ class Envelope:
 
 
 def keyid(key: Ed25519PublicKey) -> str:
-    return hashlib.sha256(key.public_bytes_raw()).hexdigest()
+    return fingerprint(key.public_bytes_raw())
+
+
+def fingerprint(key: bytes) -> str:
+    """The id of a public key, by which people compare it: SHA-256 (hex) of its 32 bytes."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def sign(payload_type: str, value: Any, key: Ed25519PrivateKey) -> Envelope:

@@ -1,83 +1,239 @@
-"""One signed archive that holds all an auditor needs, and the program to check it with.
+"""One signed archive that holds all an auditor needs but the program to check it with: that is the auditor's own.
 
-    ledger/          the lines and the signed heads, as they are
-    consents/        what was approved, by whom; a folder a study has each approval and withdrawal
-    policies/        each policy that was in force, by its SHA-256
+    ledger/          the lines and the signed heads, as they are; ledger-ID/ for each older one that it continues
+    consents/        what was approved, by whom; all that the folder holds
+    policies/        the policies' texts by digest, where the site keeps them
     policy.toml      what may leave, if the site has one
-    receipts.jsonl   the coordinator's copy of its receipts, if it was given
+    receipts.jsonl   the coordinator's copy of its receipts, if it was given or the site has one
     report.html      the same for people
-    VERIFY.py        the second verifier: `python VERIFY.py ledger`
     MANIFEST.json    SHA-256 of each of them, signed with the ledger key (DSSE)
 
-The archive is the same bytes whenever it is made of the same files: sorted names, no times, no owners.
+The archive is the same bytes whenever it is made of the same files: sorted names, no times, no owners. So a reader
+makes it again of what it read, and any other byte in it is seen.
 """
 
 import hashlib
 import io
+import re
 import tarfile
-from importlib import resources
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from site_agent.audit import report
-from site_agent.audit.form import HEADS
-from site_agent.audit.verify import CANNOT_VERIFY, verify
+from site_agent.audit.chain import Account, Changed, signed_value
+from site_agent.audit.files import HEADS, SEGMENT, LedgerFiles, Lines, in_archive, within
+from site_agent.audit.form import read, records
+from site_agent.audit.verify import CANNOT_VERIFY, TAMPERED, Copy, Pins, Shown, Verdict, given_copy, judge, judged
 from wardround import canonical, dsse, durable
 from wardround.errors import BadData, Unavailable
 
 BUNDLE_TYPE = "application/vnd.wardround.audit-bundle.v1+json"
-VERIFIER = "verify_ledger.txt"  # tools/verify_ledger.py under a name that no import finds
+MANIFEST = "MANIFEST.json"
+RECEIPTS = "receipts.jsonl"
+LARGEST = 2**30  # bytes of an archive that is read
+CONSENT = re.compile(r"consents/[^/]+\.json")
+FOLDERS = ("consents", "policies")  # taken whole, with what lies below
 
 
-def write(state: Path, key: Ed25519PrivateKey, out: Path, receipts: Path | None = None) -> int:
-    """Write the archive of a site's state directory. Returns what verification said: its exit code.
+@dataclass(frozen=True)
+class Bundle:
+    """An archive's files by path, MANIFEST.json among them; the archive is the one that these files make."""
+
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a site's state directory: the files as they were, and the verdict. ``ledgers``: oldest first."""
+
+    files: dict[str, bytes]
+    ledgers: list[LedgerFiles]
+    verdict: Verdict
+    code: int
+
+    def page(self) -> str:
+        """The report on what was looked at. Raises BadData: a line cannot be read."""
+        approvals = {
+            path.removeprefix("consents/"): data for path, data in self.files.items() if CONSENT.fullmatch(path)
+        }
+        return report.page(self.ledgers, approvals, self.verdict, self.code)
+
+
+def look(state: Path, copy: Copy | None = None, pins: Pins = Pins()) -> Look:
+    """Read a site's files once, and judge what was read.
+
+    Args:
+        copy: the coordinator's receipts, to judge by and to have in the bundle.
+
+    Raises:
+        BadData: there is nothing to verify.
+        Unavailable: a file cannot be read.
+    """
+    files = gather(state, copy.data if copy is not None else None)
+    newest = in_archive("ledger", files)
+    if newest is None:
+        raise BadData(f"there is no ledger in {state / 'ledger'}", hint="give the site's --state")
+    shown = Shown(newest, within(files))
+    verdict, code = judged(lambda verdict: judge(verdict, shown, [copy] if copy is not None else [], pins))
+    if code == CANNOT_VERIFY:
+        raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
+    older = [] if code == TAMPERED else _older(shown)
+    return Look(files, [*older, newest], verdict, code)
+
+
+def make(state: Path, key: Ed25519PrivateKey, out: Path, copy: Copy | None = None) -> tuple[Verdict, int]:
+    """Write the archive of a site's state directory. Returns the verdict on what is in it, and its exit code.
 
     Raises:
         BadData: there is nothing to verify, or a line cannot be read.
+        Unavailable: a file cannot be read.
         CannotWrite: the disk does not take it.
     """
-    verdict, code = verify(state / "ledger", receipts)
-    if code == CANNOT_VERIFY:
-        raise BadData(f"nothing was bundled: {verdict.reason}", hint="`site-agent audit verify` says more")
-    files = _files(state, receipts)
-    files["report.html"] = report.page(state / "ledger", state / "consents", verdict, code).encode()
-    manifest = {
-        "ledger_id": verdict.ledger_id,
-        "lines": verdict.lines,
-        "head": verdict.head,
-        "verdict": code,
-        "files": [
-            {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for path, data in sorted(files.items())
-        ],
-    }
-    files["MANIFEST.json"] = canonical.dumps(dsse.sign(BUNDLE_TYPE, manifest, key).document()) + b"\n"
-    durable.write_file(out, _archive(files))
-    return code
+    found = look(state, copy)
+    verdict = found.verdict
+    files = {**found.files, "report.html": found.page().encode()}
+    about = {
+        "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in Lines(found.ledgers[-1])), "head": verdict.head,
+        "verdict": found.code,
+    }  # fmt: skip
+    write(files, about, key, out)
+    return verdict, found.code
 
 
-def _files(state: Path, receipts: Path | None) -> dict[str, bytes]:
-    verifier = resources.files("site_agent.audit").joinpath(VERIFIER).read_bytes()
-    files = {"VERIFY.py": verifier}
-    wanted = [*(state / "ledger").glob("[0-9]*.jsonl"), state / "ledger" / HEADS, *(state / "consents").rglob("*.json")]
-    wanted += (state / "policies").glob("*.toml")
+def _older(shown: Shown) -> list[LedgerFiles]:
+    """The ledgers that a verified one continues, oldest first, as far as they are shown."""
+    found: list[LedgerFiles] = []
+    here = shown.newest
+    while (cited := next(records(here)).get("continues")) is not None:
+        older = shown.find(cited["ledger_id"])
+        if older is None:
+            break
+        found.insert(0, here := older)
+    return found
+
+
+def verify_bundle(path: Path, receipts: Path | None = None, pins: Pins = Pins()) -> tuple[Verdict, int]:
+    """The verdict on an archive that ``make`` wrote: its ledgers, its manifest, and each of its files."""
+
+    def judge_it(verdict: Verdict) -> int:
+        bundle = read_bundle(path)
+        newest = in_archive("ledger", bundle.files)
+        if newest is None:
+            raise Unavailable(f"{path} holds no ledger")
+        given = []
+        if (own := bundle.files.get(RECEIPTS)) is not None:
+            given.append(Copy(own, "the receipts in the bundle", independent=False))
+        given += [given_copy(receipts)] if receipts is not None else []
+        also = partial(check_manifest, bundle)
+        return judge(verdict, Shown(newest, within(bundle.files), also), given, pins)
+
+    return judged(judge_it)
+
+
+def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
+    """A site's files by their path in a bundle. Signed heads before lines: an agent may be writing.
+
+    Raises:
+        Unavailable: one of them cannot be read.
+    """
+    files = {}
     try:
+        for folder in [state / "ledger", *sorted(state.glob("ledger-*"))]:
+            names = [HEADS, *sorted(path.name for path in folder.glob("*.jsonl") if SEGMENT.fullmatch(path.name))]
+            for path in [folder / name for name in names]:
+                if path.is_file():
+                    files[path.relative_to(state).as_posix()] = path.read_bytes()
+        wanted = [path for name in FOLDERS for path in sorted((state / name).rglob("*"))]
         for path in [*wanted, state / "policy.toml"]:
-            if path.exists():
+            if path.is_file() and not path.is_symlink():
                 files[path.relative_to(state).as_posix()] = path.read_bytes()
-        if receipts is not None:
-            files["receipts.jsonl"] = receipts.read_bytes()
     except OSError as error:
         raise Unavailable(f"{error.filename} cannot be read ({error.strerror})") from None
+    if receipts is not None:
+        files[RECEIPTS] = receipts
     return files
 
 
-def _archive(files: dict[str, bytes]) -> bytes:
+def write(files: dict[str, bytes], about: dict[str, Any], key: Ed25519PrivateKey, out: Path) -> None:
+    """Write the archive of these files, with a manifest signed by the ledger key.
+
+    Args:
+        about: what the manifest says beside the files: ``ledger_id``, ``lines``, ``head`` and the ``verdict``.
+
+    Raises:
+        CannotWrite: the disk does not take it.
+    """
+    manifest = canonical.dumps(dsse.sign(BUNDLE_TYPE, {**about, "files": _rows(files)}, key).document()) + b"\n"
+    durable.write_file(out, archive({**files, MANIFEST: manifest}))
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The files of an archive. Nothing is written anywhere; links, devices and sparse files are not read.
+
+    Raises:
+        Unavailable: it cannot be read, or is no bundle.
+        Changed: it is a bundle, but not the archive that its files make.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise Unavailable(f"{path} is larger than {LARGEST} bytes: unpack it, and verify the folders in it")
+        data = path.read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            files = {}
+            for entry in tar:
+                held = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
+                if held is not None:
+                    files[entry.name] = held.read()
+        made = archive(files)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read ({error.strerror})") from None
+    except (tarfile.TarError, ValueError) as error:
+        raise Unavailable(f"{path} is no bundle: {error}") from None
+    if MANIFEST not in files:
+        raise Unavailable(f"{path} is no bundle: it has no {MANIFEST}")
+    if made != data:
+        raise Changed(None, f"{path.name} is not the archive that its files make: something in it was changed", "")
+    return Bundle(files)
+
+
+def check_manifest(bundle: Bundle, ledger: Account) -> None:
+    """Raises Changed: the manifest is not signed with the ledger's key, or files or head are not those in it."""
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(ledger.key))
+    try:
+        data = bundle.files[MANIFEST].removesuffix(b"\n")
+        manifest = signed_value(dsse.Envelope.from_document(read(data)), BUNDLE_TYPE, dsse.keyid(key), key)
+        listed = {row["path"]: row for row in manifest["files"]}
+        head = (manifest["ledger_id"], manifest["lines"], manifest["head"])
+    except (BadData, KeyError, TypeError) as error:
+        raise Changed(None, f"the bundle's {MANIFEST} is not what the ledger's key signed: {error}", "") from None
+    found = _rows({path: data for path, data in bundle.files.items() if path != MANIFEST})
+    for row in found:
+        if listed.get(row["path"]) != row:
+            raise Changed(None, f"{row['path']} in the bundle is not the file that its {MANIFEST} names", "")
+    if manifest["files"] != found:
+        missing = sorted(listed.keys() - bundle.files.keys())
+        raise Changed(None, f"{', '.join(missing) or 'a file'} of its {MANIFEST} is not in the bundle", "")
+    if head != (ledger.ledger_id, ledger.lines, ledger.heads[-1].hex()):
+        raise Changed(None, f"the bundle's ledger has another head than its {MANIFEST} says", "")
+
+
+def _rows(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    return [
+        {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for path, data in sorted(files.items())
+    ]
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    """The one archive that these files make: ustar, sorted by path, mode 0644, no time and no owner."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, data in sorted(files.items()):
             entry = tarfile.TarInfo(path)
-            entry.size, entry.mode, entry.mtime = len(data), 0o644, 0
-            archive.addfile(entry, io.BytesIO(data))
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
     return out.getvalue()

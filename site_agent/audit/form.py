@@ -1,59 +1,32 @@
-"""The form of a ledger: its files, its lines, and what each record must hold. docs/auditors.md says the same in words.
+"""The form of a ledger: its lines, and what each record must hold. docs/auditors.md says the same in words.
 
-Known fields are held to their form; fields that a later version adds pass, so that an old verifier reads a new ledger.
+Known fields are held to their form; types and fields of a later version pass, so that an old verifier reads a new
+ledger, and says what it does not know.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from site_agent.audit.files import LedgerFiles, Lines
 from wardround.canonical import MAX_INTEGER
-from wardround.errors import BadData, Unavailable
+from wardround.errors import BadData
 
-HEADS = "heads.jsonl"
+TYPE = re.compile("[a-z][a-z_]{0,31}")
 MANIFEST_FIELDS = ("bundle", "name", "dtype", "shape", "encoding", "bytes", "sha256")
 
 
-class Lines:
-    """The whole lines of a ledger folder, without their newlines; ``torn`` is set when the last one has none.
-
-    Reads a line at a time: a ledger may be larger than memory.
-
-    Raises:
-        Unavailable: there is no ledger, or it cannot be read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._segments = sorted(folder.glob("[0-9]*.jsonl"))
-        self.torn = False
-        if not self._segments:
-            raise Unavailable(f"there is no ledger in {folder}", hint="give the site's --state, or the copy's folder")
-
-    def __iter__(self) -> Iterator[bytes]:
-        carried = b""
-        for segment in self._segments:
-            try:
-                with segment.open("rb") as file:
-                    for piece in file:
-                        carried += piece
-                        if carried.endswith(b"\n"):
-                            yield carried[:-1]
-                            carried = b""
-            except OSError as error:
-                raise Unavailable(f"{segment} cannot be read ({error.strerror})") from None
-        self.torn = bool(carried)
-
-
-def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """The ledger's records, oldest first, for showing; not judged.
+def records(ledger: LedgerFiles | Path) -> Iterator[dict[str, Any]]:
+    """A ledger's records, oldest first, for showing; not judged.
 
     Raises:
         Unavailable: there is no ledger.
         BadData: a line has not the form of a record; the message says which.
     """
-    for number, line in enumerate(Lines(folder)):
+    for number, line in enumerate(Lines(ledger), 1):
         try:
             yield record_in(line)
         except BadData as error:
@@ -66,7 +39,7 @@ def record_in(line: bytes) -> dict[str, Any]:
     """The record in a line.
 
     Raises:
-        BadData: not canonical JSON, not of a known type, or one of its fields has not its form.
+        BadData: not canonical JSON, no record, or one of its fields has not its form.
     """
     record = read(line)
     check(record)
@@ -96,11 +69,11 @@ def read(data: bytes) -> Any:
 
 
 def check(record: Any) -> None:
-    """Raises BadData: not a record of a known type, or one of its fields has not its form."""
-    if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in REQUIRED:
-        raise BadData("it is no record of a known type")
-    kind = record["type"]
-    for name in (*COMMON, *REQUIRED[kind]):
+    """Raises BadData: not a record, or one of its fields has not its form. A type of a later version passes."""
+    kind = record.get("type") if isinstance(record, dict) and record.get("v") == 1 else None
+    if not isinstance(kind, str) or not TYPE.fullmatch(kind):
+        raise BadData("it is no record")
+    for name in (*COMMON, *REQUIRED.get(kind, ())):
         if name not in record:
             raise BadData(f"it does not have the form of a `{kind}` record: no {name}")
     for name, value in record.items():

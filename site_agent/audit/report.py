@@ -1,18 +1,20 @@
 """One page that a data protection officer reads and prints: what left, what never left, and how to check it.
 
 No script, no picture from elsewhere, nothing that moves: the page says the same in ten years. It is made from the
-ledger and the consents alone, so two makings of the same ledger are the same bytes.
+ledger and the consents alone, so two makings of the same ledger are the same bytes. Of a changed ledger it says what is
+known, the first bad line, and no number: none of them is a fact.
 """
 
 import html
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
+from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
@@ -52,18 +54,24 @@ class _Study:
     tries: dict[str, int] = field(default_factory=dict)  # of uploads that were sent again, by id
 
 
-def page(folder: Path, consents: Path, verdict: Verdict, code: int) -> str:
-    """The page. ``consents`` is the folder of approvals; ``verdict`` what verification said of the ledger.
+def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict: Verdict, code: int) -> str:
+    """The page.
+
+    Args:
+        ledgers: of one site, oldest first. consents: the approvals, STUDY.json each.
+        verdict: what verification said of the ledgers, with its exit code.
 
     Raises:
         BadData: a line of the ledger cannot be read.
     """
+    if code == TAMPERED:
+        return _document("A ledger that was changed", _changed(verdict))
     studies: dict[str, _Study] = defaultdict(_Study)
     receipts: dict[str, dict[str, Any]] = {}
     identity: dict[str, Any] = {}
     control = 0
     first = last = ""
-    for record in records(folder):
+    for record in chain.from_iterable(map(records, ledgers)):
         first, last = first or record["ts"], record["ts"]
         match record["type"]:
             case "upload":
@@ -78,34 +86,47 @@ def page(folder: Path, consents: Path, verdict: Verdict, code: int) -> str:
                 control += record["bytes"]
             case "consent" | "blocked" | "held" | "released" | "rejected":
                 studies[record["study"]].others.append(record)
-    for file in sorted(consents.glob("*.json")) if consents.is_dir() else []:
-        studies[file.stem].consent = json.loads(file.read_bytes())
+    for name, data in consents.items():
+        studies[name.removesuffix(".json")].consent = json.loads(data)
     body = [
         _head(identity, first, last, verdict, code, control),
         *(_study(name, study, receipts) for name, study in sorted(studies.items())),
         _how(verdict, identity),
     ]
-    title = f"What left {identity.get('site', 'this site')}"
+    return _document(f"What left {identity.get('site', 'this site')}", "".join(body))
+
+
+def _document(title: str, body: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_e(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<style>{STYLE}</style>\n</head>\n<body>\n{''.join(body)}</body>\n</html>\n"
+        f"<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
 
 
 def _head(
     identity: dict[str, Any], first: str, last: str, verdict: Verdict, code: int, control: int
 ) -> str:  # fmt: skip
+    made = f"the coordinator's receipts of {_when(verdict.copied)}" if verdict.copied else ""
     if code == VERIFIED:
-        kind, said = "verified", f"Verified: {verdict.lines} lines, unchanged since they were written."
-    elif code == TAMPERED:
-        kind, said = "changed", f"CHANGED: {verdict.reason}. Lines before {verdict.first_bad} verify."
+        kind = "verified"
+        said = f"Verified from {_when(first)} to {_when(last)}: unchanged, complete by {made}, under this site's key."
     else:
-        kind, said = "open", f"Not fully verified: {verdict.reason}."
+        kind = "open"
+        said = f"Not fully verified: {verdict.reason}." if verdict.reason else "Unchanged since it was written."
+        said += f" From {_when(first)} to {_when(last)}."
+    missing = "".join(f"<li>{_e(one)}</li>" for one in verdict.not_shown)
+    shown = f'<p class="verdict open">Not shown:</p>\n<ul>{missing}</ul>\n' if missing else ""
     facts = {
+        "Site": identity.get("site", "not known"),
         "Federation": identity.get("federation", "not known"),
-        "From": f"{_when(first)} to {_when(last)}",
+        "From": f"{_when(first)} to {_when(last)}, by this site's clock",
+        "Receipts": f"{verdict.compared} of the coordinator's, copied {_when(verdict.copied)} by its clock; the last "
+        f"{verdict.tail} lines are newer than the newest of them"
+        if verdict.compared is not None
+        else "no copy of the coordinator's was compared",
+        "Ledger key": f"{verdict.ledger_key}, the site's by {verdict.whose or 'nothing that was shown'}",
         "Updates": f"{verdict.uploads}: {verdict.accepted} accepted, {verdict.refused} refused by the coordinator, "
         f"{verdict.unresolved} without an answer",
         "Payload": f"{size(verdict.bytes)} ({verdict.bytes} bytes) of model updates",
@@ -118,7 +139,7 @@ def _head(
         f"<h1>What left {_e(identity.get('site', 'this site'))}</h1>\n"
         "<p class=faint>From this site's own ledger: everything is written there before its first byte is sent. "
         "No patient record is in it, and none is on this page.</p>\n"
-        f'<p class="verdict {kind}">{_e(said)}</p>\n<dl class="facts">{listed}</dl>\n'
+        f'<p class="verdict {kind}">{_e(said)}</p>\n{shown}<dl class="facts">{listed}</dl>\n'
     )
 
 
@@ -261,16 +282,29 @@ def _norms(uploads: list[dict[str, Any]]) -> str:
     )
 
 
+def _changed(verdict: Verdict) -> str:
+    where = f"Line {verdict.first_bad} of {verdict.ledger or 'the ledger'}" if verdict.first_bad else "It"
+    return (
+        "<h1>This ledger was changed</h1>\n"
+        f'<p class="verdict changed">CHANGED: {_e(verdict.reason)}.</p>\n'
+        f"<p>{_e(where)} is not as it was written. What the ledger says after that is not known to be true, so this "
+        "page tells nothing of it: no study, no number, no name.</p>\n"
+        "<p>Keep the ledger's folder as it is, and compare it with the last backup.</p>\n"
+    )
+
+
 def _how(verdict: Verdict, identity: dict[str, Any]) -> str:
     return (
-        "<h2>Check it yourself</h2>\n<p>Offline, with Python and its package <code>cryptography</code>; the second "
-        "program shares no code with the first:</p>\n"
-        "<pre>site-agent audit verify --ledger LEDGER --receipts receipts.jsonl\npython VERIFY.py LEDGER</pre>\n"
-        "<p>Ask the coordinator's operator for <code>coordinator receipts SITE --out receipts.jsonl</code>; with it a "
-        "ledger that was cut short and signed again is found too. Compare these with what each side told you on paper:"
-        '</p>\n<dl class="facts">'
-        f"<dt>Last head</dt><dd><code>{_e(verdict.head or 'not known')}</code></dd>"
-        f"<dt>Receipt key</dt><dd><code>{_e(identity.get('receipt_key', 'not known'))}</code></dd>"
+        "<h2>Check it yourself</h2>\n<p>Offline, on a machine that is not this site's, with your own copy of either "
+        "program; the second shares no code with the first:</p>\n"
+        "<pre>site-agent audit verify --ledger LEDGER --receipts receipts.jsonl\n"
+        "python verify_ledger.py LEDGER --receipts receipts.jsonl</pre>\n"
+        "<p>Ask the coordinator's operator for <code>coordinator receipts SITE --out receipts.jsonl</code>, not this "
+        "site: without it nobody can tell whether the end was cut off. Compare these with what each side told you on "
+        'paper:</p>\n<dl class="facts">'
+        f"<dt>Last head</dt><dd><code>{_e(verdict.head)}</code></dd>"
+        f"<dt>Ledger key</dt><dd><code>{_e(verdict.ledger_key)}</code></dd>"
+        f"<dt>Receipt key</dt><dd><code>{_e(verdict.receipt_key or 'not known')}</code></dd>"
         f"<dt>Authority</dt><dd><code>{_e(identity.get('authority_sha256', 'not known'))}</code></dd></dl>\n"
     )
 

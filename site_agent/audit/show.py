@@ -73,8 +73,10 @@ def words(line: dict[str, Any]) -> str:
             return f"ledger {line['ledger_id']} begun by {line.get('software', '?')}{before}"
         case "left":
             return f"the membership ended{by}"
-        case _:
+        case "recovered":
             return f"{line.get('torn_bytes', 0)} torn bytes cut"
+        case _:
+            return "written by a newer version"
 
 
 def _count(tensors: list[Any]) -> str:

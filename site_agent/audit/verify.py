@@ -1,72 +1,71 @@
-"""Reads a site's ledger and judges it: no network, no torch, no service, nothing but the files.
+"""The verdict on a site's ledgers: no network, no torch, no service, nothing but the files.
 
-One pass over the lines; the first fault ends it. For each line, in this order:
+Three things can be shown, and a verdict says of each whether it was:
 
-    1. it is canonical JSON, of a known type, its known fields have their form, it is numbered densely from 0
-    2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
-    3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
-       id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
-    4. a receipt is signed by the coordinator's receipt key, speaks of an upload recorded before it, names a head that
-       this ledger had, and follows the receipt before it
+    consistent  the lines chain, what they say fits together, and the signed heads cover them (``chain``)
+    complete    nothing was cut: the coordinator's copy of its receipts names heads that this ledger had (``receipts``)
+    whose       the ledger's key is the site's: by that copy, by a fingerprint, or by receipts under a known key
 
-Then every signed head is this ledger's key's, and a head that this ledger had, each longer than the one before; then,
-if it is given, the coordinator's copy of the receipts. What is left over at the end is no fault, and is said: uploads
-without a receipt, lines that no signed head covers.
-
-Not checked here: that a receipt key or a ledger key is the right party's. The first is in the `identity` line, the
-second in `genesis`; compare them with the coordinator's and the hospital's records.
+In this order, and the first fault ends it: the ledger; each older one that it continues, found beside it, with the head
+that was cited; the keys that were given; a bundle's manifest; the copies of the receipts. Only a copy that did not come
+from the site shows completeness: the caller says which did, unless the coordinator's key was given to know it by.
 """
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import chain, pairwise
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from site_agent.audit.form import HEADS, MANIFEST_FIELDS, Lines, digest, read, record_in
+from site_agent.audit import receipts as copies
+from site_agent.audit.chain import Account, Changed, account_of
+from site_agent.audit.files import LedgerFiles, beside, in_folder
 from wardround import dsse
-from wardround.errors import BadData, Unavailable
-from wardround.receipts import (
-    ACCEPTED,
-    EMPTY_HEAD,
-    HEAD_TYPE,
-    NOT_RECEIVED,
-    RECEIPT_TYPE,
-    REFUSED,
-    LedgerHead,
-    Receipt,
-)
+from wardround.errors import Unavailable
+from wardround.receipts import ACCEPTED, REFUSED
 
-VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY = 0, 1, 2, 3
-NEWEST_HEADS = 1000  # whose signatures are checked; an older head lies under each newer one's signature anyway
-RECEIPT_FACTS = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
-RESEND_FACTS = ("study", "revision", "round", "attempt", "payload_bytes")
-UPDATE_FACTS = (
-    "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
-    "num_examples", "num_validation",
-)  # fmt: skip
+VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY, CONSISTENT = 0, 1, 2, 3, 4
+KNOWN_OF_A_FAULT = ("ok", "consistent", "first_bad", "ledger", "reason")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the receipts to hold a ledger against. ``independent``: it did not come from the site.
+
+    ``where`` says for people which copy it is.
+    """
+
+    data: bytes
+    where: str
+    independent: bool
 
 
 @dataclass
 class Verdict:
-    """What a verification found. ``first_bad`` is the number (``seq``) of the first bad line, None if there is none.
+    """What a verification found; ``ok`` means all three: consistent, complete, whose.
 
-    ``ok`` means all of it: nothing changed, nothing unresolved, nothing unsigned. ``bytes`` is what the uploads'
-    payloads hold, whether or not the coordinator took them; ``resends`` how many further tries to send them the ledger
-    let out, and ``resent_bytes`` what these may have sent at most. ``compared`` counts the receipts of the
-    coordinator's copy, None without one.
+    ``first_bad`` is the first bad line, counted from 1, of the ledger in the folder ``ledger``; None if there is none,
+    or if the fault is in no line. Numbers are over all ledgers shown, except ``tail``: the lines of the newest that no
+    receipt of the copy speaks of. ``bytes`` is what the uploads' payloads hold, whether or not the coordinator took
+    them; ``resends`` how many further tries to send them the ledger let out, ``resent_bytes`` what these sent at most.
+    ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts those among them
+    whose lines were lost before a ledger was opened anew. ``not_shown`` says in sentences what is missing.
     """
 
     ok: bool = False
+    consistent: bool = False
+    complete: bool = False
+    whose: str = ""  # by what the key is pinned; "" by nothing
+    first_bad: int | None = None
+    ledger: str = ""
+    reason: str = ""
+    not_shown: list[str] = field(default_factory=list)
+    site: str = ""
+    federation: str = ""
+    first_time: str = ""
+    last_time: str = ""
+    ledgers: int = 0
     lines: int = 0
     unsigned_tail: int = 0
-    first_bad: int | None = None
-    reason: str = ""
     bytes: int = 0
     uploads: int = 0
     resends: int = 0
@@ -75,63 +74,184 @@ class Verdict:
     refused: int = 0
     unresolved: int = 0
     compared: int | None = None
+    copied: str = ""
+    lost: int = 0
+    earlier: int = 0
+    tail: int = 0
     ledger_id: str = ""
     head: str = ""
+    ledger_key: str = ""
+    receipt_key: str = ""
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON. Of a changed ledger no number is a fact, and none is in it."""
+        names = [item.name for item in fields(self)] if self.consistent else KNOWN_OF_A_FAULT
+        return {name: getattr(self, name) for name in names}
 
 
-class _Bad(Exception):
-    """The first fault, and the line it is in."""
+@dataclass(frozen=True)
+class Pins:
+    """Fingerprints that somebody else told: of the site's ledger key, of the coordinator's receipt key; "" for none."""
 
-    def __init__(self, seq: int, reason: str) -> None:
-        super().__init__(reason)
-        self.seq = seq
-        self.reason = reason
+    key: str = ""
+    receipt_key: str = ""
 
 
-def verify(folder: Path, receipts: Path | None = None) -> tuple[Verdict, int]:
-    """The verdict on a ledger folder, and the exit code that says it.
+@dataclass(frozen=True)
+class Shown:
+    """A ledger, how an older one is found by its id, and what else must hold of the newest before the copies count."""
 
-    0 verified; 1 changed since it was written; 2 unchanged, but with unresolved uploads or an unsigned tail;
-    3 cannot be verified (no ledger, no key).
+    newest: LedgerFiles
+    find: Callable[[str], LedgerFiles | None]
+    also: Callable[[Account], None] = lambda newest: None
+
+
+def verify(
+    folder: Path, receipts: Path | None = None, pins: Pins = Pins(), copy: Copy | None = None
+) -> tuple[Verdict, int]:
+    """The verdict on a ledger folder, with the older ledgers beside it that it continues, and the exit code.
+
+    0 consistent, complete, and whose is shown; 1 changed since it was written; 2 consistent, but with unresolved
+    uploads or an unsigned tail; 3 cannot be verified (no ledger, no key, no whole copy of the receipts); 4 consistent,
+    completeness not shown.
 
     Args:
-        receipts: the coordinator's copy of this site's receipts, one envelope a line. With it, a ledger that was cut
-            short and signed again by whoever holds the hospital's key is found.
+        receipts: the coordinator's copy, as its operator handed it out.
+        copy: another copy, such as the site's own.
     """
-    verdict = Verdict()
-    account = _Account()
-    signed = 0
+
+    def look(verdict: Verdict) -> int:
+        given = [copy] if copy is not None else []
+        given += [given_copy(receipts)] if receipts is not None else []
+        return judge(verdict, Shown(in_folder(folder), beside(folder)), given, pins)
+
+    return judged(look)
+
+
+def given_copy(receipts: Path) -> Copy:
+    """The coordinator's copy in a file. Raises Unavailable: it cannot be read."""
     try:
-        lines = Lines(folder)
-        heads = folder / HEADS
-        for seq, (line, following) in enumerate(pairwise(chain(lines, (None,)))):
-            if line is not None:
-                account.take(seq, line, following, heads)
-        verdict.lines = account.lines
-        if not account.lines:
-            raise Unavailable("the ledger has no whole line")
-        signed = _signed_heads(heads, account)
-        if receipts is not None:
-            verdict.compared = _compare(receipts, account)
-    except _Bad as bad:
-        verdict.lines = max(verdict.lines, sum(1 for _ in Lines(folder)))
-        verdict.first_bad, verdict.reason = bad.seq, bad.reason
-        return verdict, TAMPERED
+        return Copy(receipts.read_bytes(), str(receipts), independent=True)
+    except OSError as error:
+        raise Unavailable(f"the receipts in {receipts} cannot be read ({error.strerror})") from None
+
+
+def judged(look: Callable[[Verdict], int]) -> tuple[Verdict, int]:
+    """The verdict that ``look`` fills in; a fault or a file that cannot be read is one too."""
+    verdict = Verdict()
+    try:
+        return verdict, look(verdict)
+    except Changed as bad:
+        return Verdict(first_bad=bad.line, reason=bad.reason, ledger=bad.ledger), TAMPERED
     except Unavailable as error:
-        verdict.reason = error.message
-        return verdict, CANNOT_VERIFY
-    verdict.ledger_id, verdict.head = account.ledger_id, account.heads[-1].hex()
-    verdict.uploads, verdict.bytes = account.uploads, account.bytes
-    verdict.resends, verdict.resent_bytes = account.resends, account.resent_bytes
-    verdict.accepted, verdict.refused = account.decisions[ACCEPTED], account.decisions[REFUSED]
-    verdict.unresolved = len(account.open)
-    verdict.unsigned_tail = account.lines - signed
-    verdict.reason = "; ".join(_left_over(verdict, lines.torn))
-    verdict.ok = not verdict.reason
-    return verdict, VERIFIED if verdict.ok else UNRESOLVED
+        return Verdict(reason=error.message), CANNOT_VERIFY
+
+
+def judge(verdict: Verdict, shown: Shown, given: list[Copy], pins: Pins) -> int:
+    """Fill in a verdict; returns its exit code.
+
+    Raises:
+        Changed: something was changed since it was written.
+        Unavailable: there is too little to judge.
+    """
+    ledgers, missing = _ledgers(shown)
+    verdict.whose = _pinned(ledgers[0], pins)
+    shown.also(ledgers[0])
+    _say(verdict, ledgers)
+    unknown = sorted(set[str]().union(*(account.unknown for account in ledgers)))
+    if unknown:
+        verdict.not_shown.append(f"what lines of type {', '.join(unknown)} say: a newer version wrote them")
+    if missing:
+        verdict.not_shown.append(f"ledger {missing}, which this one continues")
+    for one in given:
+        copy = copies.copy_in(one.data, one.where, ledgers)
+        found = copies.compare(copy, ledgers, missing)
+        verdict.tail = ledgers[0].lines - found.seen
+        _take_copy(verdict, copy, found, one.independent or bool(pins.receipt_key), missing)
+    if not verdict.complete:
+        verdict.not_shown.insert(0, f"that this is all of it: {_why_incomplete(verdict, given)}")
+    if not verdict.whose:
+        verdict.not_shown.append(f"that ledger key {verdict.ledger_key} is the site's")
+    left = _left_over(verdict, any(account.torn for account in ledgers))
+    verdict.reason = "; ".join(left)
+    verdict.ok = verdict.complete and bool(verdict.whose) and not left
+    return UNRESOLVED if left else VERIFIED if verdict.ok else CONSISTENT
+
+
+def _ledgers(shown: Shown) -> tuple[list[Account], str]:
+    """The ledger and those that it continues, newest first; and the id of the first that is not shown, or "".
+
+    Raises:
+        Changed: one of them was, or they do not follow each other.
+    """
+    ledgers = [account_of(shown.newest)]
+    while (cited := ledgers[-1].cited) is not None:
+        older_files = shown.find(cited.ledger_id)
+        if older_files is None:
+            return ledgers, cited.ledger_id
+        older = account_of(older_files)
+        if older.key != ledgers[0].key or not older.had(cited):
+            said = f"its first line continues ledger {cited.ledger_id} at a head, or with a key, that it never had"
+            raise ledgers[-1].changed(1, said)
+        if older.lines > cited.lines:
+            said = f"line {cited.lines + 1} and those after it stand behind the head that the next ledger continues"
+            raise older.changed(cited.lines + 1, said)
+        ledgers.append(older)
+    return ledgers, ""
+
+
+def _pinned(newest: Account, pins: Pins) -> str:
+    """By what the ledger's key is known to be the site's, before any copy of the receipts is looked at."""
+    mine = dsse.fingerprint(bytes.fromhex(newest.key))
+    if pins.key not in ("", mine):
+        raise newest.changed(1, f"the ledger's key is {mine}, wanted {pins.key}")
+    for keyid, line in newest.receipt_key_lines.items():
+        if pins.receipt_key not in ("", keyid):
+            raise newest.changed(line, f"line {line} names receipt key {keyid}, wanted {pins.receipt_key}")
+    if pins.key:
+        return "the fingerprint given"
+    return "receipts under the fingerprint given" if pins.receipt_key and newest.key_named else ""
+
+
+def _say(verdict: Verdict, ledgers: list[Account]) -> None:
+    newest = ledgers[0]
+    verdict.consistent = True
+    verdict.site, verdict.federation = newest.site, newest.federation
+    verdict.first_time, verdict.last_time = ledgers[-1].first_time, newest.last_time
+    verdict.ledger_id, verdict.head = newest.ledger_id, newest.heads[-1].hex()
+    verdict.ledger_key = dsse.fingerprint(bytes.fromhex(newest.key))
+    verdict.receipt_key = ", ".join(newest.receipt_keys)
+    verdict.ledgers, verdict.tail = len(ledgers), newest.lines
+    for account in ledgers:
+        verdict.lines += account.lines
+        verdict.uploads, verdict.bytes = verdict.uploads + account.uploads, verdict.bytes + account.bytes
+        verdict.resends += account.resends
+        verdict.resent_bytes += account.resent_bytes
+        verdict.accepted += account.decisions[ACCEPTED]
+        verdict.refused += account.decisions[REFUSED]
+        verdict.unresolved += len(account.open)
+        verdict.unsigned_tail += account.lines - account.signed
+
+
+def _take_copy(verdict: Verdict, copy: copies.Copy, found: copies.Compared, independent: bool, missing: str) -> None:
+    """What a copy that agrees shows, and what it does not."""
+    verdict.compared, verdict.copied, verdict.lost = found.receipts, copy.statement.time, found.lost
+    verdict.earlier = copy.statement.earlier
+    if independent:
+        verdict.complete = not found.lost and not missing
+        verdict.whose = verdict.whose or "the coordinator's receipts"
+    if found.lost:
+        verdict.not_shown.append(f"the lines of {found.lost} receipts: they were lost before a ledger was opened anew")
+    if copy.statement.earlier:
+        verdict.not_shown.append(f"{copy.statement.earlier} receipts of earlier enrolments of this site")
+
+
+def _why_incomplete(verdict: Verdict, given: list[Copy]) -> str:
+    if not given:
+        return "no copy of the coordinator's receipts was given"
+    if not any(copy.independent for copy in given):
+        return f"{given[-1].where}, copied at {verdict.copied}, agree, but came from the site"
+    return "lines are missing that the coordinator's receipts are about, or that the first line cites"
 
 
 def _left_over(verdict: Verdict, torn: bool) -> list[str]:
@@ -142,273 +262,3 @@ def _left_over(verdict: Verdict, torn: bool) -> list[str]:
         half = " and a torn one" if torn else ""
         said.append(f"no signed head covers the last {verdict.unsigned_tail} lines{half}")
     return said
-
-
-class _Account:
-    """What the lines say, taken one at a time. Holds a head for each line and the open uploads, not the lines."""
-
-    def __init__(self) -> None:
-        self.heads = [bytes.fromhex(EMPTY_HEAD)]  # after 0, 1, 2 ... lines
-        self.ledger_id = ""
-        self.ledger_key: str | None = None
-        self.reopened = False  # it continues an older ledger, which is kept beside it
-        self.site: str | None = None
-        self.receipt_keys: dict[str, Ed25519PublicKey] = {}  # by key id
-        self.open: dict[str, dict[str, Any]] = {}  # uploads without a receipt
-        self.resolved: set[str] = set()
-        self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
-        self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
-        self.uploads = self.bytes = self.resends = self.resent_bytes = 0
-        self._receipt_key = ""
-
-    @property
-    def lines(self) -> int:
-        return len(self.heads) - 1
-
-    def take(self, seq: int, line: bytes, following: bytes | None, said: Path) -> None:
-        """One line, with the next one and the file of signed heads to find a culprit by."""
-        try:
-            record = record_in(line)
-        except BadData as error:
-            raise _Bad(seq, f"line {seq} is not as it was written: {error.message}") from None
-        if record["seq"] != seq:
-            raise _Bad(seq, f"line {seq} says it is line {record['seq']}: lines were removed, added or moved")
-        if (record["type"] == "genesis") != (seq == 0):
-            raise _Bad(seq, f"line {seq}: a ledger begins with its `genesis` line, and has one")
-        named = bytes.fromhex(record["prev"])
-        if named != self.heads[-1]:
-            intact = seq > 0 and _after(named, line).hex() == _head_wanted(seq + 1, following, said)
-            reason = f"line {seq} names {named.hex()[:12]}… as the head before it, the lines before it give "
-            raise _Bad(seq - 1 if intact else seq, f"{reason}{self.heads[-1].hex()[:12]}…")
-        try:
-            self._account(seq, record)
-        except BadData as error:
-            raise _Bad(seq, f"line {seq}: {error.message}") from None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _Bad(seq, f"line {seq} does not have the form of a `{record['type']}` record") from None
-        self.heads.append(_after(named, line))
-
-    def had(self, head: LedgerHead) -> bool:
-        """Whether this ledger, as it is now, had that head."""
-        mine = head.ledger_id == self.ledger_id and 0 <= head.lines < len(self.heads)
-        return mine and self.heads[head.lines].hex() == head.head
-
-    def _account(self, seq: int, record: dict[str, Any]) -> None:
-        match record["type"]:
-            case "genesis":
-                self.ledger_id, self.ledger_key = record["ledger_id"], record.get("ledger_key")
-                self.reopened = "continues" in record
-            case "identity":
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
-                self._receipt_key = dsse.keyid(key)
-                self.receipt_keys[self._receipt_key] = key
-                self.site = record.get("site")
-            case "upload":
-                self._upload(seq, record)
-            case "resend":
-                self._resend(record)
-            case "receipt":
-                self._receipt(record)
-
-    def _upload(self, seq: int, record: dict[str, Any]) -> None:
-        upload_id = record["upload_id"]
-        manifest = [{key: row[key] for key in MANIFEST_FIELDS} for row in record["tensors"]]
-        if digest(manifest) != record["manifest_sha256"]:
-            raise BadData("its tensors do not give its manifest digest")
-        if sum(row["bytes"] for row in manifest) != record["payload_bytes"]:
-            raise BadData(f"its tensors do not add up to its {record['payload_bytes']} bytes")
-        if "update" in record and digest({name: record[name] for name in UPDATE_FACTS}) != record["update"]:
-            raise BadData("what it says left does not give its `update` digest")
-        if upload_id in self.open or upload_id in self.resolved:
-            raise BadData(f"upload {upload_id[:12]}… was recorded before")
-        self.open[upload_id] = {"seq": seq, "try": 1, **{name: record[name] for name in RECEIPT_FACTS}}
-        self.uploads += 1
-        self.bytes += record["payload_bytes"]
-
-    def _resend(self, record: dict[str, Any]) -> None:
-        upload = self.open.get(record["upload_id"])
-        if upload is None:
-            raise BadData("it sends again what no line before it records, or what has a receipt")
-        for name in RESEND_FACTS:
-            if record[name] != upload[name]:
-                raise BadData(f"its {name} is not that of upload {record['upload_id'][:12]}…")
-        if record["try"] != upload["try"] + 1:
-            raise BadData(f"it is try {record['try']}, the one before it was {upload['try']}")
-        if record.get("sent", 0) > upload["payload_bytes"]:
-            raise BadData("more was sent under the line before it than that line lets out")
-        upload["try"] = record["try"]
-        self.resends += 1
-        self.resent_bytes += record["payload_bytes"]
-
-    def _receipt(self, record: dict[str, Any]) -> None:
-        if not self.receipt_keys:
-            raise BadData("a receipt stands before any `identity` line")
-        envelope = dsse.Envelope.from_document(record["envelope"])
-        receipt = Receipt.from_document(
-            _signed(envelope, RECEIPT_TYPE, self._receipt_key, self.receipt_keys[self._receipt_key])
-        )
-        upload_id = record["upload_id"]
-        if upload_id in self.resolved:
-            raise BadData(f"upload {upload_id[:12]}… has a receipt already")
-        if upload_id not in self.open or receipt.upload_id != upload_id:
-            raise BadData("this receipt is for an upload that no line before it records")
-        if receipt.decision != NOT_RECEIVED:  # that speaks of an id alone
-            self.fits(receipt)
-            if receipt.previous != self._previous(receipt):
-                raise BadData("this receipt does not follow the one before it: one is missing")
-            self.receipts.append(hashlib.sha256(envelope.payload).hexdigest())
-        self.decisions[receipt.decision] += 1
-        self.resolved.add(upload_id)
-        del self.open[upload_id]
-
-    def _previous(self, receipt: Receipt) -> str:
-        """What the next receipt must name. The first of a reopened ledger follows one that is in the old ledger."""
-        if self.receipts:
-            return self.receipts[-1]
-        return receipt.previous if self.reopened else EMPTY_HEAD
-
-    def fits(self, receipt: Receipt) -> None:
-        """Raises BadData: the receipt of an open upload is not about what that line says, or about another ledger."""
-        upload = self.open[receipt.upload_id]
-        for name in RECEIPT_FACTS:
-            if getattr(receipt, name) != upload[name]:
-                raise BadData(f"the receipt's {name} is not that of upload {receipt.upload_id[:12]}…")
-        head = receipt.ledger
-        if head is not None and not (head.lines > upload["seq"] and self.had(head)):
-            raise BadData(f"the receipt names a head of {head.lines} lines that this ledger never had")
-
-
-def _after(head: bytes, line: bytes) -> bytes:
-    return hashlib.sha256(head + hashlib.sha256(line).digest()).digest()
-
-
-def _head_wanted(lines: int, following: bytes | None, said: Path) -> Any:
-    """What others say the head after so many lines was: the next line, or, at the end, a signed head; else None."""
-    try:
-        if following is not None:
-            return read(following)["prev"]
-        for line in said.read_bytes().split(b"\n")[:-1] if said.exists() else []:
-            head = read(read(line)["payload"].encode())
-            if head["lines"] == lines:
-                return head["head"]
-    except (BadData, KeyError, TypeError, AttributeError):
-        return None  # what cannot be read says nothing; the check of that line or head says what is wrong with it
-    return None
-
-
-def _signed(envelope: dsse.Envelope, kind: str, keyid: str, key: Ed25519PublicKey | None) -> Any:
-    """The value in an envelope. ``key`` None: the signature is not looked at."""
-    if envelope.payload_type != kind:
-        raise BadData(f"signed as {envelope.payload_type[:60]!r}, wanted {kind!r}")
-    if envelope.keyid != keyid:
-        raise BadData(f"signed by key {envelope.keyid[:12]}…, wanted {keyid[:12]}…")
-    if key is not None:
-        try:
-            key.verify(envelope.signature, dsse.encoding(kind, envelope.payload))
-        except InvalidSignature:
-            raise BadData(f"the signature of key {keyid[:12]}… does not verify") from None
-    return read(envelope.payload)
-
-
-def _signed_heads(path: Path, account: _Account) -> int:
-    """How many lines the last signed head covers. A torn last head is none."""
-    if account.ledger_key is None:
-        raise Unavailable("the first line holds no ledger key")
-    if not path.exists():
-        return 0
-    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(account.ledger_key))
-    keyid = dsse.keyid(key)
-    with path.open("rb") as file:
-        count = sum(line.endswith(b"\n") for line in file)
-        file.seek(0)
-        signed = 0
-        for number in range(count):
-            whose = key if number >= count - NEWEST_HEADS else None
-            value = partial(_signed, kind=HEAD_TYPE, keyid=keyid, key=whose)
-            signed = _head(number, file.readline()[:-1], signed, account, value)
-    return signed
-
-
-def _head(number: int, line: bytes, signed: int, account: _Account, value: Callable[[dsse.Envelope], Any]) -> int:
-    """Check one signed head; ``signed`` is what the one before it covers. Returns what this one covers."""
-    at = min(signed, account.lines - 1)
-    try:
-        head = LedgerHead(**value(dsse.Envelope.from_document(read(line))))
-        grows = head.lines > signed
-    except BadData as error:
-        raise _Bad(at, f"signed head {number}: {error.message}") from None
-    except TypeError:
-        raise _Bad(at, f"signed head {number} is no head") from None
-    if head.ledger_id != account.ledger_id:
-        raise _Bad(0, f"signed head {number} is of another ledger")
-    if not grows:
-        raise _Bad(at, f"signed head {number} covers {head.lines} lines, the one before it {signed}: they were moved")
-    if head.lines > account.lines:
-        raise _Bad(account.lines, f"the ledger has {account.lines} lines, a signed head covers {head.lines}")
-    if not account.had(head):
-        raise _Bad(at, f"the lines from {signed} to {head.lines - 1} are not those that a signed head covers")
-    return head.lines
-
-
-def _compare(path: Path, account: _Account) -> int:
-    """Hold the coordinator's copy of the receipts against the ledger. Returns how many it has.
-
-    A receipt for an upload that waits for one is no fault: it stays unresolved until the site has asked. Receipts that
-    the ledger has beyond the copy's end are newer than the copy.
-
-    Raises:
-        Unavailable: there is no such file, or it is not a whole copy of this site's receipts.
-    """
-    try:
-        *lines, torn = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise Unavailable(f"the receipts in {path} cannot be read ({error.strerror})") from None
-    if torn:
-        raise Unavailable(f"the receipts in {path} end within a line: the copy is not whole")
-    if not lines and account.receipts:
-        raise Unavailable(f"{path} holds no receipt, the ledger has {len(account.receipts)}: it is not the copy")
-    previous, place = EMPTY_HEAD, 0
-    for number, line in enumerate(lines, 1):
-        try:
-            envelope = dsse.Envelope.from_document(read(line))
-            key = account.receipt_keys.get(envelope.keyid)
-            if key is None:
-                raise BadData("it is signed by a key that no `identity` line of this ledger names")
-            receipt = Receipt.from_document(_signed(envelope, RECEIPT_TYPE, envelope.keyid, key))
-        except BadData as error:
-            raise Unavailable(f"{path}, receipt {number}: {error.message}") from None
-        if account.site is not None and receipt.site != account.site:
-            raise Unavailable(
-                f"{path}, receipt {number} is for site `{receipt.site}`, this ledger is `{account.site}`'s"
-            )
-        if receipt.decision == NOT_RECEIVED:
-            continue
-        if receipt.previous != previous:
-            raise Unavailable(f"{path}, receipt {number} does not follow the one before it: the copy is not whole")
-        previous = hashlib.sha256(envelope.payload).hexdigest()
-        if place < len(account.receipts) and account.receipts[place] == previous:
-            place += 1
-        elif (
-            account.reopened
-            and place == 0
-            and (receipt.ledger is None or receipt.ledger.ledger_id != account.ledger_id)
-        ):
-            continue  # of the ledger that this one continues
-        else:
-            _missing(number, receipt, place, account)
-    return len(lines)
-
-
-def _missing(number: int, receipt: Receipt, place: int, account: _Account) -> None:
-    """The coordinator holds a receipt that the ledger does not: a fault, unless its upload still waits for one."""
-    head = receipt.ledger
-    at = min(head.lines, account.lines) if head is not None else account.lines
-    told = f"receipt {number} of the coordinator's copy ({receipt.study} round {receipt.round}, {receipt.decision})"
-    if head is not None and head.lines > account.lines:
-        raise _Bad(at, f"{told} names a ledger of {head.lines} lines, this one has {account.lines}: it was cut short")
-    if receipt.upload_id not in account.open or place < len(account.receipts):
-        raise _Bad(at, f"{told} is not in the ledger at its place")
-    try:
-        account.fits(receipt)
-    except BadData as error:
-        raise _Bad(at, f"{told}: {error.message}") from None

@@ -104,6 +104,12 @@ class Agent:
             raise Unavailable(f"no line to the coordinator at {self._site.address}")
         return self.desk.refresh(self._stopping)
 
+    def fetch_receipts(self) -> int:
+        """Ask for the coordinator's copy of the receipts now. Raises Unavailable at once where the line is down."""
+        if not self._connected:
+            raise Unavailable(f"no line to the coordinator at {self._site.address}")
+        return self.desk.fetch_receipts(self._stopping)
+
     def approved(self, consent: Consent) -> bool:
         """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it."""
         return self._tell(consent, "ready")

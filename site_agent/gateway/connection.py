@@ -46,6 +46,7 @@ from wardround.v1 import federation_pb2 as pb
 
 CALL_S = 10  # one unary call
 CONNECT_S = 15  # the first call after a line broke: it may wait until the coordinator is back
+COPY_S = 300  # a copy of all receipts
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
 
 _RANDOM = random.SystemRandom()
@@ -221,6 +222,16 @@ class Connection:
         with _explained("showing the ledger's lines"):
             reply = self._federation.Ledger(self._counted("Ledger", request), timeout=CALL_S)
         return int(reply.lines)
+
+    def receipts(self, interrupt: Interrupt) -> Iterator[Envelope]:
+        """The coordinator's copy of this site's receipts, oldest first; the last envelope is its statement about them.
+        Nothing in it is verified here."""
+        with _explained("asking for the receipts"):
+            request = self._counted("Receipts", pb.ReceiptsRequest(agent_version=__version__))
+            call = self._federation.Receipts(request, timeout=COPY_S)
+            with interrupt.ending(call.cancel), _cancelled_after(call):
+                for reply in call:
+                    yield from map(rpc.envelope_from, reply.envelopes)
 
     def _counted(self, method: str, request: _Request) -> _Request:
         """``request``, which begins a call."""

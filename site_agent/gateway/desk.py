@@ -14,7 +14,7 @@ from typing import Any
 from site_agent import handoff
 from site_agent.account import Account, account
 from site_agent.gateway import consent as consents
-from site_agent.gateway import egress, offers
+from site_agent.gateway import egress, offers, receipt_copy
 from site_agent.gateway import policy as policies
 from site_agent.gateway.connection import Connection, Line, diagnose
 from site_agent.gateway.gate import Gate, refuse_study
@@ -54,6 +54,16 @@ class Desk:
         for offer in found:
             self.keep(offer)
         return found
+
+    def fetch_receipts(self, interrupt: Interrupt) -> int:
+        """Ask the coordinator for its copy of this site's receipts and keep it. Returns how many there are.
+
+        Raises:
+            Unavailable: it cannot be reached; what was kept before is still there.
+            BadData: what came is no such copy; likewise.
+        """
+        with self._line.use() as connection:
+            return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep(self, offer: Offer) -> None:
         """Keep an offer; if it is not what was approved, say so."""

@@ -94,6 +94,8 @@ class Commands:
             return {}
         if command == "preview":
             return self._agent.desk.preview(request["study"], request["data"])
+        if command == "receipts":
+            return {"receipts": self._agent.fetch_receipts()}
         if command == "approve":
             consent = self._agent.desk.approve(
                 request["study"], request["data"], request["digest"], request["by"], progress

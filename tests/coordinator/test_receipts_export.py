@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Ledger, delta
-from wardround import canonical
+from wardround import __version__, canonical, dsse, rpc
 from wardround.dsse import Envelope
 from wardround.errors import BadData
+from wardround.receipt_copy import COPY_TYPE, Statement
 from wardround.receipts import EMPTY_HEAD, Receipt
 from wardround.v1 import federation_pb2 as pb
 
@@ -35,24 +37,29 @@ def offer(site: FakeSite, assignment: Any) -> Receipt:
     return receipt
 
 
-def exported(place: Place, site: str) -> list[dict[str, Any]]:
+def exported(place: Place, site: str) -> tuple[list[dict[str, Any]], Statement]:
+    """The receipts, and the signed statement at their end."""
     lines: list[dict[str, Any]] = []
     answer = place.coordinator.operations.run({"command": "receipts", "site": site}, lines.append)
-    assert answer["receipts"] == len(lines)
-    return lines
+    assert answer["receipts"] == len(lines) - 1
+    said = dsse.verify(Envelope.from_document(lines[-1]), COPY_TYPE, place.state.receipt_key().public_key())
+    return lines[:-1], Statement.from_document(said)
 
 
 def test_a_coordinator_that_is_down_hands_out_the_same_receipts(place: Place, tmp_path: Path) -> None:
     site, assignment = begin(place)
     offer(site, assignment)
-    lines = exported(place, "a")
+    lines, said = exported(place, "a")
     assert lines
     place.coordinator.stop()
     out = tmp_path / "receipts.jsonl"
     line = [Path(sys.executable).parent / "coordinator", "receipts", "a", "--out", out, "--state", place.state.root]
     subprocess.run(line, check=True, capture_output=True, timeout=60)
     place.serve()
-    assert out.read_bytes() == b"".join(canonical.dumps(row) + b"\n" for row in lines)
+    *rows, last = out.read_bytes().splitlines()
+    assert rows == [canonical.dumps(row) for row in lines]
+    again = Statement.from_document(json.loads(json.loads(last)["payload"]))
+    assert again == replace(said, time=again.time)
 
 
 def test_a_held_update_is_shown_and_may_still_come(place: Place) -> None:
@@ -78,13 +85,36 @@ def test_accepted_and_refused_uploads_are_handed_out_in_the_order_of_their_chain
     assert refused.code == "MANIFEST_NAMES"
     again = site.next_assignment()
     assert site.answer(again).decision == "accepted"
-    lines = exported(place, "a")
+    lines, said = exported(place, "a")
     found = [Receipt.verified(Envelope.from_document(line), site.receipt_key) for line in lines]
     assert found == site.receipts
     previous = EMPTY_HEAD
     for line in lines:
         assert json.loads(line["payload"])["previous"] == previous
         previous = hashlib.sha256(line["payload"].encode()).hexdigest()
+    assert (said.site, said.receipts, said.last, said.earlier) == ("a", 2, previous, 0)
+    assert {receipt.ledger_key for receipt in found} == {said.ledger_key}
+
+
+def test_a_site_gets_the_copy_of_its_own_receipts_over_its_own_connection(place: Place) -> None:
+    site, assignment = begin(place)
+    site.answer(assignment)
+    pages = list(site.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20))
+    lines, said = exported(place, "a")
+    got = [rpc.envelope_from(message).document() for page in pages for message in page.envelopes]
+    assert got[:-1] == lines
+    again = Statement.from_document(json.loads(got[-1]["payload"]))
+    assert again == replace(said, time=again.time)
+
+
+def test_receipts_of_an_earlier_enrolment_are_counted_and_not_in_the_copy(place: Place) -> None:
+    site, assignment = begin(place)
+    site.answer(assignment)
+    _, before = exported(place, "a")
+    place.join("a")
+    lines, said = exported(place, "a")
+    assert (lines, said.receipts, said.last, said.earlier) == ([], 0, EMPTY_HEAD, 1)
+    assert said.ledger_key != before.ledger_key
 
 
 def test_the_same_upload_gets_the_same_receipt_byte_for_byte(place: Place) -> None:
@@ -94,7 +124,7 @@ def test_the_same_upload_gets_the_same_receipt_byte_for_byte(place: Place) -> No
     first = site.inquire(upload_id).receipt
     site.send(site.opening_again(assignment, update, upload_id), update.payload)
     assert site.inquire(upload_id).receipt == first
-    assert len(exported(place, "a")) == 1
+    assert exported(place, "a")[1].receipts == 1
 
 
 def test_the_command_writes_canonical_lines_that_an_auditor_can_read(place: Place, tmp_path: Path) -> None:
@@ -104,9 +134,10 @@ def test_the_command_writes_canonical_lines_that_an_auditor_can_read(place: Plac
     line = [sys.executable, "-m", "coordinator.cli", "receipts", "a", "--out", str(out), "--state"]
     done = subprocess.run([*line, str(place.state.root)], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
-    assert f"1 receipts of site `a` written to {out}" in done.stderr
-    (row,) = out.read_bytes().splitlines()
-    assert canonical.dumps(canonical.loads(row)) == row
+    assert f"1 receipts of site `a`, and a signed statement of their number, written to {out}" in done.stderr
+    rows = out.read_bytes().splitlines()
+    assert len(rows) == 2
+    assert [canonical.dumps(canonical.loads(row)) for row in rows] == rows
 
 
 def test_receipts_of_an_unknown_site_are_refused_with_the_known_ones(place: Place) -> None:

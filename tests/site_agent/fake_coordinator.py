@@ -19,8 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from wardround import __version__, canonical, identity, receipts, rpc
+from wardround.dsse import Envelope
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.invitation import Invitation
+from wardround.receipt_copy import Statement
 from wardround.study import StudyFile, study_digest
 from wardround.tensors import Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -119,6 +121,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.pages: list[int] = []  # how many lines each page of the ledger had
         self.witness = receipts.LedgerHead("", 0, receipts.EMPTY_HEAD)
         self.previous = receipts.EMPTY_HEAD
+        self.chain: list[Envelope] = []  # every receipt of a decision
         self.site = ""
         self.renewals: list[bytes] = []  # PEM of each renewed certificate
         self.watching_new = False  # a Watch came with the newest of them
@@ -248,6 +251,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         with self.changed:
             self.uploads.clear()
             self.witness, self.previous = receipts.LedgerHead("", 0, receipts.EMPTY_HEAD), receipts.EMPTY_HEAD
+            self.chain.clear()
 
     def wait_whole(self) -> None:
         self.wait_for(lambda: any(taken.whole for taken in self.uploads.values()), "an upload arrived whole")
@@ -402,6 +406,20 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
 
     # what it does inside
 
+    def Receipts(self, request: Any, context: Any) -> Iterator[pb.ReceiptsReply]:
+        self._hear(context, request)
+        for envelope in self.copy():
+            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope)])
+
+    def copy(self) -> list[Envelope]:
+        """The copy of the receipts, with the statement about them."""
+        with self.changed:
+            said = Statement(
+                self.federation, self.site, self.enrolments[-1].ledger_key.hex(), len(self.chain), self.previous, 0,
+                now().isoformat(),
+            )  # fmt: skip
+            return [*self.chain, said.sign(self.receipt_key)]
+
     def _hear(self, context: Any, request: Any) -> None:
         self.heard.append(request.SerializeToString())
         self.heard.append(repr(context.invocation_metadata()).encode())
@@ -438,6 +456,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         decision = receipts.REFUSED if code else receipts.ACCEPTED
         envelope = self._receipt(opening.upload_id, (opening, manifest), decision, code, head)
         self.previous = hashlib.sha256(envelope.payload).hexdigest()
+        self.chain.append(envelope)
         return rpc.envelope_message(envelope)
 
     def _witness(self, opening: pb.UploadOpen) -> receipts.LedgerHead:
@@ -481,5 +500,6 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             time=now().isoformat(),
             ledger=head,
             previous=self.previous,
+            ledger_key=self.enrolments[-1].ledger_key.hex(),
         )
         return receipt.sign(Ed25519PrivateKey.generate() if self.forge_receipts else self.receipt_key)

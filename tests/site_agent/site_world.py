@@ -14,6 +14,7 @@ from site_agent.state import SiteState
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tools.world import wait_until
+from wardround import canonical
 from wardround.study import StudyFile
 
 PERSON = {"name": "dpo", "uid": 1000}
@@ -107,7 +108,9 @@ class SiteWorld:
         return [line for line in audit.records(self.state.ledger) if not kind or line["type"] == kind]
 
     def verdict(self) -> audit.Verdict:
-        return audit.verify(self.state.ledger)[0]
+        """With the coordinator's copy of the receipts."""
+        copy = b"".join(canonical.dumps(envelope.document()) + b"\n" for envelope in self.coordinator.copy())
+        return audit.verify(self.state.ledger, copy=audit.Copy(copy, "the coordinator's", True))[0]
 
     def close(self) -> None:
         if self.agent is not None:

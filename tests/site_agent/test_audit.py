@@ -18,12 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
 from site_agent.audit import bundle, export, report
-from site_agent.audit.form import Lines, read, records
+from site_agent.audit.files import Lines, in_folder
+from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
-from wardround import canonical, dsse
+from wardround import __version__, canonical, dsse
 from wardround.errors import BadData, Unavailable
+from wardround.receipt_copy import Statement
 from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
 
 
@@ -36,7 +38,7 @@ def made() -> Made:
 def state(tmp_path: Path, made: Made) -> Path:
     """A state directory with a ledger, and the coordinator's copy of the receipts beside it."""
     made.write(tmp_path / "site" / "ledger")
-    (tmp_path / "receipts.jsonl").write_bytes(joined(made.receipts))
+    (tmp_path / "receipts.jsonl").write_bytes(made.copy())
     return tmp_path / "site"
 
 
@@ -68,9 +70,9 @@ def test_a_ledger_cut_short_and_signed_again_is_found_by_the_coordinators_copy(
     state: Path, receipts: Path, made: Made
 ) -> None:
     cut_and_signed_again(state, made, 13)
-    assert audit.verify(state / "ledger")[1] == audit.VERIFIED
+    assert audit.verify(state / "ledger")[1] == audit.CONSISTENT
     verdict, code = audit.verify(state / "ledger", receipts)
-    assert (code, verdict.first_bad) == (audit.TAMPERED, 13)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 14)
     assert "names a ledger of 15 lines, this one has 13: it was cut short" in verdict.reason
 
 
@@ -83,18 +85,30 @@ def test_a_receipt_that_only_the_coordinator_has_for_an_open_upload_is_no_fault(
 
 
 def test_an_older_copy_of_the_receipts_agrees(state: Path, receipts: Path, made: Made) -> None:
-    receipts.write_bytes(joined(made.receipts[:3]))
-    assert audit.verify(state / "ledger", receipts)[1] == audit.VERIFIED
+    receipts.write_bytes(made.copy(3, time="2025-12-24T00:00:00Z"))
+    verdict, code = audit.verify(state / "ledger", receipts)
+    assert (code, verdict.compared, verdict.copied, verdict.tail) == (audit.VERIFIED, 3, "2025-12-24T00:00:00Z", 8)
+    receipts.write_bytes(made.copy(0))  # from before the first update
+    verdict, code = audit.verify(state / "ledger", receipts)
+    assert (code, verdict.compared, verdict.tail) == (audit.VERIFIED, 0, 20)
 
 
 def test_receipts_that_are_no_whole_copy_cannot_be_compared(state: Path, receipts: Path, made: Made) -> None:
     other = Made(20, seed=8)
+    *_, closing = made.copy().splitlines()
+    stranger = canonical.dumps(
+        Statement("f", "oslo", "00" * 32, 0, EMPTY_HEAD, 0, "").sign(made.receipt_key).document()
+    )
     cases = {
-        joined([made.receipts[0], made.receipts[2]]): "receipt 2 does not follow the one before it",
-        joined(made.receipts)[:-1]: "end within a line: the copy is not whole",
-        b"": f"holds no receipt, the ledger has {len(made.receipts)}: it is not the copy",
-        joined(other.receipts): "receipt 1: it is signed by a key that no `identity` line of this ledger names",
-        b"{}\n": "receipt 1: not a signed envelope",
+        joined([made.receipts[0], made.receipts[2], closing]): "line 2: it does not follow the one before it",
+        joined([*made.receipts[:4], closing]): "it has 4 receipts, the coordinator's statement is about 5",
+        joined(made.receipts): "line 5: signed as 'application/vnd.wardround.receipt.v1+json', wanted",
+        made.copy()[:-1]: "the copy is not whole: it ends within a line",
+        b"": "the copy is not whole: it ends within a line",
+        other.copy(): "line 6: it is signed by a key that no `identity` line of this ledger names",
+        b"{}\n": "line 1: not a signed envelope",
+        joined([stranger]): "the copy is of site `oslo`, this ledger is of `st-olav`",
+        joined([made.receipts[0], stranger]): "line 1: it is for site `st-olav` with another key or federation",
     }
     for data, said in cases.items():
         receipts.write_bytes(data)
@@ -202,6 +216,7 @@ SAID = [
     ),
     ({"type": "left", "by": {"name": "dpo", "uid": 1}}, "the membership ended by dpo"),
     ({"type": "recovered", "torn_bytes": 4}, "4 torn bytes cut"),
+    ({"type": "of_a_later_version"}, "written by a newer version"),
 ]  # fmt: skip
 
 
@@ -239,14 +254,16 @@ def test_a_receipt_of_a_refusal_is_a_failure_in_ocsf(made: Made) -> None:
     assert (event["status_id"], event["severity_id"], event["status_code"]) == (2, 3, "NOT_FINITE")
 
 
-def page_of(state: Path) -> str:
-    return report.page(state / "ledger", state / "consents", *audit.verify(state / "ledger"))
+def page_of(state: Path, copy: audit.Copy | None = None) -> str:
+    return bundle.look(state, copy).page()
 
 
 def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     page = page_of(state)
     assert "What left st-olav" in page
-    assert "Verified: 20 lines" in page
+    assert "Unchanged since it was written. From 2026-01-01 00:00 UTC to 2026-01-01 00:00 UTC." in page
+    assert "Not shown:" in page
+    assert html.escape("no copy of the coordinator's receipts was given") in page
     assert page.count("shared.0.weight") == 1
     assert "<svg" in page
     assert "approved by dpo" in page
@@ -254,6 +271,22 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     for never in ("<script", "javascript:", "onload", "http://", "https://", "<img", "<link", "@import", "url("):
         assert never not in lowered
     assert page == page_of(state)
+
+
+def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
+    page = page_of(state, audit.Copy(made.copy(time="2026-03-04T05:06:07Z"), "the coordinator's", True))
+    for said in (
+        "Verified from 2026-01-01 00:00 UTC to 2026-01-01 00:00 UTC: unchanged, complete by the coordinator's receipts "
+        "of 2026-03-04 05:06 UTC, under this site's key.",
+        "<dt>Site</dt><dd>st-olav</dd>",
+        "<dt>Federation</dt><dd>f</dd>",
+        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; the last 2 lines are newer",
+        f"{dsse.keyid(made.ledger_key.public_key())}, the site's by the coordinator's receipts",
+    ):
+        assert html.escape(said).replace("&lt;", "<").replace("&gt;", ">") in page
+    assert "Not shown:" not in page
+    kept = page_of(state, audit.Copy(made.copy(), "the receipts kept here", False))
+    assert "the receipts kept here, copied at 2026-02-01T00:00:00Z, agree, but came from the site" in kept
 
 
 def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> None:
@@ -265,6 +298,7 @@ def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> Non
 
 def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Path) -> None:
     assert "own model" not in page_of(state)
+    found = audit.verify(state / "ledger")
     path = state / "ledger" / "000001.jsonl"
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     for line in lines:
@@ -272,12 +306,15 @@ def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Pa
             line["exposure"] = "sites"
     path.write_bytes(b"".join(canonical.dumps(line) + b"\n" for line in lines))
     said = "In it, the coordinator keeps apart this site's own model, and sends it to the other sites."
-    assert html.escape(said) in page_of(state)
+    assert html.escape(said) in report.page([in_folder(state / "ledger")], {}, *found)
 
 
 def test_the_report_of_a_changed_ledger_says_so_first(state: Path, made: Made) -> None:
     (state / "ledger" / HEADS).write_bytes(joined([made.heads[1], made.heads[0]]))
-    assert "CHANGED: " in page_of(state)
+    page = page_of(state)
+    assert "CHANGED: signed head 2 covers 6 lines, the one before it 7: they were moved." in page
+    assert "Line 8 of ledger is not as it was written." in page
+    assert not any(fact in page for fact in ("st-olav", "hearts", "accepted", "bytes"))
 
 
 def opened(path: Path) -> dict[str, bytes]:
@@ -287,8 +324,9 @@ def opened(path: Path) -> dict[str, bytes]:
 
 def test_a_bundle_is_signed_whole_and_the_same_bytes_twice(state: Path, receipts: Path, made: Made) -> None:
     (state / "policy.toml").write_text("# nothing may leave\n")
-    assert bundle.write(state, made.ledger_key, state / "a.tar", receipts) == audit.VERIFIED
-    bundle.write(state, made.ledger_key, state / "b.tar", receipts)
+    copy = audit.Copy(receipts.read_bytes(), str(receipts), True)
+    assert bundle.make(state, made.ledger_key, state / "a.tar", copy)[1] == audit.VERIFIED
+    bundle.make(state, made.ledger_key, state / "b.tar", copy)
     assert (state / "a.tar").read_bytes() == (state / "b.tar").read_bytes()
     files = opened(state / "a.tar")
     envelope = dsse.Envelope.from_document(json.loads(files.pop("MANIFEST.json")))
@@ -297,14 +335,18 @@ def test_a_bundle_is_signed_whole_and_the_same_bytes_twice(state: Path, receipts
         path: hashlib.sha256(data).hexdigest() for path, data in files.items()
     }
     assert set(files) == {
-        f"ledger/{SEGMENT}", f"ledger/{HEADS}", "policy.toml", "receipts.jsonl", "report.html", "VERIFY.py"
+        f"ledger/{SEGMENT}", f"ledger/{HEADS}", "policy.toml", "receipts.jsonl", "report.html"
     }  # fmt: skip
     assert manifest["head"] == audit.verify(state / "ledger")[0].head
 
 
 def test_nothing_is_bundled_without_a_ledger(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="nothing was bundled: there is no ledger"):
-        bundle.write(tmp_path, Ed25519PrivateKey.generate(), tmp_path / "x.tar")
+    with pytest.raises(BadData, match="there is no ledger"):
+        bundle.make(tmp_path, Ed25519PrivateKey.generate(), tmp_path / "x.tar")
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / SEGMENT).write_bytes(b"")
+    with pytest.raises(BadData, match="there is nothing to report: the ledger has no whole line"):
+        bundle.make(tmp_path, Ed25519PrivateKey.generate(), tmp_path / "x.tar")
 
 
 # Reading
@@ -347,9 +389,11 @@ ENV = {name: value for name, value in os.environ.items() if name != "WARDROUND_S
 
 def test_the_commands_answer_from_a_copy_of_the_ledger_alone(state: Path, receipts: Path, tmp_path: Path) -> None:
     ledger = str(state / "ledger")
-    assert "5 receipts of the coordinator's copy agree" in agent(
-        "verify", "--ledger", ledger, "--receipts", str(receipts)
-    )
+    said = agent("verify", "--ledger", ledger, "--receipts", str(receipts))
+    assert said.startswith("verified: site st-olav of f, 2026-01-01 00:00:00 UTC to 2026-01-01 00:00:00 UTC\n")
+    assert "complete: as of 2026-02-01 00:00:00 UTC, when the copy of the coordinator's 5 receipts was made" in said
+    assert "whose: by the coordinator's receipts: ledger key " in said
+    assert "complete: NOT SHOWN\nwhose: NOT SHOWN" in agent("verify", "--ledger", ledger, code=4)
     assert "hearts round 2.1" in agent("show", "--ledger", ledger, "--round", "2")
     assert "no line of the ledger is about that" in agent("show", "--ledger", ledger, "--study", "lungs")
     said = agent("reconcile", "--ledger", ledger, "--receipts", str(receipts), "--bytes", str(PAYLOAD + CONTROL))
@@ -369,15 +413,53 @@ def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
     assert "/nowhere has not joined a federation" in agent("report", "--state", "/nowhere", "--out", "x", code=78)
     shutil.rmtree(state / "ledger")
     (state / "ledger").mkdir()
-    assert "there is nothing to report: there is no ledger" in agent(
-        "report", "--state", str(state), "--out", "x", code=65
+    assert "error: there is no ledger in " in agent("report", "--state", str(state), "--out", "x", code=65)
+
+
+def test_a_fingerprint_pins_the_key_and_a_wrong_one_is_no_verdict_of_a_third_kind(
+    state: Path, receipts: Path, made: Made
+) -> None:
+    ledger = str(state / "ledger")
+    key, receipt_key = (dsse.keyid(one.public_key()) for one in (made.ledger_key, made.receipt_key))
+    said = agent("verify", "--ledger", ledger, "--key", key, code=4)
+    assert f"whose: by the fingerprint given: ledger key {key}" in said
+    assert "whose: by receipts under the fingerprint given" in agent(
+        "verify", "--ledger", ledger, "--receipt-key", receipt_key, code=4
     )
+    assert f"CHANGED: the ledger's key is {key}, wanted {'00' * 32}" in agent(
+        "verify", "--ledger", ledger, "--key", "00" * 32, code=1
+    )
+    assert f"CHANGED: line 2 names receipt key {receipt_key}, wanted {'00' * 32}" in agent(
+        "verify", "--ledger", ledger, "--receipt-key", "00" * 32, code=1
+    )
+    assert "error: --key 'abc' is no fingerprint: 64 hexadecimal digits" in agent(
+        "verify", "--ledger", ledger, "--key", "abc", code=64
+    )
+    assert "error: --ask goes with --state alone" in agent("verify", "--ledger", ledger, "--ask", code=64)
+    assert "error: --bundle goes with neither --ledger nor --ask" in agent(
+        "verify", "--ledger", ledger, "--bundle", "x", code=64
+    )
+
+
+def test_a_bundle_is_verified_by_command_and_by_a_known_receipt_key(state: Path, tmp_path: Path, made: Made) -> None:
+    out = tmp_path / "b.tar"
+    bundle.make(state, made.ledger_key, out, audit.Copy(made.copy(), "the coordinator's", True))
+    said = agent("verify", "--bundle", str(out), code=4)
+    assert "the receipts in the bundle, copied at 2026-02-01T00:00:00Z, agree, but came from the site" in said
+    receipt_key = dsse.keyid(made.receipt_key.public_key())
+    assert agent("verify", "--bundle", str(out), "--receipt-key", receipt_key).startswith("verified: ")
+
+
+def test_the_second_verifier_is_handed_out_with_its_digest(tmp_path: Path) -> None:
+    out = tmp_path / "verify_ledger.py"
+    said = agent("verifier", "--out", str(out))
+    assert said == f"{hashlib.sha256(out.read_bytes()).hexdigest()}  verify_ledger.py of wardround {__version__}\n"
 
 
 def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) -> None:
     look = (
         "import sys; from pathlib import Path; import site_agent.cli_audit; from site_agent import audit; "
-        "from site_agent.audit import export, report, reconcile, show; audit.verify(Path(sys.argv[1])); "
+        "from site_agent.audit import bundle, export, report, reconcile, show; audit.verify(Path(sys.argv[1])); "
         "print({'torch', 'grpc', 'socket', 'ssl'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", look, str(state / "ledger")], capture_output=True, text=True)

@@ -45,17 +45,21 @@ class Shell:
 
 
 def test_every_command_of_the_page_does_what_the_page_says(shell: Shell) -> None:
-    first, edit, found, cut = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    first, edit, found, cut, both = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     whole = shell.run(first)
-    assert [code for code, _ in whole] == [0, 0, 0]
-    assert whole[1][1].startswith("verified: 20 lines")
+    assert [code for code, _ in whole] == [0, 4, 4]
+    assert whole[1][1].startswith("consistent; completeness NOT SHOWN: site st-olav of f, 2026-01-01 00:00:00 UTC to ")
     assert shell.run(edit) == [(0, "")]
     (one, said), (two, also) = shell.run(found)
     assert (one, two) == (1, 1)
     assert said.startswith("CHANGED: ")
-    assert "lines before 1 verify" in said
-    assert also.startswith("TAMPERED: line 1 ")
+    assert "line 3 names" in said
+    assert also.startswith("TAMPERED: copy line 2 ")
     (one, said), (two, also) = shell.run(cut)[2:]
     assert (one, two) == (1, 1)
     assert "the ledger has 19 lines, a signed head covers 20" in said
-    assert also.startswith("TAMPERED: line 19 is missing: a signed head covers 20 lines")
+    assert also.startswith("TAMPERED: copy line 20 is missing: a signed head covers 20 lines")
+    (one, said), (two, also) = shell.run(both)[3:]
+    assert (one, two) == (4, 4)
+    assert "consistent: yes: 7 lines" in said
+    assert also.endswith("CONSISTENT, COMPLETENESS NOT SHOWN\n")

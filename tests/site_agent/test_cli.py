@@ -281,11 +281,13 @@ def test_a_running_service_takes_approvals_and_rounds_and_stops_cleanly(shell: S
     assert shell.trainer is not None
     shell.trainer.wait_asked("commit")
     shell.stop(service)
-    verdict = shell.json("audit", "verify")
+    verdict = shell.json("audit", "verify", "--ask")
     assert verdict["ok"], verdict
-    assert set(verdict) >= {"ok", "lines", "unsigned_tail", "first_bad", "reason", "bytes"}
+    assert set(verdict) >= {"ok", "consistent", "complete", "whose", "lines", "unsigned_tail", "first_bad", "bytes"}
     assert (verdict["unsigned_tail"], verdict["first_bad"], verdict["bytes"]) == (0, None, 64 * 64 * 4 + 64 * 4)
-    assert "verified: " in shell.run("audit", "verify").stdout
+    kept = shell.run("audit", "verify", code=4).stdout
+    assert kept.startswith("consistent; completeness NOT SHOWN: site st-olav of test, ")
+    assert "not shown: that this is all of it: the receipts kept here, copied at" in kept
     shown = shell.run("audit", "show").stdout
     assert "hearts round 1.1: 2 tensors" in shown
     assert "hearts round 1: accepted" in shown
@@ -318,7 +320,7 @@ def test_a_revoked_site_exits_78_and_keeps_everything(shell: Shell) -> None:
     assert service.returncode == 78
     assert "refuses site `st-olav` (SITE_REVOKED)" in said
     assert (shell.state / "identity" / "key.pem").exists()
-    assert shell.json("audit", "verify")["ok"]
+    assert shell.json("audit", "verify", code=4)["consistent"]
 
 
 def test_a_changed_ledger_exits_1_and_names_the_line(shell: Shell) -> None:
@@ -326,7 +328,8 @@ def test_a_changed_ledger_exits_1_and_names_the_line(shell: Shell) -> None:
     ledger = shell.state / "ledger" / "000001.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b"wardround 0", b"wardround 9", 1))
     verdict = shell.json("audit", "verify", code=1)
-    assert (verdict["ok"], verdict["first_bad"]) == (False, 0)
+    assert (verdict["ok"], verdict["first_bad"]) == (False, 1)
+    assert "lines" not in verdict  # no number of a changed ledger is a fact
     assert "CHANGED: " in shell.run("audit", "verify", code=1).stdout
 
 

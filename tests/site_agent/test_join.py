@@ -48,7 +48,7 @@ def test_a_join_writes_an_identity_that_only_its_owner_reads(coordinator: FakeCo
     assert stat.S_IMODE(joined.key.stat().st_mode) == 0o600
     assert stat.S_IMODE(state.identity.stat().st_mode) == 0o700
     assert [line["type"] for line in audit.records(state.ledger)] == ["genesis", "control", "identity"]
-    assert audit.verify(state.ledger)[1] == audit.VERIFIED
+    assert audit.verify(state.ledger)[1] == audit.CONSISTENT
     assert joined.warning == ""
 
 

@@ -52,7 +52,9 @@ def test_64_kib_that_leave_beside_one_update_are_flagged_within_its_round(tmp_pa
 def test_the_coordinators_copy_of_the_receipts_agrees_with_the_ledger(honest: Passed) -> None:
     code, said = verify(honest.ledger, "--receipts", honest.receipts)
     assert code == 0
-    assert f"{ROUNDS + 1} receipts of the coordinator's copy agree" in said  # the closing validation has one too
+    assert (
+        f"when the copy of the coordinator's {ROUNDS + 1} receipts was made; they agree" in said
+    )  # the closing validation has one too
 
 
 def test_a_ledger_cut_and_signed_again_with_its_own_key_fails_against_the_coordinators_copy(
@@ -68,7 +70,7 @@ def test_a_ledger_cut_and_signed_again_with_its_own_key_fails_against_the_coordi
     stolen = Identity(SiteState(honest.ledger.parent).identity).ledger_key()
     signed = LedgerHead(json.loads(lines[0])["ledger_id"], len(kept), head).sign(stolen)
     (ledger / "heads.jsonl").write_bytes(canonical.dumps(signed.document()) + b"\n")
-    assert verify(ledger)[0] == 0
+    assert verify(ledger)[0] == 4  # consistent, and nothing more is shown
     code, said = verify(ledger, "--receipts", honest.receipts)
     assert code == 1
     assert f"this one has {len(kept)}: it was cut short" in said

@@ -79,7 +79,7 @@ def test_only_the_shared_extractors_tensors_are_in_the_ledgers(federation: tuple
 def test_every_ledger_verifies_without_an_unsigned_tail(federation: tuple[World, dict[str, Any]]) -> None:
     world, _ = federation
     for site in SITES:
-        verdict = world.site_json(site, "audit", "verify")
+        verdict = world.site_json(site, "audit", "verify", "--ask")
         assert verdict["ok"], verdict
         assert verdict["unsigned_tail"] == 0
 

@@ -4,7 +4,6 @@ import ast
 import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from site_agent import audit
 from tools import evidence_tamper, verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made, Tally, joined
-from wardround import canonical
+from wardround import canonical, dsse
 from wardround.receipts import EMPTY_HEAD, line_hash, next_head
 
 SECOND = Path(__file__).parents[2] / "tools" / "verify_ledger.py"
@@ -44,6 +43,13 @@ def test_every_kind_of_change_of_a_ledger_of_what_was_sent_again_is_found_by_bot
     nothing_slipped_through(evidence_tamper.exhaustive_lines(tmp_path, Made(12, again=True), part=1, parts=97))
 
 
+def test_every_kind_of_change_of_older_ledgers_receipts_and_bundles_is_judged_alike(tmp_path: Path) -> None:
+    two = Made(8, seed=8, before=Made(8))
+    nothing_slipped_through(evidence_tamper.exhaustive_older(tmp_path / "a", two, part=5, parts=199))
+    nothing_slipped_through(evidence_tamper.exhaustive_receipts(tmp_path / "b", Made(11), part=1, parts=149))
+    nothing_slipped_through(evidence_tamper.exhaustive_bundle(tmp_path / "c", two, part=2, parts=199))
+
+
 def test_a_long_ledger_with_an_unsigned_tail_is_judged_alike_by_both(tmp_path: Path) -> None:
     nothing_slipped_through(evidence_tamper.sampled(tmp_path, Made(300, tail=10), 10, 60, seed=1))
 
@@ -52,7 +58,7 @@ def test_the_evidence_does_not_take_a_missed_change_for_a_found_one(tmp_path: Pa
     tally = Tally()
     twenty.write(tmp_path)
     tally.judge("nothing", "nothing was changed", tmp_path)
-    assert tally.missed == ["nothing was changed: 0 "]
+    assert tally.missed == ["nothing was changed: 4 "]
 
 
 def relinked(records: list[dict[str, object]]) -> list[bytes]:
@@ -69,8 +75,9 @@ MALFORMED = [
     pytest.param(4, {"bytes": -1}, id="a negative count"),
     pytest.param(4, {"methods": [{"method": "Declare"}]}, id="a method without its count"),
     pytest.param(3, {"by": {"name": "dpo"}}, id="a person without a user id"),
-    pytest.param(3, {"type": "gossip"}, id="an unknown type"),
+    pytest.param(3, {"type": "Gossip!"}, id="a type that is no word"),
     pytest.param(3, {"type": "genesis", "ledger_id": "x"}, id="a second beginning"),
+    pytest.param(3, {"type": ["consent"]}, id="a type that is a list"),
     pytest.param(3, {"v": 2}, id="another version"),
     pytest.param(2, {"ts": 5}, id="a time that is a number"),
     pytest.param(1, {"receipt_key": "zz" * 32}, id="a key that is not hexadecimal"),
@@ -89,8 +96,8 @@ def test_a_record_without_its_form_is_found_by_both_even_in_a_chain_made_anew(
     records[at] |= changed
     (tmp_path / SEGMENT).write_bytes(joined(relinked(records)))
     verdict, code = audit.verify(tmp_path)
-    assert (code, verdict.first_bad) == (audit.TAMPERED, at), verdict.reason
-    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, at + 1), verdict.reason
+    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at + 1)
 
 
 AGAIN = [
@@ -117,9 +124,9 @@ def test_what_was_sent_again_must_be_what_was_recorded(
     records[at] |= changed
     (tmp_path / SEGMENT).write_bytes(joined(relinked(records)))
     verdict, code = audit.verify(tmp_path)
-    assert (code, verdict.first_bad) == (audit.TAMPERED, at)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, at + 1)
     assert said in verdict.reason
-    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at)
+    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at + 1)
 
 
 def test_what_is_sent_again_after_its_receipt_is_found_by_both(tmp_path: Path) -> None:
@@ -129,17 +136,18 @@ def test_what_is_sent_again_after_its_receipt_is_found_by_both(tmp_path: Path) -
     records.insert(8, {**records[6], "try": 3})
     (tmp_path / SEGMENT).write_bytes(joined(relinked(records)))
     verdict, code = audit.verify(tmp_path)
-    assert (code, verdict.first_bad) == (audit.TAMPERED, 8), verdict.reason
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 9), verdict.reason
     assert "or what has a receipt" in verdict.reason
-    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, 8)
+    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, 9)
 
 
 def test_both_verifiers_say_how_often_something_was_sent_again(tmp_path: Path) -> None:
     made = Made(12, again=True)
     made.write(tmp_path)
     verdict, code = audit.verify(tmp_path)
-    assert (code, verdict.uploads, verdict.bytes, verdict.resends, verdict.resent_bytes) == (0, 2, 128, 2, 128)
-    assert verify_ledger.judge(tmp_path)[2].startswith("12 lines, 2 uploads, 128 payload bytes, 2 times again\n")
+    assert (code, verdict.uploads, verdict.bytes) == (audit.CONSISTENT, 2, 128)
+    assert (verdict.resends, verdict.resent_bytes) == (2, 128)
+    assert "12 lines, 2 uploads, 128 payload bytes, 2 times again\n" in verify_ledger.judge(tmp_path)[2]
 
 
 LATER = [
@@ -150,6 +158,7 @@ LATER = [
     {"type": "blocked", "study": "hearts", "revision": 1, "round": 3, "rule": "deny", "what": "head.weight"},
     {"type": "left", "by": {"name": "dpo", "uid": 1000}},
     {"type": "session", "event": "closed", "peer": "x", "bytes_up": 0, "something_new": ["x"]},
+    {"type": "of_a_later_version", "something_new": ["x"]},
 ]
 
 
@@ -158,8 +167,11 @@ def test_every_type_of_record_and_fields_of_a_later_version_pass_both(tmp_path: 
     common = {"v": 1, "ts": "2026-01-01T00:00:00.000Z"}
     (tmp_path / SEGMENT).write_bytes(joined(relinked([*first, *({**common, **record} for record in LATER)])))
     verdict, code = audit.verify(tmp_path)
-    assert (code, verdict.unsigned_tail) == (audit.UNRESOLVED, 11), verdict.reason
-    assert verify_ledger.judge(tmp_path)[0] == audit.UNRESOLVED
+    assert (code, verdict.unsigned_tail) == (audit.UNRESOLVED, 12), verdict.reason
+    assert "what lines of type of_a_later_version say: a newer version wrote them" in verdict.not_shown
+    code, _, said = verify_ledger.judge(tmp_path)
+    assert code == audit.UNRESOLVED
+    assert "consistent: yes; lines of unknown types: of_a_later_version\n" in said
 
 
 def second(*line: str) -> subprocess.CompletedProcess[str]:
@@ -167,24 +179,42 @@ def second(*line: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_second_verifier_says_its_verdict_and_exits_with_it(tmp_path: Path, twenty: Made) -> None:
-    twenty.write(tmp_path)
-    done = second(str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "20 lines, 5 uploads, 320 payload bytes\nVERIFIED\n")
-    (tmp_path / HEADS).write_bytes(joined(twenty.heads[:-1]))
-    done = second(str(tmp_path))
+    folder, receipts = tmp_path / "ledger", tmp_path / "receipts.jsonl"
+    twenty.write(folder)
+    receipts.write_bytes(twenty.copy())
+    done = second(str(folder), "--receipts", str(receipts))
+    key = dsse.keyid(twenty.ledger_key.public_key())
+    assert (done.returncode, done.stdout.splitlines()) == (0, [
+        "st-olav of f, 2026-01-01T00:00:00.000Z to 2026-01-01T00:00:00.000Z: 20 lines, 5 uploads, 320 payload bytes",
+        "consistent: yes",
+        "complete: yes: as of 2026-02-01T00:00:00Z, 5 receipts; lines 19 to 20 are newer",
+        f"whose: yes, by the receipts: ledger key {key}",
+        "VERIFIED",
+    ])  # fmt: skip
+    done = second(str(folder), "--key", key)
+    assert (done.returncode, done.stdout.splitlines()[2:]) == (4, [
+        "complete: NOT SHOWN: no copy of the coordinator's receipts was given",
+        f"whose: yes, by --key: ledger key {key}",
+        "CONSISTENT, COMPLETENESS NOT SHOWN",
+    ])  # fmt: skip
+    (folder / HEADS).write_bytes(joined(twenty.heads[:-1]))
+    done = second(str(folder))
     assert done.returncode == 2
     assert "UNRESOLVED: 0 uploads without a receipt, 1 lines that no signed head covers" in done.stdout
-    (tmp_path / SEGMENT).write_bytes(joined(twenty.lines[1:]))
-    done = second(str(tmp_path))
-    assert (done.returncode, done.stdout.split(" has")[0]) == (1, "TAMPERED: line 0")
+    (folder / SEGMENT).write_bytes(joined(twenty.lines[1:]))
+    done = second(str(folder))
+    assert (done.returncode, done.stdout.split(" has")[0]) == (1, "TAMPERED: ledger line 1")
     done = second(str(tmp_path / "nowhere"))
-    assert (done.returncode, done.stdout) == (3, f"CANNOT VERIFY: there is no ledger in {tmp_path / 'nowhere'}\n")
-    assert second().returncode == 64
+    assert (done.returncode, done.stdout) == (3, "CANNOT VERIFY: there is no ledger in nowhere\n")
+    for line in ((), ("--nothing",), (str(folder), "--bundle", "x")):
+        done = second(*line)
+        assert done.returncode == 64
+        assert "error: " in done.stderr
 
 
 def test_the_second_verifier_is_short_and_needs_the_standard_library_and_cryptography_alone() -> None:
     text = SECOND.read_text()
-    assert len(text.splitlines()) < 340
+    assert len(text.splitlines()) < 500
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(text))
@@ -195,20 +225,32 @@ def test_the_second_verifier_is_short_and_needs_the_standard_library_and_cryptog
     assert imported - set(sys.stdlib_module_names) == {"cryptography"}
 
 
-def test_the_verifier_in_a_bundle_runs_alone(tmp_path: Path, twenty: Made) -> None:
+def test_the_copy_that_an_auditor_takes_runs_alone_on_a_bundle(tmp_path: Path, twenty: Made) -> None:
     from site_agent.audit import bundle
 
     twenty.write(tmp_path / "ledger")
-    bundle.write(tmp_path, twenty.ledger_key, tmp_path / "b.tar")
-    with tarfile.open(tmp_path / "b.tar") as archive:
-        archive.extractall(tmp_path / "out", filter="data")
-    done = subprocess.run(
-        [sys.executable, "-I", "VERIFY.py", "ledger"], cwd=tmp_path / "out", capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "VERIFIED")
+    bundle.make(tmp_path, twenty.ledger_key, tmp_path / "b.tar", audit.Copy(twenty.copy(), "the coordinator's", True))
+    (tmp_path / "own.py").write_bytes(SECOND.read_bytes())
+    (tmp_path / "receipts.jsonl").write_bytes(twenty.copy())
+    line = [sys.executable, "-I", "own.py", "--bundle", "b.tar", "--receipts", "receipts.jsonl"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "VERIFIED"), done.stderr
 
 
-def test_a_reopened_ledger_goes_on_from_the_receipts_of_the_one_it_cites(tmp_path: Path) -> None:
-    Made(20, after="ef" * 32).write(tmp_path)
-    assert audit.verify(tmp_path)[1] == audit.VERIFIED
-    assert verify_ledger.judge(tmp_path)[0] == audit.VERIFIED
+def test_a_reopened_ledger_goes_on_from_the_receipts_of_the_one_it_cites(tmp_path: Path, twenty: Made) -> None:
+    folder, receipts = tmp_path / "ledger", tmp_path / "receipts.jsonl"
+    newer = Made(20, seed=8, before=twenty)
+    newer.write(folder)
+    receipts.write_bytes(newer.copy())
+    verdict, code = audit.verify(folder, receipts)
+    assert (code, verdict.ledgers, verdict.lines, verdict.compared) == (audit.VERIFIED, 2, 40, 10)
+    assert verify_ledger.judge(folder, receipts=receipts)[0] == audit.VERIFIED
+
+
+def test_lines_behind_the_head_that_a_newer_ledger_cites_are_found_by_both(tmp_path: Path, twenty: Made) -> None:
+    folder = tmp_path / "ledger"
+    Made(20, seed=8, before=Made(16)).write(folder)
+    twenty.write(tmp_path / f"ledger-{twenty.ledger_id}")  # the same one, four lines longer
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad, verdict.ledger) == (audit.TAMPERED, 17, f"ledger-{twenty.ledger_id}")
+    assert verify_ledger.judge(folder)[:2] == (audit.TAMPERED, 17)

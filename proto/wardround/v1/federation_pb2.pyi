@@ -389,3 +389,15 @@ class Envelope(_message.Message):
     keyid: str
     signature: bytes
     def __init__(self, payload_type: _Optional[str] = ..., payload: _Optional[bytes] = ..., keyid: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class ReceiptsRequest(_message.Message):
+    __slots__ = ("agent_version",)
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    agent_version: str
+    def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
+
+class ReceiptsReply(_message.Message):
+    __slots__ = ("envelopes",)
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
+    def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...

@@ -64,6 +64,11 @@ class FederationStub:
                 request_serializer=wardround_dot_v1_dot_federation__pb2.LedgerPage.SerializeToString,
                 response_deserializer=wardround_dot_v1_dot_federation__pb2.LedgerKnown.FromString,
                 _registered_method=True)
+        self.Receipts = channel.unary_stream(
+                '/wardround.v1.Federation/Receipts',
+                request_serializer=wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.SerializeToString,
+                response_deserializer=wardround_dot_v1_dot_federation__pb2.ReceiptsReply.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -111,6 +116,14 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Receipts(self, request, context):
+        """Every receipt of this site's present enrolment, oldest first; the last envelope is the coordinator's signed
+        statement about them (`wardround.receipt_copy`). Safe to repeat. One such call of a site at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +156,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Ledger,
                     request_deserializer=wardround_dot_v1_dot_federation__pb2.LedgerPage.FromString,
                     response_serializer=wardround_dot_v1_dot_federation__pb2.LedgerKnown.SerializeToString,
+            ),
+            'Receipts': grpc.unary_stream_rpc_method_handler(
+                    servicer.Receipts,
+                    request_deserializer=wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.FromString,
+                    response_serializer=wardround_dot_v1_dot_federation__pb2.ReceiptsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +325,33 @@ class Federation:
             '/wardround.v1.Federation/Ledger',
             wardround_dot_v1_dot_federation__pb2.LedgerPage.SerializeToString,
             wardround_dot_v1_dot_federation__pb2.LedgerKnown.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Receipts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wardround.v1.Federation/Receipts',
+            wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.SerializeToString,
+            wardround_dot_v1_dot_federation__pb2.ReceiptsReply.FromString,
             options,
             channel_credentials,
             insecure,
