@@ -256,6 +256,19 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
+def test_the_report_says_how_often_something_was_sent(tmp_path: Path) -> None:
+    made = Made(12, again=True)
+    made.write(tmp_path / "ledger")
+    verdict, code = audit.verify(tmp_path / "ledger")
+    text = report.page(tmp_path / "ledger", tmp_path / "none", verdict, code)
+    assert "<dd>2 times, after a broken line or a restart: 128 B at most</dd>" in text
+    assert text.count('<td class="n">64</td><td class="n">2</td>') == 2  # bytes, tries
+    made = Made(12)
+    made.write(tmp_path / "ledger")
+    verdict, code = audit.verify(tmp_path / "ledger")
+    assert "Sent again" not in report.page(tmp_path / "ledger", tmp_path / "none", verdict, code)
+
+
 def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> None:
     (state / "consents").mkdir()
     stays = [{"name": "<b>private</b>", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
