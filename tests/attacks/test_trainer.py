@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from site_agent import audit
+from site_agent.cli import study_rows
 from site_agent.gateway.ledger import Ledger
 from site_agent.state import Journal, SiteState
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
@@ -76,7 +77,9 @@ def test_resent_file_was_rewritten(tmp_path: Path, specs: tuple[TensorSpec, ...]
 
 
 @pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
-@pytest.mark.parametrize("specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB")])
+@pytest.mark.parametrize(
+    "specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB", marks=pytest.mark.chaos)]
+)
 def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
     """A coordinator that breaks every stream gets no more than the quota, whatever it asks, also after a restart."""
     world = ExitWorld(tmp_path, specs)
@@ -88,6 +91,7 @@ def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpe
         assert len(world.hostile.streams) == 4  # a drafted policy has room for sending an update four times
         (blocked,) = world.lines("blocked")
         assert blocked["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
+        assert study_rows(world.state)[0]["state"] == "running"  # and not "uploading" for good
         world.coordinator.declared.clear()
         world.restart()
         world.coordinator.wait_connected()

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent import audit
 from site_agent.audit import bundle, export, report
 from site_agent.audit.files import Lines, in_folder
-from site_agent.audit.form import read, records
+from site_agent.audit.form import Lines, read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
@@ -45,9 +45,6 @@ def state(tmp_path: Path, made: Made) -> Path:
 @pytest.fixture
 def receipts(state: Path) -> Path:
     return state.parent / "receipts.jsonl"
-
-
-# The coordinator's copy of the receipts
 
 
 def cut_and_signed_again(state: Path, made: Made, keep: int) -> None:
@@ -118,9 +115,6 @@ def test_receipts_that_are_no_whole_copy_cannot_be_compared(state: Path, receipt
     assert "cannot be read (No such file" in audit.verify(state / "ledger", state / "none")[0].reason
 
 
-# A counter's bytes
-
-
 PAYLOAD, CONTROL = 5 * 64, 5 * 90
 
 
@@ -180,9 +174,6 @@ def test_payload_that_no_line_let_out_is_a_fault_although_the_session_counts_it(
         assert found.ok is ok, found
     assert found.reason == "1 payload bytes more left than the ledger's `upload` and `resend` lines let out"
     assert found.sent_again == let_out + 1 - 2 * 64
-
-
-# For people and other programs
 
 
 def test_records_are_chosen_by_study_round_and_tensor(state: Path) -> None:
@@ -349,9 +340,6 @@ def test_nothing_is_bundled_without_a_ledger(tmp_path: Path) -> None:
         bundle.make(tmp_path, Ed25519PrivateKey.generate(), tmp_path / "x.tar")
 
 
-# Reading
-
-
 def test_reading_fast_agrees_with_the_canonical_form_for_everything(made: Made) -> None:
     good = [{"a": [1, None, True, "é\u2028"], "b": {}}, [], "x", -5, 2**53 - 1]
     for value in good:
@@ -372,9 +360,6 @@ def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path:
     assert list(lines) == made.lines
     assert lines.torn
     assert audit.verify(tmp_path)[0].reason.endswith("lines and a torn one")
-
-
-# The commands
 
 
 def agent(*line: str, code: int = 0) -> str:
@@ -464,3 +449,14 @@ def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", look, str(state / "ledger")], capture_output=True, text=True)
     assert done.stdout.strip() in ("set()", "{'socket'}"), done.stderr
+
+
+def test_the_report_says_how_often_something_was_sent(tmp_path: Path) -> None:
+    made = Made(12, again=True)
+    made.write(tmp_path / "ledger")
+    text = page_of(tmp_path)
+    assert "<dd>2 times, after a broken line or a restart: 128 B at most</dd>" in text
+    assert text.count('<td class="n">64</td><td class="n">2</td>') == 2  # bytes, tries
+    made = Made(12)
+    made.write(tmp_path / "ledger")
+    assert "Sent again" not in page_of(tmp_path)

@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from site_agent.gateway.staging import Staging, is_model, model_name
 from wardround import durable
 from wardround.errors import BadData, CannotWrite
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -107,3 +111,35 @@ def test_removing_follows_no_link_and_leaves_folders_and_other_studies_alone(fol
     assert left == {"best-a-22.safetensors", "base-a-b-1.safetensors", "base-a-1.safetensors.txt", "trainer.sock"}
     assert is_model(model_name("base", "a", 3), "a")
     assert not is_model(model_name("base", "a-3", 3), "a")
+
+
+LARGE = """
+import pathlib, resource, sys
+
+import numpy
+from site_agent.gateway import egress
+from site_agent.gateway.staging import Staging
+from tests.site_agent.fake_trainer import leaf
+from wardround.tensors import TensorSpec, file_header
+
+class Consent:
+    study, leaves = "large", [leaf(TensorSpec("w", "F32", (8192, 8192)))]
+
+folder, own = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+header = file_header([TensorSpec("w", "F32", (8192, 8192))])
+with (folder / "update").open("wb") as file:
+    file.write(header)
+    file.truncate(len(header) + 4 * 8192 * 8192)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+digest = egress.take(Staging(folder), "update", Consent, own)
+manifest, rows = egress.measure(own, Consent)
+assert manifest.digest() == digest
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_an_update_is_never_held_in_memory(folder: Path, tmp_path: Path) -> None:
+    """256 MiB, copied, hashed and measured."""
+    line = [sys.executable, "-c", LARGE, folder, tmp_path / "own"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < 16 * 1024  # KiB
