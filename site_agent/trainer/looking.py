@@ -33,8 +33,8 @@ def at(named: DataSource) -> dict[str, Any]:
     rows = [(role, *row) for role, path in paths.items() for row in _status(role, path, found)]
     found["bytes"] = sum(row[2] for row in rows)
     said = {key: text for key, text in named.told().items() if key not in ("digest", "weights")}
-    found["data"] = canonical.digest({"named": said, "files": sorted(map(list, rows))})
-    weights = [] if named.weights is None else [list(row) for row in _status("weights", Path(named.weights), found)]
+    found["data"] = canonical.digest({"named": said, "files": sorted(rows)})
+    weights = [] if named.weights is None else list(_status("weights", Path(named.weights), found))
     found["weights"] = canonical.digest([named.weights, weights]) if named.weights is not None else ""
     return found
 
