@@ -88,12 +88,12 @@ def studies(
     json: Json = False,
 ) -> None:
     """The studies that the coordinator offers to this site; or what was approved and withdrawn here, and by whom."""
-    here, _ = joined(state)
+    here, site = joined(state)
     if history:
         print_history(here, json=json)
         return
     refresh(here)
-    rows = study_rows(here)
+    rows = study_rows(here, site)
     if json:
         print_json({"studies": rows})
         return
@@ -210,22 +210,19 @@ def _invitation_text(source: str | None) -> str:
         raise BadData(f"{source}: this is not an invitation: it is no text") from None
 
 
-def study_rows(here: "SiteState") -> list[dict[str, Any]]:
+def study_rows(here: "SiteState", site: "Site") -> list[dict[str, Any]]:
     """Each study's line in `studies` and `status`."""
-    from site_agent.gateway.consent import differences
     from site_agent.preview import row
-    from site_agent.state import data_changed
+    from site_agent.standing import hindrances
+    from site_agent.state import Journal
+    from wardround.identity import Name
 
+    coordinator = Name(site.federation, "coordinator").uri
     rows = []
     for offer in here.offers():
-        consent = here.consent(offer.study)
-        journal = here.journal(offer.study)
-        changes = differences(consent, offer) if consent is not None else []
-        if consent is not None and not changes and data_changed(consent, journal):
-            changes = [
-                f"what it trains on is not what was approved, so round {journal.round} was declined; `site-agent data "
-                f"check {consent.data['name']} --study {offer.study}` looks at it"
-            ]
+        consent, journal = here.consent(offer.study), here.journal(offer.study)
+        journal = journal if journal.study_digest == offer.digest else Journal(offer.study)
+        changes = hindrances(here, coordinator, offer, consent, journal) if consent is not None else []
         rows.append(row(offer, consent, journal, changes))
     return rows
 
@@ -261,7 +258,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
             "separate": gateway_uid != trainer["uid"],
             "root": 0 in (gateway_uid, trainer["uid"]),
         },
-        "studies": study_rows(here),
+        "studies": study_rows(here, site),
     }
 
 

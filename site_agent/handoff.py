@@ -9,7 +9,9 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
                                                                  model, parameters, weights}
     inspect      {PATHS and COLUMNS of trainer.kinds}        -> {digest, rows, test_rows, columns, patients}
     check        {study, site, data: NAME}                   -> {digest, rows, train_rows, validation_rows, test_rows,
-                                                                 gives, classes, warnings, common, weights}
+                                                                 gives, classes, warnings, common, weights, seen}
+    look         {data: NAME}                                -> {data, weights, bytes, missing, unreadable}
+    digests      {data: NAME}                                -> {digest, weights}
     train        {study, revision, study_digest, site, round, attempt, base, base_digest, data}
                                                              -> {update, num_examples, num_validation, metrics}
     validate     the same                                    -> {num_examples, num_validation, metrics}
@@ -56,7 +58,7 @@ LAST_WORDS_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
 ROUND_COMMANDS = frozenset({"train", "validate", "finish"})
-READING_COMMANDS = frozenset({"inspect", "check", "predict"})  # a folder of images may be large
+READING_COMMANDS = frozenset({"inspect", "check", "digests", "predict"})  # a folder of images may be large
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
 log = logging.getLogger(__name__)
 

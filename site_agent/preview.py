@@ -6,6 +6,7 @@ from site_agent import state
 from site_agent.state import Consent, Journal, Offer, study_state
 
 SHOWN_NAMES = 6
+WORKED_ON = ("approved", "running", "paused", "training")  # states of a study that goes on, or would
 
 
 def exposed(exposure: str, apart: str) -> str:
@@ -56,6 +57,8 @@ def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
 def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[str]) -> dict[str, Any]:
     """One study's line in `studies` and `status`. ``changes`` says in words what changed since it was approved."""
     standing = study_state(offer, consent, journal)
+    if changes and standing in WORKED_ON:
+        standing = "changed"
     round_ = journal.round if journal.study_digest == offer.digest else 0
     if standing != "held":  # the closing numbers come after the last round; held, they are released by their own number
         round_ = min(round_, offer.rounds)

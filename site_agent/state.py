@@ -115,6 +115,7 @@ class Consent:
     document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
     attempts: int = 0  # how often each of its rounds may be asked for
     account: dict[str, Any] = field(default_factory=dict)  # what was shown: the fields of ``Shown``
+    seen: dict[str, str] = field(default_factory=dict)  # how the files lay there, as ``trainer.looking`` says
     withdrawn_by: dict[str, Any] = field(default_factory=dict)
     withdrawn_at: str = ""
 
@@ -390,6 +391,7 @@ def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
         "document": {},
         "attempts": 0,
         "account": {},
+        "seen": {},
         "withdrawn_by": {},
         "withdrawn_at": "",
         **document,

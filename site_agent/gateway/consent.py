@@ -86,6 +86,7 @@ def grant(
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
         exposure=described["exposure"], apart=described["apart"], document=offer.document, attempts=ATTEMPTS,
         account=asdict(shown),
+        seen=checked.get("seen", {}),
     )  # fmt: skip
 
 

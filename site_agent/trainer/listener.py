@@ -22,7 +22,7 @@ from wardround.latch import Latch, set_by_signals
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 8  # after a gateway was killed, its listener may still be ending a worker
-OF_NO_ROUND = frozenset({"describe", "inspect", "check", "predict"})
+OF_NO_ROUND = frozenset({"describe", "inspect", "check", "digests", "predict"})
 log = logging.getLogger(__name__)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_algorithms.hardware import Hardware
 from site_agent.handoff import ROUND_COMMANDS, TRAINING_FAILED
-from site_agent.trainer import inspection, vault
+from site_agent.trainer import inspection, looking, vault
 from site_agent.trainer.kinds import PREDICTABLE
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 
@@ -77,6 +77,8 @@ class Requests:
                 return self._rounds.describe(request["study"], request["site"], request.get("data", ""))
             case "check":
                 return self._rounds.check(request["study"], request["site"], request["data"])
+            case "digests":
+                return looking.digests(self._state, request["data"])
             case "train":
                 return self._rounds.train(request, _seldom(progress))
             case "validate":
@@ -137,9 +139,14 @@ def _export(state: Path, request: Request) -> dict[str, Any]:
     return vault.export(state, request["study"], request["checkpoint"], Path(request["out"]))
 
 
+def _look(state: Path, request: Request) -> dict[str, Any]:
+    return looking.look(state, request["data"])
+
+
 # What needs neither torch nor patients, so that the listener does it itself while its worker trains.
 BOOKKEEPING: dict[str, Callable[[Path, Request], Any]] = {
     "commit": _commit,
+    "look": _look,
     "discard": _discard,
     "checkpoints": _checkpoints,
     "export": _export,

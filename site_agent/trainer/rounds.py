@@ -31,7 +31,7 @@ from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
 from site_agent.handoff import staged
 from site_agent.trainer import data as tables
-from site_agent.trainer import predictions
+from site_agent.trainer import looking, predictions
 from site_agent.trainer import vault as vaults
 from site_agent.trainer.tensorfiles import (
     from_bytes,
@@ -127,6 +127,7 @@ class Rounds:
                 or the weights are no file for its network.
         """
         source = tables.source(self._state, name)
+        seen = looking.at(source)  # before it is read: what is changed meanwhile is another from then on
         study = self._installed(document, site, source.network)
         data = self._load(study, name, source)
         warnings = list(data.warnings)
@@ -144,6 +145,7 @@ class Rounds:
             "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
             "common": study.file.common.digest if data.common is not None and study.file.common is not None else "",
             "weights": self._weights(study, source),
+            "seen": {"data": seen["data"], "weights": seen["weights"]},
             "warnings": warnings,
         }
 

@@ -50,6 +50,9 @@ class FakeTrainer:
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
         self.num_examples: Any = 80
         self.poison = ""
+        self.digest = "ab" * 32
+        self.seen = "as approved"
+        self.missing: list[str] = []
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
         self.asked: list[dict[str, Any]] = []
@@ -93,9 +96,15 @@ class FakeTrainer:
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         self.before_check()
         return {
-            "digest": "ab" * 32, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"],
-            "common": self.common, "weights": self.weights,
+            "digest": self.digest, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"],
+            "common": self.common, "weights": self.weights, "seen": {"data": self.seen, "weights": ""},
         }  # fmt: skip
+
+    def _look(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"data": self.seen, "weights": "", "bytes": 10, "missing": self.missing, "unreadable": []}
+
+    def _digests(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"digest": self.digest, "weights": ""}
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.failure is not None:

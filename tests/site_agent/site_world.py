@@ -58,6 +58,9 @@ class SiteWorld:
         """Until the running agent has kept an offer of ``study``."""
         wait_until(lambda: self.state.known_offer(study) is not None, f"`{study}` is kept", 20)
 
+    def wait_ended(self) -> None:
+        wait_until(lambda: self.state.journal(STUDY).ended, "the end is noted", 20)
+
     def another_model(self, seed: int) -> Path:
         """A model of the same tensors."""
         return write_tensors(self.folder / f"model-{seed}.safetensors", SHARED, seed)

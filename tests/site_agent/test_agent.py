@@ -389,7 +389,7 @@ def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(wor
     world.trainer.failure = BadData("another table", code="DECLINED_DATA_CHANGED")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_CHANGED")
-    (row,) = study_rows(world.state)
+    (row,) = study_rows(world.state, world.state.site())
     assert (row["state"], row["round"]) == ("changed", 1)
     (said,) = row["changes"]
     assert said == (
@@ -397,15 +397,15 @@ def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(wor
         "hearts` looks at it"
     )
     world.restart()  # a journal is read back as it was written
-    (row,) = study_rows(world.state)
+    (row,) = study_rows(world.state, world.state.site())
     assert row["state"] == "changed"
     world.trainer.failure = None
     world.approve()
-    (row,) = study_rows(world.state)
+    (row,) = study_rows(world.state, world.state.site())
     assert (row["state"], row["changes"]) == ("approved", [])
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("commit")
-    (row,) = study_rows(world.state)
+    (row,) = study_rows(world.state, world.state.site())
     assert (row["state"], world.state.journal(STUDY).declined) == ("running", "")
 
 
@@ -415,7 +415,7 @@ def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: Si
     world.trainer.failure = BadData("text in a numeric column", code="DECLINED_DATA_INVALID")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
-    (row,) = study_rows(world.state)
+    (row,) = study_rows(world.state, world.state.site())
     assert (row["state"], row["changes"]) == ("running", [])
 
 
