@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BY_EXIT_CODE, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
+from wardround.errors import BY_EXIT_CODE, BadData, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
 
 MAX_LINE = 8 * 1024 * 1024
 Reply = Callable[[Any], None]
@@ -83,24 +83,41 @@ class ControlServer:
                 _send(connection, _failure(said))
 
 
-def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, timeout_s: float | None = 60) -> Any:
+class Garbled(BadData):
+    """What came is no answer: not one JSON object on a line, or not of an answer's form."""
+
+
+def call(
+    path: Path,
+    request: dict[str, Any],
+    progress: Reply | None = None,
+    *,
+    timeout_s: float | None = 60,
+    parse: Callable[[bytes], dict[str, Any]] | None = None,
+    failure: Callable[[Any], WardroundError] | None = None,
+) -> Any:
     """Ask the service at ``path``.
+
+    Args:
+        parse: reads a line, if not ``parsed``.
+        failure: makes what is raised of what the service says of an error, if not ``failure_from``.
 
     Raises:
         Unavailable: nobody listens there, or no answer came in ``timeout_s``.
+        Garbled: what came is no answer.
         WardroundError: what the service's handler raised.
     """
+    parse, failure = parse or parsed, failure or failure_from
     with connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(timeout_s)
         try:
             _send(connection, request)
-            for answer in _lines(stream):
+            while line := stream.readline(MAX_LINE):
+                answer = parse(line)
                 if "result" in answer:
                     return answer["result"]
                 if "error" in answer:
-                    said = answer["error"]
-                    kind = BY_EXIT_CODE.get(said["exit_code"], WardroundError)
-                    raise kind(said["message"], hint=said["hint"], code=said["code"])
+                    raise failure(answer["error"])
                 if progress is not None:
                     progress(answer.get("progress"))
         except TimeoutError:
@@ -108,6 +125,39 @@ def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, 
         except (BrokenPipeError, ConnectionResetError):
             pass  # said below
     raise Unavailable(f"the service at {path.parent} went away before it answered")
+
+
+def parsed(line: bytes, parts: int | None = None) -> dict[str, Any]:
+    """One line as the object that it is.
+
+    Args:
+        parts: how many values it may hold, if that is bounded; each takes some 60 bytes of memory or more.
+
+    Raises:
+        Garbled: it is cut, no JSON, no object, nested too deep, or holds nan, infinity or too many values.
+    """
+    if parts is not None and sum(line.count(mark) for mark in (b",", b"[", b"{")) > parts:
+        raise Garbled(f"more than {parts} values in one answer")
+    try:
+        found = json.loads(line, parse_constant=_no_number) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Garbled("not an answer: one JSON object on one line was wanted")
+    return found
+
+
+def failure_from(said: Any) -> WardroundError:
+    """What a service's error is here. One that is of no form is Garbled."""
+    if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("message", "hint", "code")):
+        return Garbled("not an answer: an error without its words")
+    code = said.get("exit_code")
+    kind = BY_EXIT_CODE.get(code, WardroundError) if isinstance(code, int) else WardroundError
+    return kind(said["message"], hint=said["hint"], code=said["code"])
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
 
 
 def is_listening(path: Path) -> bool:
@@ -186,8 +236,3 @@ def _request(line: bytes) -> dict[str, Any]:
 def _failure(error: WardroundError) -> dict[str, Any]:
     said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
     return {"error": said}
-
-
-def _lines(stream: Any) -> Iterator[dict[str, Any]]:
-    while line := stream.readline(MAX_LINE):
-        yield json.loads(line)
