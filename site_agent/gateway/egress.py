@@ -16,18 +16,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.gateway import consent as consents
-from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
 from site_agent.gateway.gate import Gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import Opening
 from site_agent.gateway.meter import Meter
 from site_agent.state import Consent, Journal, Site
+from wardround import refusals
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable
 from wardround.receipts import NOT_RECEIVED, Receipt
 from wardround.study import ToldSection
 from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+from wardround.terminal import quoted
 
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
 log = logging.getLogger(__name__)
@@ -115,7 +117,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, site: Site, interrupt
         NeedsPerson: the receipt is not the coordinator's, or is for something else.
         WardroundError: the coordinator refused the call itself.
     """
-    for pause in pauses():
+    for tries, pause in enumerate(pauses(), 1):
         interrupt.check()
         try:
             with line.use() as connection:
@@ -123,6 +125,8 @@ def send(departure: Departure, line: Line, ledger: Ledger, site: Site, interrupt
             return take_receipt(departure.upload_id, envelope, ledger, site)
         except (Unavailable, TryAgain) as error:
             interrupt.check()
+            if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
+                raise  # it stays unresolved, and is asked about with the next connection
             log.warning("%s; trying again in %.1f s", error.message, pause)
             interrupt.wait(pause)
     raise AssertionError("pauses never end")
@@ -219,5 +223,7 @@ def _opening(departure: Departure, ledger: Ledger) -> Opening:
 
 def explain_refusal(receipt: Receipt) -> str:
     """A refusal in words, for the site's log."""
-    tensor = f" (tensor `{receipt.tensor}`)" if receipt.tensor else ""
-    return f"round {receipt.round} of `{receipt.study}` was refused: {receipt.code}{tensor}"
+    tensor = f" (tensor {quoted(receipt.tensor)})" if receipt.tensor else ""
+    why = refusals.explained(receipt.code)
+    said = f"{receipt.code}, {why}" if why else quoted(receipt.code)
+    return f"round {receipt.round} of `{receipt.study}` was refused: {said}{tensor}"

@@ -20,14 +20,14 @@ from typing import Any
 
 from site_agent.gateway import consent as consents
 from site_agent.gateway import egress
-from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
 from site_agent.gateway.desk import open_gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment, ModelRef
 from site_agent.handoff import Trainer
 from site_agent.state import SHARED_MODE, Consent, Journal, Offer, Site, SiteState, now_text
-from wardround import durable
+from wardround import durable, refusals
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors import Manifest, TensorFile, file_header
@@ -112,13 +112,8 @@ class Rounds:
         self._state.save_journal(journal)
         receipt = egress.send(departure, self._line, self._ledger, self._site, interrupt)
         self._decide(journal, receipt)
-        if receipt.code.startswith("LEDGER_"):
-            raise NeedsPerson(
-                f"the coordinator refuses this site's ledger ({receipt.code}): it has seen another or a longer one",
-                hint="was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent "
-                "audit reopen` begins a new ledger that cites this one, and the coordinator's operator confirms it",
-                code=receipt.code,
-            )
+        if receipt.code in refusals.ENDED_LEDGERS:
+            raise refusals.refused(receipt.code, f"round {receipt.round} of `{receipt.study}`")
         return False
 
     def _hold(self, journal: Journal) -> None:
@@ -284,7 +279,7 @@ class Rounds:
         header = file_header(specs)
         path = self._state.staging / f"{prefix}-{assignment.study}-{model.round}.safetensors"
         self._refuse_full_disk(2 * sum(spec.bytes for spec in specs))
-        for pause in pauses():
+        for tries, pause in enumerate(pauses(), 1):
             interrupt.check()
             try:
                 with durable.SpoolFile(path, mode=SHARED_MODE) as file:
@@ -307,6 +302,8 @@ class Rounds:
                     )
             except (Unavailable, TryAgain) as error:
                 interrupt.check()
+                if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
+                    raise
                 log.warning("%s; trying again in %.1f s", error.message, pause)
                 interrupt.wait(pause)
         raise AssertionError("pauses never end")

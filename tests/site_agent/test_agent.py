@@ -444,6 +444,7 @@ def test_a_revoked_site_ends_with_everything_kept(world: SiteWorld) -> None:
     error = world.agent.wait()
     assert isinstance(error, NeedsPerson)
     assert "refuses site `st-olav` (SITE_REVOKED)" in error.message
+    assert "the coordinator's operator has revoked this site" in error.message
     assert error.hint == "nothing here was deleted; ask the coordinator's operator"
     world.agent.stop()
     world.agent = None

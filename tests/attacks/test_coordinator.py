@@ -1,0 +1,184 @@
+"""C: a malicious coordinator, or an honest one in trouble."""
+
+import datetime
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from site_agent.gateway import agent as agents
+from site_agent.gateway.join import join
+from site_agent.state import SiteState
+from tests.coordinator.conftest import Place
+from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.site_world import STUDY, SiteWorld, document
+from tools.world import wait_until
+from wardround import __version__, identity
+from wardround.errors import TryAgain
+from wardround.v1 import enrolment_pb2
+from wardround.v1 import federation_pb2 as pb
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[SiteWorld]:
+    """One hospital's agent in this process, and a coordinator that does what the test says."""
+    world = SiteWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def answer_all_with(hospital: SiteWorld, status: grpc.StatusCode, details: str, heard: list[str]) -> None:
+    """From now on each call of the site ends so; its watch, which is under way, ends too."""
+
+    def abort(context: Any) -> None:
+        heard.append(status.name)
+        context.set_trailing_metadata((("reason-bin", b"\x1b[2J exit"), ("code", "SITE_REVOKED"), ("exit-code", "78")))
+        context.abort(status, details)
+
+    fake = hospital.coordinator
+    fake._admit = abort  # type: ignore[method-assign]
+    with fake.changed:
+        for stream in fake._streams:
+            stream.put(None)
+
+
+SAID_WITH = (
+    grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAVAILABLE,
+)  # fmt: skip
+SAYINGS = [
+    pytest.param("", id="no words"),
+    pytest.param(
+        "REFUSAL_UNSPECIFIED\n/var/lib/wardround/coordinator.db is damaged\nrestore it from a backup", id="its database"
+    ),
+    pytest.param("NO_SUCH_CODE", id="an unknown code"),
+    pytest.param("DECLINED_WITHDRAWN\nyou withdrew", id="a site's own code"),
+    pytest.param("SITE_REVOKED and more", id="almost a code"),
+    pytest.param("CERTIFICATE_UNKNOWN", id="its records are older"),
+    pytest.param("INVITATION_USED", id="a code of another call"),
+    pytest.param("MESSAGE_MALFORMED", id="it cannot read us"),
+]
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/refusals.py")
+@pytest.mark.parametrize("details", SAYINGS)
+def test_peer_ends_the_agent(
+    hospital: SiteWorld, details: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any status, with words, codes or metadata as it likes: the agent tries again and blames nobody here."""
+    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.01))
+    hospital.join()
+    hospital.offer()
+    agent = hospital.start()
+    hospital.coordinator.wait_connected()
+    for status in set(grpc.StatusCode) - {grpc.StatusCode.OK} if not details else SAID_WITH:
+        heard: list[str] = []
+        answer_all_with(hospital, status, details, heard)
+        wait_until(lambda heard=heard: agent.stopped.is_set() or len(heard) > 1, f"calls end {status}", 60)
+        assert agent.stopped.is_set() is False, status
+        del hospital.coordinator._admit
+        wait_until(lambda: agent.connected, "it is connected again", 60)
+    assert "coordinator.db" not in caplog.text
+    assert "you withdrew" not in caplog.text
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/refusals.py")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("SITE_REVOKED", "the coordinator's operator has revoked this site"),
+        ("CERTIFICATE_EXPIRED", "this site's certificate has expired by the coordinator's clock"),
+        ("VERSION_UNSUPPORTED", "the coordinator is more than one minor version apart"),
+        ("LEDGER_FORK", "the coordinator has seen another ledger of this site"),
+        ("LEDGER_ROLLBACK", "the coordinator has seen a longer ledger of this site"),
+    ],
+)
+def test_peer_ends_the_agent__for_good_only_for_its_own_standing(hospital: SiteWorld, code: str, said: str) -> None:
+    """What may end an agent is this list, and then it ends with a sentence of ours."""
+    hospital.join()
+    agent = hospital.start()
+    hospital.coordinator.wait_connected()
+    answer_all_with(hospital, grpc.StatusCode.INTERNAL, code, [])
+    error = agent.wait()
+    assert error is not None
+    assert (error.exit_code, error.code) == (78, code)
+    assert said in error.message
+
+
+def reason_99(event: pb.Event) -> None:
+    event.assignment.stop.reason = 99  # type: ignore[assignment]
+
+
+def odd_site(event: pb.Event) -> None:
+    event.assignment.stop.reason = pb.Stop.FINISHED
+    event.assignment.stop.contributions.add(site="\x1b[2J", rounds=[1])
+
+
+def odd_name(event: pb.Event) -> None:
+    event.assignment.study = "../../etc"
+
+
+def no_digest(event: pb.Event) -> None:
+    event.assignment.digest = b"short"
+    event.assignment.train.SetInParent()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("spoil", [reason_99, odd_site, odd_name, no_digest, lambda event: None])
+def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: Callable[[pb.Event], None]) -> None:
+    """An assignment that cannot be read is left out; the next one is worked on."""
+    hospital.ready()
+    event = pb.Event()
+    event.assignment.study, event.assignment.digest = STUDY, bytes.fromhex(hospital.digest)
+    spoil(event)
+    hospital.coordinator.tell(event)
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_receipts(1)
+    assert hospital.agent is not None
+    assert not hospital.agent.stopped.is_set()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
+def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
+    """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
+    hospital.ready()
+    partial = document(rounds=4)
+    del partial[table]
+    model = write_tensors(hospital.folder / "other.safetensors", SHARED, 0)
+    hospital.coordinator.offer(partial, model, revision=2)
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_declared("READY")
+    hospital.coordinator.tell(pb.Event(goodbye=pb.Goodbye()))  # and it comes again, with all that was told
+    hospital.coordinator.wait_connected()
+    assert hospital.agent is not None
+    assert not hospital.agent.stopped.wait(0.5)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/service.py")
+def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
+    place = Place(tmp_path)
+    try:
+        site, invitation = place.join("alpha"), place.invite("bravo")
+        database = place.state.database
+        place.coordinator.parts.store.close()  # so that nothing of it is in memory
+        for path in (database, database.with_name(database.name + "-wal")):
+            if path.exists():
+                path.write_bytes(b"\xff" * max(8192, path.stat().st_size))
+        asked = identity.signing_request(identity.new_key())
+        request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=asked)
+        with pytest.raises(grpc.RpcError) as failed:
+            site.enrolment.Renew(request, timeout=20)
+        assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.INTERNAL, "COORDINATOR_TROUBLE")
+        with pytest.raises(TryAgain, match="the coordinator has trouble of its own") as refused:
+            join(SiteState(tmp_path / "bravo"), invitation, datetime.datetime.now(datetime.UTC))
+        assert str(tmp_path) not in refused.value.message + refused.value.hint
+        assert f"{database} is damaged" in caplog.text
+    finally:
+        place.close()
