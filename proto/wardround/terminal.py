@@ -115,7 +115,7 @@ class Screen:
 def screened() -> Iterator[None]:
     """While it lasts, all that is printed passes a ``Screen``."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = Screen(before[0]), Screen(before[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Screen(before[0]), Screen(before[1])
     try:
         yield
     finally:
