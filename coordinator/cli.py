@@ -425,7 +425,7 @@ def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Non
     table = Table(*heads, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console(markup=False, highlight=False, soft_wrap=True).print(table)
+    Console(markup=False, highlight=False, emoji=False, soft_wrap=True).print(table)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from coordinator import store
 from coordinator.roster import VAL_LOSS, Study, contributed_rounds
 from coordinator.store import Records, Upload
 from coordinator.study import Outcome, Phase, site_states
+from wardround.terminal import escaped
 
 CHART_WIDTH, CHART_HEIGHT, MARGIN = 640, 200, 44
 
@@ -251,7 +252,7 @@ def _chart(points: list[tuple[int, float]]) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(str(text))
+    return html.escape(escaped(str(text)))
 
 
 def _utc(seconds: float) -> str:

@@ -21,7 +21,7 @@ from coordinator.receipt_copies import PAGE
 from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, TwoLines
 from coordinator.store import Store
 from coordinator.uploads import Arrival, Uploads
-from wardround import __version__, canonical, identity, rpc
+from wardround import __version__, canonical, identity, refusals, rpc
 from wardround.durable import StorageFailed
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.receipts import MAX_NEW_LINES, LedgerHead
@@ -75,10 +75,12 @@ class Guard:
             self.fatal(error)
         if not context.is_active():
             return  # the line broke, or the call was cancelled: nobody hears it
-        if isinstance(error, WardroundError):
-            rpc.abort(context, error)
-        log.error("a call failed", exc_info=error)
-        rpc.abort(context, WardroundError("the coordinator failed at this call", hint="its operator's log says why"))
+        if not isinstance(error, WardroundError):
+            log.error("a call failed", exc_info=error)
+            error = WardroundError("a fault in the program")
+        elif refusals.said_of(error) == refusals.TROUBLE:
+            log.error("a call failed: %s; %s", error.message, error.hint)  # the site hears a code and nothing of this
+        rpc.abort(context, error)
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):

@@ -265,7 +265,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False)
 
 
 def _print_studies(rows: list[dict[str, Any]]) -> None:

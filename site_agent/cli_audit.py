@@ -9,6 +9,7 @@ import typer
 from site_agent.cli_reopen import reopen
 from wardround.cli import print_json, say
 from wardround.errors import UsageProblem
+from wardround.terminal import escaped
 
 if TYPE_CHECKING:
     from site_agent.audit import Copy, Verdict
@@ -58,10 +59,10 @@ def show(
 
     table = Table("line", "time", "type", "what", box=None, pad_edge=False)
     for line in lines:
-        table.add_row(str(line["seq"] + 1), line["ts"], line["type"], words(line))
+        table.add_row(str(line["seq"] + 1), escaped(line["ts"], 40), escaped(line["type"], 40), words(line))
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
     print("next: `site-agent audit verify`")
 
 
@@ -293,20 +294,21 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     from site_agent import audit
     from site_agent.preview import size
 
+    reason = escaped(verdict.reason)  # which may cite what stands in the ledger
     if code == audit.TAMPERED:
         where = f", in folder {verdict.ledger}" if verdict.ledger else ""
-        print(f"CHANGED: {verdict.reason}{where}")
+        print(f"CHANGED: {reason}{where}")
         print("What it says from there on is not known to be true, and nothing of it is told here")
         print("next: keep it as it is, and compare it with the last backup")
         return
     if code == audit.CANNOT_VERIFY:
-        print(f"cannot verify: {verdict.reason}")
+        print(f"cannot verify: {reason}")
         return
     words = {
-        audit.VERIFIED: "verified", audit.UNRESOLVED: f"consistent, but: {verdict.reason}",
+        audit.VERIFIED: "verified", audit.UNRESOLVED: f"consistent, but: {reason}",
         audit.CONSISTENT: "consistent; completeness NOT SHOWN",
     }  # fmt: skip
-    of = f"site {verdict.site or 'unknown'} of {verdict.federation or 'unknown'}"
+    of = f"site {escaped(verdict.site or 'unknown', 80)} of {escaped(verdict.federation or 'unknown', 80)}"
     print(f"{words[code]}: {of}, {_when(verdict.first_time)} to {_when(verdict.last_time)}")
     more = f" in {verdict.ledgers} ledgers" if verdict.ledgers > 1 else ""
     print(

@@ -110,7 +110,7 @@ def _print_waiting(waiting: dict[str, Any]) -> None:
             row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), f"{float(row['l2']):.6g}",
             f"{float(row['max_abs']):.6g}",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
     numbers = ", ".join(f"{name} {value}" for name, value in sorted(waiting["metrics"].items()))
     print(f"{len(waiting['tensors'])} tensors, {size(waiting['payload_bytes'])}; {numbers or 'no metrics'}")
     print(f"training rows told as {waiting['num_examples']}, validation rows as {waiting['num_validation']}")

@@ -234,7 +234,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
         shown.add_row(
             row["kind"], str(row["round"]), score, row["metric"], row["split"], loss, row["digest"][:12] + "…"
         )
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(shown, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(shown, markup=False)
     for row in rows:
         print(row["path"])
 

@@ -211,4 +211,4 @@ def _print_decisions(decisions: Any) -> None:
     table = Table("what", "", "rule", box=None, pad_edge=False)
     for decision in decisions:
         table.add_row(decision.what, "may leave" if decision.allowed else "DENIED", decision.rule)
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False).print(table, markup=False)

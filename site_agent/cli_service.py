@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wardround.cli import say
-from wardround.errors import Unavailable
+from wardround.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
     from site_agent.state import Offer, Site, SiteState
@@ -38,7 +38,7 @@ def refresh(here: "SiteState") -> None:
 
             with alone(here) as (desk, interrupt):
                 desk.refresh(interrupt)
-    except Unavailable as error:
+    except (Unavailable, TryAgain) as error:
         say(f"the coordinator cannot be asked now ({error.message}); this is what it said before")
 
 

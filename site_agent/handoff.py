@@ -30,8 +30,9 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
 tensors begin with; file names are those in the staging folder.
 Progress of ``train`` is {step, steps}. Nothing here imports torch, and nobody's pickle is read.
 
-The two programs trust each other with sentences, not with the hospital's network: of a ``WardroundError`` that comes
-back, only ``code`` may go further than the hospital.
+What comes back is checked by ``answers``, at the worker's end and again at the gateway's: the trainer runs code of
+others. Of a failure only ``code`` may go further than the hospital, and a failure's sentences are shown as the
+trainer's.
 """
 
 import json
@@ -44,14 +45,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from site_agent import answers
+from site_agent.answers import TRAINING_FAILED
 from wardround import control
-from wardround.errors import BY_EXIT_CODE, BadData, TryAgain, WardroundError
+from wardround.errors import BadData, TryAgain, WardroundError
 from wardround.terminal import escaped
 
-TRAINING_FAILED = "DECLINED_TRAINING_FAILED"
 MAX_LINE = control.MAX_LINE
 MAX_PRINTED = 4096  # bytes of one line that a worker prints; a longer one is several
 LAST_WORDS_S = 5  # a process that it started may hold its output open
@@ -93,11 +96,19 @@ class Trainer:
 
         Raises:
             Unavailable: no listener is there, or it went away.
-            WardroundError: what the trainer said; ``code`` is a DECLINED name or "".
+            BrokenProtocol: it said something else than it may: see ``answers``.
+            WardroundError: what the trainer said, marked as its words; ``code`` is a DECLINED name or "".
         """
         timeout_s = None if command in ROUND_COMMANDS | READING_COMMANDS else ANSWER_TIMEOUT_S
         request = {**fields, "command": command}
-        return control.call(trainer_socket(self._state), request, progress, timeout_s=timeout_s, most=MAX_LINE)
+        try:
+            said = control.call(
+                trainer_socket(self._state), request, _checked(progress), timeout_s=timeout_s, most=MAX_LINE,
+                parse=partial(_parsed, command), failure=lambda said: answers.marked(answers.failure(said)),
+            )  # fmt: skip
+        except control.Garbled as error:
+            raise answers.broken(error.message) from None
+        return answers.answer(command, said)
 
     def abort(self) -> None:
         """End the round that is being trained, at once. What was not committed is trained again when asked again.
@@ -123,14 +134,30 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
         TryAgain: the worker died.
         WardroundError: what it said.
     """
+    try:
+        return ask_alone(state, {**fields, "command": command}, progress)
+    except Died:
+        raise
+    except WardroundError as error:
+        raise answers.marked(error) from None
+
+
+def ask_alone(state: Path, request: dict[str, Any], progress: control.Reply | None = None) -> Any:
+    """The same, for the trainer's own listener: what the worker says is not yet marked as its words. Raises as
+    ``Worker.ask``.
+    """
     from site_agent.person import user_name
 
     with Worker(state, warm=False) as worker:
-        if command == "status":  # of the listener, which is not there: what its worker would be
+        if request["command"] == "status":  # of the listener, which is not there: what its worker would be
             user = {"user": user_name(os.geteuid()), "uid": os.geteuid()}
             in_force = {"isolation": worker.isolation, "missing": list(worker.missing)}
             return {**in_force, **user, "worker": None, "device": "cpu"}
-        return worker.ask({**fields, "command": command}, progress)
+        return worker.ask(request, progress)
+
+
+class Died(TryAgain):
+    """The worker did not start, or it ended before its answer."""
 
 
 class Worker:
@@ -168,12 +195,16 @@ class Worker:
             hello = self._read()
         except TimeoutError:
             hello = None
-        if hello is None or "hello" not in hello:
+        except WardroundError:
             self.close()
-            raise TryAgain("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
+            raise
+        if hello is None:
+            self.close()
+            raise Died("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
         ours.settimeout(None)
-        self.isolation: str = hello["hello"]["isolation"]
-        self.missing: tuple[str, ...] = tuple(hello["hello"]["missing"])
+        in_force = answers.hello(hello.get("hello"))
+        self.isolation: str = in_force.isolation
+        self.missing = tuple(in_force.missing)
         if self.isolation == "none":
             log.warning(
                 "NO ISOLATION: this system allows neither a network namespace nor seccomp, "
@@ -198,13 +229,13 @@ class Worker:
             try:
                 self._stream.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
                 self._stream.flush()
-                while (answer := self._read()) is not None:
+                command = str(request["command"])
+                while (answer := self._read(command)) is not None:
                     if "result" in answer:
-                        return answer["result"]
+                        return answers.answer(command, answer["result"])
                     if "error" in answer:
-                        raise _as_error(answer["error"])
-                    if progress is not None:
-                        progress(answer["progress"])
+                        raise answers.failure(answer["error"])
+                    _checked(progress)(answer.get("progress"))
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it died before it had read the request
         raise self._died(str(request["command"]))
@@ -228,14 +259,21 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self) -> dict[str, Any] | None:
-        line = self._stream.readline(MAX_LINE)
-        return json.loads(line) if line.endswith(b"\n") else None
+    def _read(self, command: str = "hello") -> dict[str, Any] | None:
+        """Its next line; None where it died before the end of it."""
+        line = self._stream.readline(answers.LONGEST)
+        if not line.endswith(b"\n") and len(line) < answers.LONGEST:
+            return None
+        try:
+            return _parsed(command, line)
+        except control.Garbled as error:
+            self.kill()  # what else it has said cannot be told apart any more
+            raise answers.broken(error.message) from None
 
-    def _died(self, command: str) -> TryAgain:
+    def _died(self, command: str) -> "Died":
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return TryAgain(
+        return Died(
             f"the trainer's worker ended ({how}) while it was asked to {command}",
             hint="its log says why; a round that was not finished is trained again when it is asked again",
             code=TRAINING_FAILED,
@@ -249,6 +287,19 @@ def _repeat(printed: IO[bytes]) -> None:
             print(escaped(line.decode(errors="replace").rstrip("\n")), file=sys.stderr, flush=True)
 
 
-def _as_error(said: dict[str, Any]) -> WardroundError:
-    kind = BY_EXIT_CODE.get(said["exit_code"], WardroundError)
-    return kind(said["message"], hint=said["hint"], code=said["code"])
+def _parsed(command: str, line: bytes) -> dict[str, Any]:
+    """A line of the trainer's about ``command``. Raises control.Garbled: too long, or no answer."""
+    if len(line) >= answers.LONGEST:
+        raise control.Garbled(f"an answer of more than {answers.LONGEST} bytes")
+    return control.parsed(line, answers.MAX_PARTS.get(command, answers.FEW_PARTS))
+
+
+def _checked(progress: control.Reply | None) -> control.Reply:
+    """``progress`` for what has its form. Raises BadData for the rest."""
+
+    def tell(item: Any) -> None:
+        found = answers.progress(item)
+        if progress is not None:
+            progress(found)
+
+    return tell

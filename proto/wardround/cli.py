@@ -11,7 +11,7 @@ import typer
 
 from wardround import memory
 from wardround.errors import NeedsPerson, UsageProblem, WardroundError
-from wardround.terminal import screened
+from wardround.terminal import escaped, screened
 
 SITE_EXTRA = ("torch", "torchvision", "sklearn")
 INSTALL_SITE = "`pip install 'wardround[site]'`"
@@ -69,10 +69,10 @@ def _run(app: typer.Typer) -> NoReturn:
 
 
 def say_error(error: WardroundError) -> None:
-    """The error and its hint, on stderr."""
-    print(f"error: {error.message}", file=sys.stderr)
+    """The error and its hint, on stderr, a line each."""
+    print(f"error: {escaped(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {escaped(error.hint)}", file=sys.stderr)
 
 
 def say(text: str) -> None:

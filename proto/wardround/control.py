@@ -42,6 +42,7 @@ PIECE = 1024 * 1024  # characters of a long answer that go into one line
 REQUEST_S = 10  # how long a connection may take to say what it wants
 MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
 PAUSE_S = 0.5  # after a connection could not be accepted
+_PIECES = (b'{"piece":', b'{"last_piece":')
 _CLOSED = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 Reply = Callable[[Any], None]
 Handler = Callable[[dict[str, Any], Reply], Any]
@@ -152,6 +153,10 @@ def accepted(listener: socket.socket, closing: Callable[[], bool]) -> Iterator[s
         yield connection
 
 
+class Garbled(BadData):
+    """What came is no answer: not one JSON object on a line, or not of an answer's form."""
+
+
 def call(
     path: Path,
     request: dict[str, Any],
@@ -159,29 +164,32 @@ def call(
     *,
     timeout_s: float | None = 60,
     most: int | None = None,
+    parse: Callable[[bytes], dict[str, Any]] | None = None,
+    failure: Callable[[Any], WardroundError] | None = None,
 ) -> Any:
     """Ask the service at ``path``.
 
     Args:
         most: an answer of more bytes is refused, for a service that is not trusted with our memory.
+        parse: reads an answer, if not ``parsed``.
+        failure: makes what is raised of what the service says of an error, if not ``failure_from``.
 
     Raises:
         Unavailable: nobody listens there, or no answer came in ``timeout_s``.
-        BadData: what came is no answer, or is longer than ``most``.
+        Garbled: what came is no answer, or is longer than ``most``.
         WardroundError: what the service's handler raised.
     """
+    parse, failure = parse or parsed, failure or failure_from
     with connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(timeout_s)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered already, and closed
                 connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
-            for answer in answers(stream, most):
+            for answer in map(parse, texts(stream, most)):
                 if "result" in answer:
                     return answer["result"]
                 if "error" in answer:
-                    said = answer["error"]
-                    kind = BY_EXIT_CODE.get(said["exit_code"], WardroundError)
-                    raise kind(said["message"], hint=said["hint"], code=said["code"])
+                    raise failure(answer["error"])
                 if progress is not None:
                     progress(answer.get("progress"))
         except TimeoutError:
@@ -189,6 +197,39 @@ def call(
         except (BrokenPipeError, ConnectionResetError):
             pass  # said below
     raise Unavailable(f"the service at {path.parent} went away before it answered")
+
+
+def parsed(line: bytes, parts: int | None = None) -> dict[str, Any]:
+    """One line as the object that it is.
+
+    Args:
+        parts: how many values it may hold, if that is bounded; each takes some 60 bytes of memory or more.
+
+    Raises:
+        Garbled: it is cut, no JSON, no object, nested too deep, or holds nan, infinity or too many values.
+    """
+    if parts is not None and sum(line.count(mark) for mark in (b",", b"[", b"{")) > parts:
+        raise Garbled(f"more than {parts} values in one answer")
+    try:
+        found = json.loads(line, parse_constant=_no_number) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Garbled("not an answer: one JSON object on one line was wanted")
+    return found
+
+
+def failure_from(said: Any) -> WardroundError:
+    """What a service's error is here. One that is of no form is Garbled."""
+    if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("message", "hint", "code")):
+        return Garbled("not an answer: an error without its words")
+    code = said.get("exit_code")
+    kind = BY_EXIT_CODE.get(code, WardroundError) if isinstance(code, int) else WardroundError
+    return kind(said["message"], hint=said["hint"], code=said["code"])
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
 
 
 def is_listening(path: Path) -> bool:
@@ -276,25 +317,33 @@ def _itself(path: str) -> Iterator[str]:
 
 
 def answers(stream: Any, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The answers that come, each put together from its pieces.
+    """The answers that come. Raises Garbled: as ``parsed`` and ``texts``."""
+    return map(parsed, texts(stream, most))
+
+
+def texts(stream: Any, most: int | None = None) -> Iterator[bytes]:
+    """The text of each answer that comes, put together from its pieces, with the newline that ends it.
 
     Raises:
-        BadData: a line that is no answer, or one answer of more than ``most`` bytes.
+        Garbled: a piece that is none, or one answer of more than ``most`` bytes.
     """
     pieces: list[str] = []
     size = 0
     while line := stream.readline(MAX_LINE):
         size += len(line)
-        if not line.endswith(b"\n") or (most is not None and size > most):
-            raise BadData("the service's answer is longer than is taken here")
-        answer = _object(line)
-        if "piece" in answer:
-            pieces.append(str(answer["piece"]))
-            continue
-        if "last_piece" in answer:
-            answer = _object("".join([*pieces, str(answer["last_piece"])]))
+        if most is not None and size > most:
+            raise Garbled("the service's answer is longer than is taken here")
+        if not line.startswith(_PIECES):
+            yield line
+        else:
+            (kind, text), *more = parsed(line).items()
+            if more or not isinstance(text, str):
+                raise Garbled("not an answer: a piece without its text")
+            pieces.append(text)
+            if kind == "piece":
+                continue
+            yield "".join(pieces).encode() + b"\n"
         pieces, size = [], 0
-        yield answer
 
 
 def lines_of(item: Any) -> Iterator[bytes]:
@@ -358,13 +407,3 @@ def _request(line: bytes) -> dict[str, Any]:
 def _failure(error: WardroundError) -> dict[str, Any]:
     said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
     return {"error": said}
-
-
-def _object(text: str | bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        raise BadData("the service's answer is none: JSON objects were wanted")
-    return answer

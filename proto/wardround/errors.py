@@ -7,7 +7,9 @@
     ├── CannotWrite      73  the disk does not take it
     ├── TryAgain         75  it will work later, unchanged
     ├── NotPermitted     77  this identity or user may not
+    │   └── Refused          the coordinator does not take this one thing
     └── NeedsPerson      78  someone must decide or repair
+        └── RefusedForGood   the coordinator has ended this site's membership, or cannot work with this program
 
 Two audiences. ``message`` and ``hint`` are for the machine's own terminal and log, and may name files and columns of
 the hospital. ``code`` is a name of ``RefusalCode`` in ``federation.proto``, and is the only part that may cross to the
@@ -68,10 +70,19 @@ class NotPermitted(WardroundError):
     exit_code = 77
 
 
+class Refused(NotPermitted):
+    """The coordinator does not take this one thing: see ``wardround.refusals``."""
+
+
 class NeedsPerson(WardroundError):
     """Someone must decide or repair."""
 
     exit_code = 78
+
+
+class RefusedForGood(NeedsPerson):
+    """The coordinator has ended this site's membership, or cannot work with this program. Only ``wardround.refusals``
+    and a version or receipt that was checked here make one; no message between processes becomes it."""
 
 
 BY_EXIT_CODE: dict[int, type[WardroundError]] = {

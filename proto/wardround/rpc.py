@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from wardround import __version__, dsse
-from wardround.errors import BY_EXIT_CODE, BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
+from wardround import __version__, dsse, refusals
+from wardround.errors import BadData, RefusedForGood, Unavailable, WardroundError
 from wardround.tensors import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
@@ -58,40 +58,36 @@ _STATUS: dict[int, grpc.StatusCode] = {
     77: grpc.StatusCode.PERMISSION_DENIED,
     78: grpc.StatusCode.FAILED_PRECONDITION,
 }
-# And back, for the one who called: a disk that is full over there is something to try again later over here.
-_KIND = {status: BY_EXIT_CODE[exit_code] for exit_code, status in _STATUS.items() if exit_code != 73}
-_NO_CODE = "REFUSAL_UNSPECIFIED"
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def abort(context: grpc.ServicerContext, error: WardroundError) -> NoReturn:
-    """End a call with an error: its code, its message and its hint reach the caller."""
+    """End a call with an error: of it the caller gets the code, if it is for sites to know, and nothing else."""
+    code = refusals.said_of(error)
     status = _STATUS.get(error.exit_code, grpc.StatusCode.INTERNAL)
-    context.abort(status, "\n".join([error.code or _NO_CODE, error.message.replace("\n", " "), error.hint]))
+    context.abort(grpc.StatusCode.INTERNAL if code == refusals.TROUBLE else status, code)
     raise AssertionError("abort returns never")
 
 
 def explain(error: grpc.RpcError, doing: str) -> WardroundError:
-    """What a failed call means at the site: the coordinator's own words if it said any, else the line's state."""
+    """What a failed call means at the site: what ``refusals`` makes of its code, else the line's state.
+
+    Returns:
+        Unavailable, TryAgain, Refused or RefusedForGood: no status and no words make it anything else.
+    """
     status, details = error.code(), error.details() or ""
-    code, _, rest = details.partition("\n")
-    if code in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
-        message, _, hint = rest.partition("\n")
-        kind = _KIND.get(status, WardroundError)
-        return kind(message, hint=hint, code="" if code == _NO_CODE else code)
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+    if details in refusals.MEANINGS:
+        return refusals.refused(details, doing)
+    if status in _BROKEN:
         return Unavailable(f"{doing}: the line to the coordinator broke or does not answer ({status.name.lower()})")
-    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return TryAgain(f"{doing}: the coordinator is busy", code="TOO_BUSY")
-    if status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-        return NotPermitted(f"{doing}: the coordinator does not permit it")
-    return WardroundError(f"{doing}: the coordinator failed ({status.name.lower()})")
+    return refusals.refused("TOO_BUSY" if status == grpc.StatusCode.RESOURCE_EXHAUSTED else refusals.TROUBLE, doing)
 
 
 def refuse_other_version(theirs: str, whose: str) -> None:
     """Two programs one minor version apart work together.
 
     Raises:
-        NeedsPerson: further apart, or not a version; the message names both.
+        RefusedForGood: further apart, or not a version; the message names both.
     """
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})[a-z0-9.+-]{0,20}", theirs)
     ours = re.match(r"(\d+)\.(\d+)\.", __version__)
@@ -99,7 +95,7 @@ def refuse_other_version(theirs: str, whose: str) -> None:
     if match and match[1] == ours[1] and abs(int(match[2]) - int(ours[2])) <= 1:
         return
     shown = theirs if match else "of an unknown form"
-    raise NeedsPerson(
+    raise RefusedForGood(
         f"this is wardround {__version__}, the {whose} is {shown}: they may be one minor version apart",
         hint="update the older one",
         code="VERSION_UNSUPPORTED",

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from wardround import canonical
 from wardround.errors import BadData, UsageProblem
 from wardround.schema import Strict, check, read_toml
+from wardround.terminal import is_plain, refuse_control_characters
 
 SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 STUDY_NAME = SITE_NAME
@@ -38,7 +39,7 @@ DEFAULT_NETWORK = "default"  # the label of [model]
 
 class StudySection(Strict):
     name: str
-    title: str = ""
+    title: str = Field(default="", max_length=200)
     sites: tuple[str, ...] = Field(min_length=1, max_length=256)
     rounds: int = Field(ge=1, le=100_000)
     quorum: int | None = Field(default=None, ge=1)  # None: every site
@@ -54,6 +55,13 @@ class StudySection(Strict):
         if not STUDY_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
         return name
+
+    @field_validator("title")
+    @classmethod
+    def _title(cls, title: str) -> str:
+        if not is_plain(title):
+            raise ValueError("the title is one line without control characters")
+        return title
 
     @field_validator("sites")
     @classmethod
@@ -202,8 +210,9 @@ class StudyFile(Strict):
         """The study of a document that ``document()`` made.
 
         Raises:
-            BadData: it is not one.
+            BadData: it is not one, or one of its texts cannot be shown.
         """
+        refuse_control_characters(document, source)
         return check(cls, document, source)
 
 

@@ -12,13 +12,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from wardround.errors import BadData
+
 MOST = 200  # characters of a peer's words
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")  # how Rich sets a color; it moves nothing and answers nothing
 
 
 def is_plain(text: str) -> bool:
     """Whether ``text`` can be shown as it is: no control character, line break, bidirectional or invisible mark."""
-    return text.isprintable()
+    return text.isprintable() or all(one.isprintable() or unicodedata.category(one) == "Zs" for one in text)
+
+
+def refuse_control_characters(value: Any, what: str) -> None:
+    """Refuse a document of a peer's with a text, or a key, that cannot be shown as it is.
+
+    Raises:
+        BadData: naming ``what`` it is, and the text, escaped.
+    """
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str) and not is_plain(item):
+            raise BadData(f"{what} holds a control character or an invisible one: {quoted(item, 80)}")
+        if isinstance(item, dict):
+            left += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            left += item
 
 
 def escaped(text: str, most: int | None = None) -> str:
@@ -96,7 +115,7 @@ class Screen:
 def screened() -> Iterator[None]:
     """While it lasts, all that is printed passes a ``Screen``."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = Screen(before[0]), Screen(before[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Screen(before[0]), Screen(before[1])
     try:
         yield
     finally:

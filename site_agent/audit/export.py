@@ -9,6 +9,7 @@ from typing import Any
 
 from site_agent.audit.show import words
 from wardround import __version__
+from wardround.terminal import escaped
 
 COLUMNS = (
     "seq", "ts", "type", "study", "revision", "round", "attempt", "upload_id", "tensors", "bytes", "num_examples",
@@ -75,7 +76,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inert(value: Any) -> str:
-    text = str(value)
+    text = escaped(str(value))
     return "'" + text if text.startswith(FORMULA) else text
 
 

@@ -19,6 +19,7 @@ from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
 from site_agent.state import exposed
+from wardround.terminal import escaped
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
 STYLE = """
@@ -330,4 +331,4 @@ def _when(text: str) -> str:
 
 
 def _e(text: Any) -> str:
-    return html.escape(str(text))
+    return html.escape(escaped(str(text)))

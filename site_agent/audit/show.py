@@ -9,6 +9,7 @@ from typing import Any
 from site_agent import person
 from site_agent.audit.form import records
 from site_agent.preview import size
+from wardround.terminal import escaped
 
 
 def chosen(
@@ -31,7 +32,12 @@ def chosen(
 
 
 def words(line: dict[str, Any]) -> str:
-    """One record in a few words. Whatever a record lacks is left out; whatever is unknown is shown as it stands."""
+    """One record in a few words, on one line that can be shown. Whatever a record lacks is left out; whatever is
+    unknown is shown as it stands."""
+    return escaped(_words(line))
+
+
+def _words(line: dict[str, Any]) -> str:
     kind = line["type"]
     place = f"{line.get('study', '')} round {line.get('round', '?')}"
     by = f" by {person.text(line['by'])}" if "by" in line else ""
@@ -87,4 +93,4 @@ def _count(tensors: list[Any]) -> str:
 def tensor_words(row: dict[str, Any]) -> str:
     """One tensor of an upload."""
     norm = f", norm {row['l2']}" if "l2" in row else ""
-    return f"{row['name']} {row['dtype']} {row['shape']}, {size(row['bytes'])}{norm}, sha256 {row['sha256']}"
+    return escaped(f"{row['name']} {row['dtype']} {row['shape']}, {size(row['bytes'])}{norm}, sha256 {row['sha256']}")

@@ -27,7 +27,7 @@ from site_agent.gateway.rounds import Rounds
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
 from wardround.durable import StorageFailed
-from wardround.errors import CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.errors import CannotWrite, NeedsPerson, Refused, TryAgain, Unavailable, WardroundError
 from wardround.invitation import stamp
 from wardround.latch import Latch
 
@@ -156,7 +156,7 @@ class Agent:
         try:
             with self._line.use() as connection:
                 self.desk.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
-        except Unavailable:
+        except (Unavailable, TryAgain):
             return False
         finally:
             self._ledger.sign()
@@ -176,7 +176,7 @@ class Agent:
                 if self._stopping.thrown:
                     return
                 continue  # the certificate was renewed while this connection began
-            except (Unavailable, TryAgain) as error:
+            except (Unavailable, TryAgain, Refused) as error:
                 if self._connected_since_last():
                     tries, said = pauses(), ""
                 if self._stopping.thrown:

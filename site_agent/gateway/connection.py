@@ -28,7 +28,7 @@ from site_agent.gateway.messages import (
     Opening,
     Tried,
     TwoLines,
-    assignment_from,
+    assignment_or_none,
     head_message,
     offer_or_none,
     open_message,
@@ -47,6 +47,7 @@ from wardround.v1 import federation_pb2 as pb
 CALL_S = 10  # one unary call
 CONNECT_S = 15  # the first call after a line broke: it may wait until the coordinator is back
 COPY_S = 300  # a copy of all receipts
+TRIES_IN_TROUBLE = 8  # some 30 s: a coordinator that fails at one thing must not keep a site from its other studies
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
 
 _RANDOM = random.SystemRandom()
@@ -150,7 +151,9 @@ class Connection:
                         if offer is not None:
                             yield offer
                     elif kind == "assignment":
-                        yield assignment_from(event.assignment)
+                        assignment = assignment_or_none(event.assignment)
+                        if assignment is not None:
+                            yield assignment
                     elif kind == "goodbye":
                         yield Goodbye()
                     elif kind == "two_lines":

@@ -15,10 +15,12 @@ from site_agent.state import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
+from wardround.v1.federation_pb2 import RefusalCode
 
 DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
+DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -305,7 +307,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
 
 def sayable(error: WardroundError) -> str:
     """The code under which a failure here may be told to the coordinator; nothing else of it may."""
-    if error.code.startswith("DECLINED_"):
+    if error.code in DECLINED:
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
 

@@ -24,7 +24,7 @@ from site_agent.gateway.ledger import Ledger
 from site_agent.preview import begins_with, facts
 from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround import durable, identity
-from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
+from wardround.errors import NeedsPerson, Refused, RefusedForGood, UsageProblem, WardroundError
 from wardround.tensors import Manifest
 
 log = logging.getLogger(__name__)
@@ -313,11 +313,7 @@ class Desk:
             standing = "ready" if consent.state == APPROVED else "withdrawn"
             try:
                 self.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
-            except Unavailable:
-                raise
-            except WardroundError as error:
-                if fatal(error):
-                    raise
+            except Refused as error:
                 log.error("the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message)
 
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
@@ -330,8 +326,10 @@ class Desk:
 
 
 def fatal(error: WardroundError) -> bool:
-    """Whether the coordinator has said that this site, or this program, cannot go on without a person."""
-    return error.code.startswith(("CERTIFICATE_", "LEDGER_")) or error.code in ("SITE_REVOKED", "VERSION_UNSUPPORTED")
+    """Whether the coordinator has said that this site, or this program, cannot go on without a person. Nobody else can:
+    what the trainer or a command says never becomes this kind.
+    """
+    return isinstance(error, RefusedForGood)
 
 
 def open_gate(state: SiteState, site: Site, ledger: Ledger) -> Gate:
@@ -374,10 +372,5 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
 
 def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
     """A fatal refusal, with what it means for this hospital."""
-    hints = {
-        "SITE_REVOKED": "nothing here was deleted; ask the coordinator's operator",
-        "CERTIFICATE_EXPIRED": "ask the coordinator's operator for a new invitation",
-        "VERSION_UNSUPPORTED": error.hint,
-    }
     message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {error.message}"
-    return NeedsPerson(message, hint=hints.get(error.code, error.hint), code=error.code)
+    return NeedsPerson(message, hint=error.hint, code=error.code)

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 from site_agent.gateway import consent as consents
-from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.messages import Assignment, ModelRef
 from site_agent.gateway.staging import Staging, is_model, model_name
 from site_agent.state import Consent, SiteState
-from wardround import durable
+from wardround import durable, refusals
 from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
 from wardround.tensors import Manifest, TensorFile, file_header
 
@@ -44,7 +44,7 @@ class Downloads:
         path = self._state.incoming / name
         leaving = sum(spec.bytes for spec in consents.specs(consent.leaves))
         self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
-        for pause in pauses():
+        for tries, pause in enumerate(pauses(), 1):
             interrupt.check()
             try:
                 with durable.SpoolFile(path) as file:
@@ -67,6 +67,8 @@ class Downloads:
                     )
             except (Unavailable, TryAgain) as error:
                 interrupt.check()
+                if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
+                    raise
                 log.warning("%s; trying again in %.1f s", error.message, pause)
                 interrupt.wait(pause)
         raise AssertionError("pauses never end")

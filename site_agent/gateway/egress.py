@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.gateway import consent as consents
-from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
 from site_agent.gateway.gate import Gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
@@ -25,12 +25,13 @@ from site_agent.gateway.messages import Opening, Tried
 from site_agent.gateway.meter import Meter
 from site_agent.gateway.staging import Staging
 from site_agent.state import Consent, Journal, Site
-from wardround import canonical
+from wardround import canonical, refusals
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable
 from wardround.receipts import NOT_RECEIVED, Receipt
 from wardround.study import ToldSection
 from wardround.tensors import MAX_HEADER, MODEL, Entry, Manifest, TensorFile, TensorSpec
+from wardround.terminal import quoted
 
 MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
@@ -167,7 +168,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Sit
         WardroundError: the coordinator refused the call itself.
     """
     last = None if departure.begun else Tried()
-    for pause in pauses():
+    for tries, pause in enumerate(pauses(), 1):
         interrupt.check()
         if last is None or last.answered:
             _let_out_again(departure, last, ledger, gate)
@@ -179,6 +180,8 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Sit
             return take_receipt(departure.upload_id, envelope, ledger, site)
         except (Unavailable, TryAgain) as error:
             interrupt.check()
+            if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
+                raise  # it stays unresolved, and is asked about with the next connection
             log.warning("%s; trying again in %.1f s", error.message, pause)
             interrupt.wait(pause)
     raise AssertionError("pauses never end")
@@ -317,5 +320,7 @@ def _opening(departure: Departure, ledger: Ledger) -> Opening:
 
 def explain_refusal(receipt: Receipt) -> str:
     """A refusal in words, for the site's log."""
-    tensor = f" (tensor `{receipt.tensor}`)" if receipt.tensor else ""
-    return f"round {receipt.round} of `{receipt.study}` was refused: {receipt.code}{tensor}"
+    tensor = f" (tensor {quoted(receipt.tensor)})" if receipt.tensor else ""
+    why = refusals.explained(receipt.code)
+    said = f"{receipt.code}, {why}" if why else quoted(receipt.code)
+    return f"round {receipt.round} of `{receipt.study}` was refused: {said}{tensor}"

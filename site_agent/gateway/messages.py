@@ -13,10 +13,13 @@ from wardround import canonical, rpc
 from wardround.errors import BadData, WardroundError
 from wardround.networks import own_part
 from wardround.receipts import LedgerHead
-from wardround.study import STUDY_NAME, StudyFile, study_digest
+from wardround.study import SITE_NAME, STUDY_NAME, StudyFile, study_digest
 from wardround.tensors import Manifest
+from wardround.terminal import quoted
 from wardround.v1 import federation_pb2 as pb
 
+STATES = ("created", "waiting", "running", "paused", "finished", "stopped", "failed")
+MAX_ROUNDS = 100_001  # of a study, and its closing validation
 TRAIN, VALIDATE, STOP = "train", "validate", "stop"
 log = logging.getLogger(__name__)
 
@@ -135,6 +138,10 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
         raise BadData(f"the coordinator offers `{study}` with tables too deep within tables", code="MESSAGE_MALFORMED")
     parsed = StudyFile.from_document(document, f"study `{study}`")
     manifest = rpc.manifest_from(message.initial_model)
+    if parsed.document() != document:
+        raise BadData(f"the coordinator offers `{study}` without some of its settings", code="MESSAGE_MALFORMED")
+    if message.state not in STATES:
+        raise BadData(f"the coordinator offers `{study}` in a state of no known name", code="MESSAGE_MALFORMED")
     if parsed.study.name != study:
         raise BadData(f"the coordinator offers `{study}` with another study's file", code="MESSAGE_MALFORMED")
     if study_digest(document, manifest.digest()) != digest:
@@ -150,14 +157,33 @@ def offer_or_none(message: pb.StudyOffer, site: str) -> Offer | None:
     try:
         return offer_from(message, site)
     except WardroundError as error:
-        log.error("an offer was left out: %s", error.message)
+        log.error("an offer was left out: %s", quoted(error.message))
+        return None
+
+
+def assignment_or_none(message: pb.Assignment) -> Assignment | None:
+    """One assignment that cannot be read does not end the line: it is logged and left out."""
+    try:
+        return assignment_from(message)
+    except BadData as error:
+        log.error("an assignment was left out: %s", quoted(error.message))
         return None
 
 
 def assignment_from(message: pb.Assignment) -> Assignment:
+    """An assignment whose parts have their form. Raises BadData: they have not."""
     kind = message.WhichOneof("kind")
-    if kind is None or not STUDY_NAME.fullmatch(message.study):
-        raise BadData("the coordinator's assignment is of no known kind", code="MESSAGE_MALFORMED")
+    fits = (
+        kind is not None
+        and STUDY_NAME.fullmatch(message.study)
+        and len(message.digest) == 32
+        and all(len(ref.digest) == 32 for ref in (message.base, message.best) if ref.digest or ref.round)
+        and message.stop.reason in pb.Stop.Reason.values()
+        and all(SITE_NAME.fullmatch(row.site) for row in message.stop.contributions)
+        and all(1 <= number <= MAX_ROUNDS for row in message.stop.contributions for number in row.rounds)
+    )
+    if kind is None or not fits:
+        raise BadData("the coordinator's assignment has not its form", code="MESSAGE_MALFORMED")
     return Assignment(
         study=message.study, revision=message.revision, digest=message.digest.hex(), round=message.round,
         attempt=message.attempt, kind=kind,

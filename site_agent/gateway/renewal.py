@@ -16,9 +16,10 @@ from site_agent.gateway.identity import Identity, check_clock, check_issued
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.join import record_identity
 from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.messages import Enrolled
 from site_agent.state import Site
 from wardround import identity
-from wardround.errors import BadData, TryAgain, Unavailable
+from wardround.errors import BadData, NeedsPerson, Refused, TryAgain, Unavailable
 from wardround.invitation import stamp
 
 _RANDOM = random.SystemRandom()
@@ -36,27 +37,38 @@ def renew(own: Identity, site: Site, line: Line, ledger: Ledger) -> x509.Certifi
 
     Raises:
         Unavailable: the coordinator cannot be reached; the old pair is still whole.
-        BadData: its reply is not what it must be; the old pair is still in use.
+        TryAgain: it is in trouble, or its reply is not what it must be; the old pair is still in use.
     """
     request = own.begin_renewal()
     with line.use() as connection:
         reply = connection.renew(request)
-    now = datetime.datetime.now(datetime.UTC)
-    authority = own.authority_file.read_bytes()
-    if identity.load_certificate(reply.authority, "the reply's authority") != identity.load_certificate(
-        authority, str(own.authority_file)
-    ):
-        raise BadData("the coordinator's renewal names another authority than the one this site trusts")
-    warning = check_clock(reply.server_time_s, now)
-    if warning:
-        log.warning("%s", warning)
-    certificate = check_issued(
-        reply.certificate, own.next_key(), authority, identity.Name(site.federation, "site", site.site), now
-    )
+    authority, key = own.authority_file.read_bytes(), own.next_key()
+    try:
+        certificate = _checked(reply, authority, key, site)
+    except (BadData, NeedsPerson) as error:
+        raise TryAgain(f"the coordinator's renewal cannot be used: {error.message}", hint=error.hint) from None
     record_identity(ledger, "renewed", site, reply)
     own.adopt(reply.certificate)
     line.replace()
     return certificate
+
+
+def _checked(reply: Enrolled, authority: bytes, key: identity.PrivateKey, site: Site) -> x509.Certificate:
+    """The certificate of a reply.
+
+    Raises:
+        BadData: it is not of this site, this key or this authority.
+        NeedsPerson: the clocks are a day apart.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    trusted = identity.load_certificate(authority, "the authority that this site trusts")
+    if identity.load_certificate(reply.authority, "the reply's authority") != trusted:
+        raise BadData("it names another authority than the one this site trusts")
+    warning = check_clock(reply.server_time_s, now)
+    if warning:
+        log.warning("%s", warning)
+    name = identity.Name(site.federation, "site", site.site)
+    return check_issued(reply.certificate, key, authority, name, now)
 
 
 def keep_renewed(
@@ -66,7 +78,7 @@ def keep_renewed(
 
     Raises:
         Interrupted: the agent stops.
-        WardroundError: the coordinator refuses.
+        RefusedForGood: the coordinator has ended the membership.
     """
     while True:
         wait = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
@@ -75,7 +87,7 @@ def keep_renewed(
             try:
                 certificate = renew(own, site, line, ledger)
                 break
-            except (Unavailable, TryAgain) as error:
+            except (Unavailable, TryAgain, Refused) as error:
                 log.warning(
                     "%s; the certificate is good to %s", error.message, stamp(own.certificate().not_valid_after_utc)
                 )

@@ -28,7 +28,7 @@ from site_agent.gateway.messages import STOP, TRAIN, Assignment
 from site_agent.gateway.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Journal, Offer, Site, SiteState, now_text
-from wardround import durable
+from wardround import durable, refusals
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors import TensorFile
@@ -116,13 +116,8 @@ class Rounds:
         self._state.save_journal(journal)
         receipt = egress.send(departure, self._line, self._ledger, self._gate, self._site, interrupt)
         self._decide(journal, receipt)
-        if receipt.code.startswith("LEDGER_"):
-            raise NeedsPerson(
-                f"the coordinator refuses this site's ledger ({receipt.code}): it has seen another or a longer one",
-                hint="was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent "
-                "audit reopen` begins a new ledger that cites this one, and the coordinator's operator confirms it",
-                code=receipt.code,
-            )
+        if receipt.code in refusals.ENDED_LEDGERS:
+            raise refusals.refused(receipt.code, f"round {receipt.round} of `{receipt.study}`")
         return False
 
     def _reached(self, last: Journal, consent: Consent) -> tuple[tuple[int, int], str]:

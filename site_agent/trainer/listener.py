@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent.handoff import Worker, one_shot, trainer_socket
+from site_agent import answers
+from site_agent.handoff import Worker, ask_alone, trainer_socket
 from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
 from wardround import control, durable
 from wardround.durable import StateLock, StorageFailed
-from wardround.errors import TryAgain
+from wardround.errors import TryAgain, WardroundError
 from wardround.latch import Latch, set_by_signals
+from wardround.terminal import log_to_stderr
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 8  # after a gateway was killed, its listener may still be ending a worker
@@ -38,6 +40,7 @@ def listen_forever(
         TryAgain: another trainer has this state directory.
         CannotWrite: the folders cannot be made; or the disk failed, and what was durable before is still there.
     """
+    log_to_stderr()
     durable.make_folder(state / "studies")
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
@@ -78,8 +81,15 @@ class Listener:
         """One request, in a thread of its own.
 
         Raises:
-            WardroundError: what the worker said, or that it died.
+            WardroundError: what the worker said, or that it died; with a code of ``answers``.
         """
+        try:
+            return self._answer(request, progress)
+        except WardroundError as error:
+            error.code = answers.said(error)["code"]
+            raise
+
+    def _answer(self, request: Request, progress: control.Reply) -> Any:
         command = request.get("command")
         if command == "status":
             worker = self._worker
@@ -108,8 +118,7 @@ class Listener:
             alone = busy and request.get("command") in OF_NO_ROUND
             self._waiting += not alone
         if alone:
-            fields = {key: value for key, value in request.items() if key != "command"}
-            return one_shot(self._state, request["command"], progress, **fields)
+            return ask_alone(self._state, request, progress)
         try:
             return self._thread.submit(self._ask_worker, request, progress).result()
         finally:

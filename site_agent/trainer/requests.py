@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent.handoff import ROUND_COMMANDS, TRAINING_FAILED
+from site_agent.answers import TRAINING_FAILED
+from site_agent.handoff import ROUND_COMMANDS
 from site_agent.trainer import inspection, looking, vault
 from site_agent.trainer.kinds import PREDICTABLE
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError

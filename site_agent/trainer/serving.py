@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.hardware import Hardware
+from site_agent import answers
 from site_agent.handoff import MAX_LINE
 from site_agent.trainer.isolation import InForce
 from site_agent.trainer.requests import Requests
@@ -42,8 +43,7 @@ def _answer(requests: Requests, request: dict[str, Any], stream: BufferedRWPair)
         result = requests.answer(request, lambda item: _send(stream, {"progress": item}))
         _send(stream, {"result": result})
     except WardroundError as error:
-        said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
-        _send(stream, {"error": said})
+        _send(stream, {"error": answers.said(error)})
         if isinstance(error, StorageFailed):
             raise SystemExit(error.exit_code) from None
 

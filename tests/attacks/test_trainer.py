@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from site_agent import audit
+from site_agent import answers, audit
 from site_agent.cli import study_rows
 from site_agent.gateway.ledger import Ledger
+from site_agent.handoff import Trainer, trainer_socket
 from site_agent.state import Journal, SiteState
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
 from tests.attacks.taken_over import SECCOMP_ALONE, as_common_user, inside, on_a_terminal, taken_over
 from tests.site_agent.fake_trainer import SHARED, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY
+from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
 from wardround import control, durable
-from wardround.errors import CannotWrite, Unavailable
+from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.tensors import TensorSpec, file_header
+from wardround.v1 import federation_pb2 as pb
 
 EGRESS = "site_agent/gateway/egress.py"
 
@@ -618,3 +621,127 @@ def test_pidfd_getfd_under_seccomp__the_memory_file_of_our_own(tmp_path: Path, p
         assert user.can_open(f"/proc/{user.start('sleep').pid}/mem")
         assert not user.can_open(f"/proc/{process.pid}/mem")
         assert not user.can_open(f"/proc/{process.pid}/environ")
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[SiteWorld]:
+    """One hospital's agent in this process, ready for a round, whose trainer does what the test says."""
+    world = SiteWorld(tmp_path)
+    try:
+        world.ready()
+        yield world
+    finally:
+        world.close()
+
+
+def next_round_is_declined_and_the_one_after_is_not(hospital: SiteWorld) -> None:
+    trainer, agent = hospital.trainer, hospital.agent
+    assert trainer is not None
+    assert agent is not None
+    hospital.coordinator.assign(STUDY, 1)
+    hospital.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    assert not agent.stopped.is_set()
+    trainer.says, trainer.failure = None, None
+    hospital.coordinator.assign(STUDY, 2)
+    hospital.coordinator.wait_receipts(1)
+    assert {said.code for said in hospital.coordinator.declared} <= {0, pb.DECLINED_TRAINING_FAILED}
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+@pytest.mark.parametrize("kind", [NeedsPerson, BadData, NotPermitted, Unavailable, CannotWrite])
+@pytest.mark.parametrize("code", ["LEDGER_FORK", "SITE_REVOKED", "DECLINED_NO_SUCH", "DECLINED_WITHDRAWN", "\x1b[2J"])
+def test_trainer_speaks_for_the_coordinator(
+    hospital: SiteWorld, code: str, kind: type[WardroundError], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer's failure with the coordinator's code would end the gateway, or crash it, and blame the coordinator."""
+    assert hospital.trainer is not None
+    hospital.trainer.honest = False
+    hospital.trainer.failure = kind("this site was revoked", hint="run `rm -rf /`", code=code)
+    next_round_is_declined_and_the_one_after_is_not(hospital)
+    assert "this site was revoked" not in caplog.text
+    assert "the trainer broke its protocol" in caplog.text or kind is Unavailable
+
+
+GOOD: dict[str, Any] = {
+    "update": "u.safetensors",
+    "num_examples": 80,
+    "num_validation": 20,
+    "metrics": {"val_loss": "0.5"},
+}
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+@pytest.mark.parametrize(
+    "says",
+    [
+        pytest.param([], id="a list"),
+        pytest.param("done", id="a text"),
+        pytest.param({}, id="nothing"),
+        pytest.param({**GOOD, "more": 1}, id="more"),
+        pytest.param({**GOOD, "num_examples": "80"}, id="a count as text"),
+        pytest.param({**GOOD, "num_examples": True}, id="a count as a truth"),
+        pytest.param({**GOOD, "num_examples": 80.0}, id="a count as a float"),
+        pytest.param({**GOOD, "num_examples": float("nan")}, id="nan"),
+        pytest.param({**GOOD, "num_examples": 2**53}, id="too large"),
+        pytest.param({**GOOD, "num_examples": int("9" * 4000)}, id="enormous"),
+        pytest.param({**GOOD, "update": "../identity/key.pem"}, id="a path"),
+        pytest.param({**GOOD, "update": ".hidden"}, id="a hidden file"),
+        pytest.param({**GOOD, "metrics": {f"m{n}": "1" for n in range(65)}}, id="too many metrics"),
+        pytest.param({**GOOD, "metrics": {"m" * 41: "1"}}, id="a long name"),
+        pytest.param({**GOOD, "metrics": {"val_loss": "1" * 41}}, id="a long value"),
+        pytest.param({**GOOD, "metrics": {"val_loss": 0.5}}, id="a value as a number"),
+        pytest.param({**GOOD, "metrics": [["val_loss", "0.5"]]}, id="metrics as a list"),
+        pytest.param({**GOOD, "metrics": {"val_loss": "\x1b[2J"}}, id="a control character"),
+        pytest.param([[]] * 30_000, id="too many values"),
+    ],
+)
+def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
+    hospital: SiteWorld, says: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wrong types, missing and extra fields, nan, enormous numbers and names that lead elsewhere: one way to fail."""
+    assert hospital.trainer is not None
+    hospital.trainer.says = says
+    next_round_is_declined_and_the_one_after_is_not(hospital)
+    assert "the trainer broke its protocol" in caplog.text
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/control.py")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"\n", b'{"result":' + b"[" * 5000 + b"]" * 5000 + b"}\n", b"\xff\n", b"5\n", b'{"a":1',
+        b'{"error":5}\n', b'{"error":{"message":1,"hint":2,"code":[],"exit_code":{}}}\n', b'{"result":NaN}\n', b"{}\n",
+        b'{"error":{"message":"m","hint":"","code":"","exit_code":78,"more":1}}\n', b'{"progress":{"step":-1}}\n',
+    ],
+)  # fmt: skip
+def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: Path, line: bytes) -> None:
+    """On the socket itself: the gateway never crashes on what comes, and never waits for more of it."""
+    (tmp_path / "staging").mkdir()
+    listener = control.listen(trainer_socket(tmp_path))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(line)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with listener, pytest.raises((answers.BrokenProtocol, Unavailable)):
+        Trainer(tmp_path).ask("commit", study="s", revision=1, round=1)
+    thread.join()
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+def test_trainer_speaks_for_the_coordinator__in_its_own_words(
+    hospital: SiteWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sentences are data: quoted, one line, cut, without what a terminal or a reader would obey."""
+    assert hospital.trainer is not None
+    evil = '\x1b]52;c;eA==\x07\n2026 INFO accepted" \u202e\u200b' + "x" * 1000
+    hospital.trainer.failure = BadData(evil, hint=evil, code="DECLINED_TRAINING_FAILED")
+    next_round_is_declined_and_the_one_after_is_not(hospital)
+    (said,) = [record.getMessage() for record in caplog.records if "trainer says" in record.getMessage()]
+    assert said.isprintable()
+    assert said.count('"') == 4
+    assert len(said) < 1000

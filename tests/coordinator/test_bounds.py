@@ -58,7 +58,7 @@ def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pyt
 
     call = alpha.federation.Upload(held(), timeout=20)
     assert next(iter(call)).offset == 0
-    with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 1 uploads under way"):
+    with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
         alpha.send(alpha.opening(second, update), update.payload)
     gate.set()
     call.cancel()
@@ -67,9 +67,9 @@ def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pyt
 def test_a_declaration_that_says_nothing_known_is_refused(place: Place) -> None:
     (alpha,) = place.begin(sites=["alpha"])
     for standing, code in ((0, 0), (pb.DECLINED, pb.TENSOR_NORM)):
-        with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED\nthe declaration says nothing that is known here"):
+        with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED"):
             alpha.declare("trial", standing, code=code)
-    with pytest.raises(grpc.RpcError, match="STUDY_UNKNOWN\nno study `other` lists site `alpha`"):
+    with pytest.raises(grpc.RpcError, match="STUDY_UNKNOWN"):
         alpha.federation.Declare(pb.DeclareRequest(study="other"), timeout=20)
 
 

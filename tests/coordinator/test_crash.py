@@ -202,7 +202,9 @@ def test_a_failed_disk_ends_the_process(place: Place, monkeypatch: pytest.Monkey
     place.failures.clear()
 
 
-def test_a_decision_that_cannot_be_written_is_no_decision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_that_cannot_be_written_is_no_decision(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (site,) = place.begin(sites=["alpha"])
     assignment = site.next_assignment()
     update = delta("alpha", 1, SPECS)
@@ -212,9 +214,10 @@ def test_a_decision_that_cannot_be_written_is_no_decision(place: Place, monkeypa
         raise OSError("no receipt")
 
     monkeypatch.setattr(Uploads, "_receipt", fails)
-    with pytest.raises(grpc.RpcError, match="the coordinator failed at this call") as failed:
+    with pytest.raises(grpc.RpcError, match="COORDINATOR_TROUBLE") as failed:
         site.send(opening, update.payload)
-    assert "no receipt" not in failed.value.details()
+    assert failed.value.details() == "COORDINATOR_TROUBLE"
+    assert "no receipt" in caplog.text
     monkeypatch.undo()
     assert site.inquire(opening.upload_id).offset == len(update.payload)
     assert place.status()["sites"]["alpha"]["state"] == "training"

@@ -105,18 +105,17 @@ def test_the_same_request_after_a_lost_reply_gets_the_same_certificate(place: Pl
             stub.Enrol(message, timeout=20)
 
 
-def test_another_request_with_a_used_invitation_is_refused_with_time_and_address_of_its_use(place: Place) -> None:
+def test_another_request_with_a_used_invitation_is_refused_and_the_operator_learns_where_it_was_used(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     invitation, channel = bootstrap(place)
     with channel:
         stub = enrolment_pb2_grpc.EnrolmentStub(channel)
         stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
         with pytest.raises(grpc.RpcError) as refused:
             stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
-    code, message, hint = refused.value.details().split("\n")
-    assert code == "INVITATION_USED"
-    assert message.startswith("the invitation for site `alpha` was used on 20")
-    assert message.endswith("UTC from 127.0.0.1")
-    assert "`coordinator revoke alpha`" in hint
+    assert refused.value.details() == "INVITATION_USED"
+    assert "the invitation for site alpha, used from 127.0.0.1, was tried again" in caplog.text
 
 
 def test_of_many_that_use_one_invitation_at_once_exactly_one_succeeds(place: Place) -> None:
@@ -176,15 +175,12 @@ def test_only_p256_keys_are_taken(place: Place, curve: ec.EllipticCurve) -> None
         enrol(channel, invitation, request)
 
 
-def test_an_expired_invitation_is_refused_and_says_since_when(place: Place) -> None:
+def test_an_expired_invitation_is_refused_by_its_code(place: Place) -> None:
     invitation, channel = bootstrap(place)
     place.ahead_s = 3600 + 2 * 3600
     with channel, pytest.raises(grpc.RpcError) as refused:
         enrol(channel, invitation)
-    code, message, hint = refused.value.details().split("\n")
-    assert code == "INVITATION_EXPIRED"
-    assert message.startswith("invitation for site `alpha` expired 2 h ago (20")
-    assert hint == "ask the coordinator's operator for a new one: `coordinator invite alpha`"
+    assert refused.value.details() == "INVITATION_EXPIRED"
 
 
 def test_a_newer_invitation_takes_the_place_of_an_unused_one(place: Place) -> None:
@@ -192,7 +188,7 @@ def test_a_newer_invitation_takes_the_place_of_an_unused_one(place: Place) -> No
     place.invite("alpha")
     with (
         channel,
-        pytest.raises(grpc.RpcError, match="INVITATION_UNKNOWN\nthe invitation for site `alpha` was withdrawn"),
+        pytest.raises(grpc.RpcError, match="INVITATION_UNKNOWN"),
     ):
         enrol(channel, invitation)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from site_agent import answers
 from wardround import control, durable
 from wardround.errors import TryAgain, WardroundError
 from wardround.tensors import TensorFile, TensorSpec, file_header
@@ -55,6 +56,8 @@ class FakeTrainer:
         self.missing: list[str] = []
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
+        self.says: Any = None  # instead of any answer
+        self.honest = True  # else its failures have codes that are not its own
         self.asked: list[dict[str, Any]] = []
         self.bases: list[str] = []
         self.hold = threading.Event()  # while set, training does not end by itself
@@ -83,7 +86,14 @@ class FakeTrainer:
         with self.changed:
             self.asked.append(request)
             self.changed.notify_all()
-        return getattr(self, "_" + request["command"])(request)
+        if self.says is not None:
+            return self.says
+        try:
+            return getattr(self, "_" + request["command"])(request)
+        except WardroundError as error:
+            if self.honest:
+                error.code = answers.said(error)["code"]
+            raise
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         comes = self.described if self.comes is None else self.comes

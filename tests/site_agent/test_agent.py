@@ -560,6 +560,7 @@ def test_a_revoked_site_ends_with_everything_kept(world: SiteWorld) -> None:
     error = world.agent.wait()
     assert isinstance(error, NeedsPerson)
     assert "refuses site `st-olav` (SITE_REVOKED)" in error.message
+    assert "the coordinator's operator has revoked this site" in error.message
     assert error.hint == "nothing here was deleted; ask the coordinator's operator"
     world.agent.stop()
     world.agent = None
@@ -604,7 +605,8 @@ def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> Non
     error = world.agent.wait()
     assert error is not None
     assert (error.code, error.exit_code) == ("LEDGER_ROLLBACK", 78)
-    assert "it has seen another or a longer one" in error.message
+    assert "the coordinator has seen a longer ledger of this site" in error.message
+    assert "`site-agent audit reopen`" in error.hint
 
 
 def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent import audit
 from site_agent.audit import bundle, export, report
 from site_agent.audit.files import Lines, in_folder
-from site_agent.audit.form import Lines, read, records
+from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined

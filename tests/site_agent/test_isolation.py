@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from site_agent import cli
 from site_agent.cli import MEASURES
 from site_agent.trainer import isolation, seccomp
 
@@ -290,3 +291,15 @@ def gone(process: int, *, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     ready, _, _ = select.select([process], [], [], max(0.0, deadline - time.monotonic()))
     return bool(ready)
+
+
+def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {
+        "site": "s", "federation": "f", "coordinator": "c:1", "connected": False, "running": True, "studies": [],
+        "certificate_expires": "", "isolation": "seccomp", "device": "cpu", "isolation_missing": ["signals", "new_one"],
+        "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True},
+    }  # fmt: skip
+    cli._print_status(shown)
+    said = capsys.readouterr().out
+    assert "  not in force: Landlock from version 6: it can send signals to this user's other processes\n" in said
+    assert "  not in force: a measure that this version does not know\n" in said

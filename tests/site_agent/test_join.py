@@ -17,7 +17,7 @@ from site_agent.gateway.identity import Identity, check_clock, check_issued
 from site_agent.state import SiteState
 from tests.site_agent.fake_coordinator import Authority, FakeCoordinator, now, uri
 from wardround import identity
-from wardround.errors import BadData, NeedsPerson, NotPermitted, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, Refused, Unavailable, WardroundError
 from wardround.invitation import Invitation
 
 HOUR = datetime.timedelta(hours=1)
@@ -99,14 +99,15 @@ def test_an_expired_invitation_is_refused_with_both_times(coordinator: FakeCoord
     assert not state.root.exists()
 
 
-def test_a_used_invitation_is_refused_in_the_coordinators_words(
+def test_a_used_invitation_is_refused_in_our_words(
     coordinator: FakeCoordinator, state: SiteState, tmp_path: Path
 ) -> None:
     text = coordinator.invite("st-olav")
     join(state, text)
-    with pytest.raises(BadData, match="this invitation was used already") as refused:
+    with pytest.raises(Refused, match="joining: the invitation was used already") as refused:
         join(SiteState(tmp_path / "second"), text)
     assert refused.value.code == "INVITATION_USED"
+    assert "tell the coordinator's operator at once" in refused.value.hint
 
 
 def test_an_invitation_of_another_coordinator_is_refused(coordinator: FakeCoordinator, state: SiteState) -> None:

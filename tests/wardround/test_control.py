@@ -236,7 +236,7 @@ def test_an_answer_is_not_longer_than_the_asker_takes(path: Path) -> None:
     text = "x" * (2 * control.PIECE)
     with pytest.raises(BadData, match="the service's answer is longer than is taken here"):
         call(path, {"command": "echo", "text": text}, most=control.PIECE)
-    with pytest.raises(BadData, match="the service's answer is none: JSON objects were wanted"):
+    with pytest.raises(BadData, match="not an answer: one JSON object on one line was wanted"):
         list(control.answers(io.BytesIO(b"[1]\n")))
 
 

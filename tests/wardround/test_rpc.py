@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wardround
-from wardround import dsse, errors, rpc
-from wardround.errors import BadData, NeedsPerson
+from wardround import dsse, errors, refusals, rpc
+from wardround.errors import BadData, RefusedForGood
 from wardround.tensors import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
@@ -62,71 +62,53 @@ def across(error: errors.WardroundError) -> errors.WardroundError:
     return rpc.explain(caught.value, "asking")
 
 
-@pytest.mark.parametrize("kind", [*errors.BY_EXIT_CODE.values(), errors.UsageProblem])
-def test_an_error_arrives_with_its_code_message_and_hint(kind: type[errors.WardroundError]) -> None:
-    arrived = across(kind("site `ø` is revoked", hint="ask:\n`coordinator sites`", code="SITE_REVOKED"))
-    assert (arrived.message, arrived.hint, arrived.code) == (
-        "site `ø` is revoked",
-        "ask:\n`coordinator sites`",
-        "SITE_REVOKED",
-    )
+KINDS = [*errors.BY_EXIT_CODE.values(), errors.RefusedForGood, errors.Refused]
 
 
-@pytest.mark.parametrize(
-    ("said", "arrived"),
-    [
-        pytest.param(errors.BadData, errors.BadData, id="bad data"),
-        pytest.param(errors.NotPermitted, errors.NotPermitted, id="not permitted"),
-        pytest.param(errors.NeedsPerson, errors.NeedsPerson, id="needs a person"),
-        pytest.param(errors.Unavailable, errors.Unavailable, id="unavailable"),
-        pytest.param(errors.TryAgain, errors.TryAgain, id="busy"),
-        pytest.param(errors.CannotWrite, errors.TryAgain, id="its disk is full, not ours"),
-        pytest.param(errors.UsageProblem, errors.WardroundError, id="its fault"),
-    ],
-)
-def test_an_error_arrives_as_what_it_means_here(
-    said: type[errors.WardroundError], arrived: type[errors.WardroundError]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", sorted(refusals.MEANINGS))
+def test_of_an_error_its_code_crosses_and_nothing_else(kind: type[errors.WardroundError], code: str) -> None:
+    arrived = across(kind("/var/lib/coordinator.db is `ø`", hint="run:\n`rm -rf /`", code=code))
+    meaning = refusals.MEANINGS[code]
+    assert (arrived.message, arrived.hint, arrived.code) == (f"asking: {meaning.sentence}", meaning.hint, code)
+    wanted: type[errors.WardroundError] = errors.Refused
+    if code in refusals.FOR_GOOD:
+        wanted = errors.RefusedForGood
+    elif code in refusals.LATER:
+        wanted = errors.TryAgain
+    assert type(arrived) is wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", ["", "DECLINED_WITHDRAWN", "REFUSAL_UNSPECIFIED", "NO_CODE", "SITE_REVOKED\nx"])
+def test_an_error_that_is_not_for_sites_arrives_as_the_coordinators_trouble(
+    kind: type[errors.WardroundError], code: str
 ) -> None:
-    assert type(across(said("sentence"))) is arrived
-    assert across(said("sentence")).code == ""
+    arrived = across(kind("/var/lib/coordinator.db is damaged", hint="restore it", code=code))
+    assert type(arrived) is errors.TryAgain
+    assert (arrived.message, arrived.code) == ("asking: the coordinator has trouble of its own", "COORDINATOR_TROUBLE")
+    assert arrived.hint == "nothing is wrong here; its operator's log says why: ask the coordinator's operator"
 
 
-def test_a_message_of_two_lines_does_not_become_a_hint() -> None:
-    arrived = across(BadData("one\ntwo", hint="three"))
-    assert (arrived.message, arrived.hint) == ("one two", "three")
+def test_every_code_that_a_coordinator_may_say_has_a_meaning() -> None:
+    own = {code for code in CODES if code.startswith("DECLINED_")} | {"REFUSAL_UNSPECIFIED"}
+    assert set(refusals.MEANINGS) == CODES - own
+    assert set(refusals.MEANINGS) >= refusals.FOR_GOOD | refusals.LATER
+    assert refusals.explained("ROUND_CLOSED") == "the round is closed"
+    assert refusals.explained("no code") == ""
 
 
-@pytest.mark.parametrize(
-    ("status", "details", "kind", "said"),
-    [
-        (
-            grpc.StatusCode.UNAVAILABLE,
-            "failed to connect to all addresses",
-            errors.Unavailable,
-            "upload: the line to the coordinator broke or does not answer (unavailable)",
-        ),
-        (
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            None,
-            errors.Unavailable,
-            "upload: the line to the coordinator broke or does not answer (deadline_exceeded)",
-        ),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", errors.TryAgain, "upload: the coordinator is busy"),
-        (
-            grpc.StatusCode.UNAUTHENTICATED,
-            "NO_SUCH_CODE\nx",
-            errors.NotPermitted,
-            "upload: the coordinator does not permit it",
-        ),
-        (grpc.StatusCode.UNKNOWN, "boom", errors.WardroundError, "upload: the coordinator failed (unknown)"),
-    ],
-)
-def test_a_failure_without_the_coordinators_words_is_told_by_the_lines_state(
-    status: grpc.StatusCode, details: str | None, kind: type[errors.WardroundError], said: str
-) -> None:
+@pytest.mark.parametrize("status", [status for status in grpc.StatusCode if status is not grpc.StatusCode.OK])
+@pytest.mark.parametrize("details", [None, "", "NO_SUCH_CODE\nx", "failed to connect to all addresses"])
+def test_a_failure_without_a_code_is_told_by_the_lines_state(status: grpc.StatusCode, details: str | None) -> None:
     error = rpc.explain(Failed(status, details), "upload")
-    assert type(error) is kind
-    assert error.message == said
+    if status.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
+        said = f"upload: the line to the coordinator broke or does not answer ({status.name.lower()})"
+        assert (type(error), error.message) == (errors.Unavailable, said)
+    elif status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        assert (type(error), error.message) == (errors.TryAgain, "upload: the coordinator is busy")
+    else:
+        assert (type(error), error.code) == (errors.TryAgain, "COORDINATOR_TROUBLE")
 
 
 @pytest.mark.parametrize("theirs", ["1.4.0", "1.3.9", "1.5.0", "1.5.0rc1", "1.3.0.dev2"])
@@ -151,7 +133,7 @@ def test_one_minor_version_apart_works(monkeypatch: pytest.MonkeyPatch, theirs: 
 )
 def test_further_apart_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch, theirs: str, shown: str) -> None:
     monkeypatch.setattr(rpc, "__version__", "1.4.0")
-    with pytest.raises(NeedsPerson) as caught:
+    with pytest.raises(RefusedForGood) as caught:
         rpc.refuse_other_version(theirs, "coordinator")
     assert caught.value.message == (
         f"this is wardround 1.4.0, the coordinator is {shown}: they may be one minor version apart"

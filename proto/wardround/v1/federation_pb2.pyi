@@ -18,6 +18,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SITE_REVOKED: _ClassVar[RefusalCode]
     CALL_NOT_ALLOWED: _ClassVar[RefusalCode]
     MESSAGE_MALFORMED: _ClassVar[RefusalCode]
+    COORDINATOR_TROUBLE: _ClassVar[RefusalCode]
     INVITATION_UNKNOWN: _ClassVar[RefusalCode]
     INVITATION_EXPIRED: _ClassVar[RefusalCode]
     INVITATION_USED: _ClassVar[RefusalCode]
@@ -70,6 +71,7 @@ CERTIFICATE_UNKNOWN: RefusalCode
 SITE_REVOKED: RefusalCode
 CALL_NOT_ALLOWED: RefusalCode
 MESSAGE_MALFORMED: RefusalCode
+COORDINATOR_TROUBLE: RefusalCode
 INVITATION_UNKNOWN: RefusalCode
 INVITATION_EXPIRED: RefusalCode
 INVITATION_USED: RefusalCode
