@@ -1,5 +1,7 @@
 """What a call may keep the coordinator waiting for, and how a ledger is followed between calls."""
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -10,10 +12,12 @@ from coordinator.admission import LedgerStatement
 from coordinator.ledgers import HOUR_S, Allowance
 from tests.attacks.places import Hung, bootstrap_pems
 from tests.coordinator.conftest import Place
-from tests.coordinator.fake_site import FakeSite
+from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
 from wardround.errors import TryAgain
 from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
 
 
 @pytest.mark.parametrize(
@@ -108,3 +112,25 @@ def test_a_page_that_does_not_continue_the_ledger_changes_nothing(place: Place) 
     assert show() == known
     alpha.ledger.ledger_id = "another"
     assert show() == 0
+
+
+def test_an_upload_over_a_slow_line_that_moves_enough_is_not_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take longer in all than what each piece may take."""
+    monkeypatch.setattr(calls, "RATE_S", 3.0)
+    monkeypatch.setattr(calls, "RATE_BYTES", 8)
+    (alpha,) = place.begin(sites=["alpha"])
+    update = delta("alpha", 1, SPECS)
+    opening = alpha.opening(alpha.next_assignment(), update)
+    line = threading.Event()
+
+    def crawl() -> Iterator[Any]:
+        yield pb.UploadRequest(open=opening)
+        for offset in range(0, len(update.payload), 8):
+            line.wait(0.9)
+            yield pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=offset, data=update.payload[offset : offset + 8]))
+        yield pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=bytes.fromhex(update.manifest.digest())))
+
+    replies = list(alpha.federation.Upload(crawl(), timeout=60))
+    assert alpha.take(replies[-1].receipt).decision == "accepted"
