@@ -247,7 +247,7 @@ def permitted(
 
 def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     """What gRPC gets of a servicer: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
-    methods = {}
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in vars(type(servicer)).items():
         if hasattr(method, "permitted_kind"):
             many = inspect.isgeneratorfunction(method)

@@ -13,8 +13,9 @@ from coordinator import distil, report, store
 from coordinator.admission import has_usable_values
 from coordinator.aggregation import begin
 from coordinator.blobs import Blobs
+from coordinator.certificates import Standing
 from coordinator.engine import Engine
-from coordinator.enrolment import Authority, Enrolment, Standing
+from coordinator.enrolment import Authority, Enrolment
 from coordinator.receipt_copies import copy_of
 from coordinator.roster import Study, new_study
 from coordinator.state import State

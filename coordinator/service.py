@@ -14,9 +14,10 @@ import grpc
 from coordinator.admission import Claim, LedgerStatement
 from coordinator.blobs import Blobs
 from coordinator.calls import SMALL_MESSAGE, Call, Calls, parsed, permitted
+from coordinator.certificates import Peer, Standing
 from coordinator.downloads import Downloads
 from coordinator.engine import Engine
-from coordinator.enrolment import Enrolment, Peer, Standing
+from coordinator.enrolment import Enrolment
 from coordinator.receipt_copies import PAGE
 from coordinator.roster import GOODBYE, Assignment, ModelRef, Stream, Study, TwoLines
 from coordinator.store import Store

@@ -6,6 +6,7 @@ true when it writes. The tables are made by the migrations beside this file; a t
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -385,6 +386,8 @@ def _explained(path: Path) -> Iterator[None]:
             raise TryAgain(f"{path} is being written by another process") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise _damaged(path) from error
+        if code == sqlite3.SQLITE_CANTOPEN and _no_descriptor_is_free():
+            raise TryAgain(f"{path}: this process has no free file descriptor now", code="TOO_BUSY") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise NeedsPerson(
                 f"{path}: the database is missing or cannot be opened",
@@ -393,6 +396,14 @@ def _explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_READONLY:
             raise CannotWrite(f"{path}: may not be written", hint="check owner and mode of that place") from error
         raise
+
+
+def _no_descriptor_is_free() -> bool:
+    try:
+        os.close(os.dup(2))
+    except OSError:
+        return True
+    return False
 
 
 def _damaged(path: Path) -> NeedsPerson:

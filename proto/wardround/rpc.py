@@ -5,6 +5,7 @@ manifest or a chunk, but for the list of a site's studies; compression stays off
 accounted for. A server gives a handshake 10 s and a connection without a call 5 min.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -14,8 +15,8 @@ import grpc
 from wardround import __version__, dsse, refusals
 from wardround.errors import BadData, RefusedForGood, Unavailable, WardroundError
 from wardround.tensors import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
+from wardround.v1 import enrolment_pb2, federation_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
-from wardround.v1 import tensors_pb2
 
 MAX_MESSAGE = 4 * 1024 * 1024 + 64 * 1024  # the offers of all of a site's studies
 MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
@@ -41,8 +42,19 @@ SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
+_LARGER_REPLIES = {"Studies": MAX_MESSAGE, "Watch": 2 * 1024 * 1024}  # others have at most a chunk, or a manifest
+_REPLIES = [
+    {
+        "name": [{"service": f"wardround.v1.{service.name}", "method": method.name}],
+        "maxResponseMessageBytes": _LARGER_REPLIES.get(method.name, MAX_REQUEST),
+    }
+    for described in (federation_pb2.DESCRIPTOR, enrolment_pb2.DESCRIPTOR)
+    for service in described.services_by_name.values()
+    for method in service.methods
+]
 CHANNEL_OPTIONS = [
     *COMMON_OPTIONS,
+    ("grpc.service_config", json.dumps({"methodConfig": _REPLIES})),
     ("grpc.enable_retries", 0),  # uploads resume by our own protocol; the library's retry stops silently at 256 KiB
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),

@@ -32,7 +32,7 @@ from site_agent.gateway.messages import (
     head_message,
     offer_or_none,
     open_message,
-    two_lines_from,
+    two_lines_or_none,
 )
 from site_agent.gateway.meter import Meter
 from site_agent.state import Offer
@@ -157,7 +157,9 @@ class Connection:
                     elif kind == "goodbye":
                         yield Goodbye()
                     elif kind == "two_lines":
-                        yield two_lines_from(event.two_lines)
+                        warning = two_lines_or_none(event.two_lines)
+                        if warning is not None:
+                            yield warning
 
     def download(
         self, study: str, revision: int, model: ModelRef, offset: int, interrupt: Interrupt

@@ -194,10 +194,11 @@ def assignment_from(message: pb.Assignment) -> Assignment:
     )  # fmt: skip
 
 
-def two_lines_from(message: pb.TwoLines) -> TwoLines:
-    """Raises BadData: not a time of these centuries."""
+def two_lines_or_none(message: pb.TwoLines) -> TwoLines | None:
+    """A warning without a time of these centuries is logged and left out."""
     if not 0 < message.since_s < 2**33:
-        raise BadData("the coordinator's warning has no time", code="MESSAGE_MALFORMED")
+        log.error("a warning of the coordinator was left out: it has no time")
+        return None
     return TwoLines(datetime.datetime.fromtimestamp(message.since_s, datetime.UTC))
 
 

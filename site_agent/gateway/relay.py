@@ -21,6 +21,7 @@ from wardround.latch import Latch, set_by_signals
 
 PIECE = 256 * 1024
 CONNECT_S = 10
+MAX_OPEN = 64  # connections that pass at a time; a site has one or two
 log = logging.getLogger(__name__)
 
 
@@ -99,10 +100,15 @@ class Relay:
     def _accept(self) -> None:
         for site in accepted(self._listener, lambda: self._closing):
             with self._lock:
+                self._threads = [one for one in self._threads if one.is_alive()]
+                if len(self._threads) >= MAX_OPEN:
+                    log.warning("%d connections pass here; one more is turned away", len(self._threads))
+                    site.close()
+                    continue
                 passage = Passage(len(self.passages) + 1, now_text())
                 self.passages.append(passage)
                 thread = threading.Thread(target=self._pass, args=(site, passage), daemon=True)
-                self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+                self._threads.append(thread)
                 thread.start()
 
     def _pass(self, site: socket.socket, passage: Passage) -> None:

@@ -20,11 +20,13 @@ from coordinator.certificates import Peer, Standing
 from coordinator.enrolment import Authority
 from site_agent import audit
 from tests.attacks.places import placed
+from tests.coordinator.fake_site import FakeSite
 from tools import verify_ledger
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
-from wardround import control, identity
-from wardround.errors import NotPermitted
+from wardround import __version__, control, identity
+from wardround.errors import NotPermitted, WardroundError
+from wardround.v1 import federation_pb2
 
 PLACES = ("before it read", "after it read")
 
@@ -201,3 +203,34 @@ def test_verified_while_written(tmp_path: Path) -> None:
             assert (folder / SEGMENT).stat().st_size > before
         finally:
             writer.kill()
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/store.py")
+def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
+    """More connections than descriptors: gRPC waits with the next; nothing of ours takes it for a lost database."""
+    world.init()
+    service = world.serve()
+    site = FakeSite(world.ask_coordinator("invite", "alpha"))
+    request = federation_pb2.StudiesRequest(agent_version=__version__)
+    site.federation.Studies(request, timeout=20)
+    starve(service.process.pid, 6)
+    host, port = world.address.split(":")
+    held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
+    wait_until(lambda: "descriptor limit reached" in service.log.read_text(), "gRPC says that it waits", 20)
+    asked = [site.federation.Studies.future(request, timeout=20) for _ in range(4)]
+    for connection in held:
+        connection.close()
+    wait_until(lambda: answers(world), "the commands are answered", 30)
+    for call in asked:
+        assert call.exception() is None or "TOO_BUSY" in call.exception().details()
+    again = FakeSite(world.ask_coordinator("invite", "bravo"))
+    assert service.process.poll() is None
+    for one in (site, again):
+        one.close()
+
+
+def answers(world: World) -> bool:
+    try:
+        return bool(control.call(world.coordinator_state / "control.sock", {"command": "sites"}, timeout_s=5))
+    except WardroundError:
+        return False

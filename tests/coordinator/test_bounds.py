@@ -10,12 +10,13 @@ import pytest
 
 from coordinator import calls, cli, uploads
 from coordinator.enrolment import Authority
-from tests.coordinator.conftest import Place
+from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import delta
 from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
 from wardround import identity
 from wardround.errors import BadData, UsageProblem
+from wardround.tensors import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -128,3 +129,12 @@ def test_a_lab_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest
     )
     with pytest.raises(BadData, match=r"`fl-lab init study.toml` did not end in 0.2 s"):
         cli._make_initial(tmp_path / "study.toml", tmp_path, None)
+
+
+def test_a_study_whose_manifest_fits_no_message_is_refused_when_it_is_made(place: Place, tmp_path: Path) -> None:
+    specs = [TensorSpec(f"{'long' * 45}.{n}", "F32", (1,)) for n in range(3500)]
+    path = tmp_path / "long.safetensors"
+    path.write_bytes(file_header(specs) + bytes(4 * len(specs)))
+    with pytest.raises(BadData, match="the names and shapes of 3500 tensors do not fit into a message") as refused:
+        place.ask("create", document=study_document(), initial=str(path))
+    assert refused.value.hint.startswith("a study shares tensors whose manifest has at most 917504 bytes")

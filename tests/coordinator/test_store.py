@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from coordinator import store
 from coordinator.store import Store, Upload
 from wardround.durable import StorageFailed
-from wardround.errors import CannotWrite
+from wardround.errors import CannotWrite, NeedsPerson, TryAgain
 
 
 @pytest.fixture
@@ -102,6 +102,21 @@ def test_what_the_disk_says_reaches_the_operator_in_words(
             raise sa.exc.OperationalError("INSERT", {}, Failed())
 
     with pytest.raises(kind, match=said):
+        fail()
+
+
+def test_a_database_that_no_descriptor_is_left_for_is_not_lost(records: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CannotOpen(sqlite3.OperationalError):
+        sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+    def fail() -> None:
+        with records.read():
+            raise sa.exc.OperationalError("SELECT", {}, CannotOpen())
+
+    with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
+        fail()
+    monkeypatch.setattr(store, "_no_descriptor_is_free", lambda: True)
+    with pytest.raises(TryAgain, match="this process has no free file descriptor now"):
         fail()
 
 

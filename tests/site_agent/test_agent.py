@@ -17,6 +17,7 @@ from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.tensors import TensorFile, TensorSpec
+from wardround.v1 import federation_pb2 as pb
 
 
 @pytest.fixture
@@ -690,3 +691,13 @@ def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: S
     world.agent = None
     assert {"Ledger"} <= {row["method"] for line in world.lines("control") for row in line["methods"]}
     assert world.verdict().ok
+
+
+def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
+    world.ready()
+    for since in (0, -1, 2**62):
+        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=since)))
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.command("status")["two_lines_since"] == ""
+    assert caplog.text.count("a warning of the coordinator was left out: it has no time") == 3

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from site_agent.gateway import relay as relays
 from site_agent.gateway.relay import Relay, address
 from tests.site_agent.site_world import STUDY, SiteWorld
 from wardround import canonical
@@ -126,3 +127,19 @@ def test_an_agent_works_through_it_and_the_coordinator_sees_its_certificate(tmp_
         assert relay.document()["up"] > 1000
     finally:
         world.close()
+
+
+def test_connections_that_pass_at_a_time_are_bounded(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relays, "MAX_OPEN", 1)
+    relay = Relay("127.0.0.1:0", echo.address)
+    host, port = relay.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as first:
+        first.sendall(b"x")
+        assert first.recv(1) == b"x"
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as second:
+            assert second.recv(1) == b""
+    assert "1 connections pass here; one more is turned away" in caplog.text
+    relay.close()
+    assert len(relay.passages) == 1

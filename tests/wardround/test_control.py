@@ -272,3 +272,14 @@ def answered(path: Path) -> bool:
         return bool(call(path, {"command": "echo", "text": "again"}) == "again")
     except TryAgain:
         return False
+
+
+def test_where_no_thread_can_be_started_the_caller_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(TryAgain, match="this machine starts no more threads now"):
+            call(path, {"command": "echo", "text": "x"})
+    assert call(path, {"command": "echo", "text": "x"}) == "x"

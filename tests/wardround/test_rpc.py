@@ -1,6 +1,7 @@
 """Errors across the line, versions, messages."""
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -259,3 +260,24 @@ def test_a_manifest_of_too_many_tensors_or_bundles_is_refused_before_they_are_lo
         rpc.manifest_from(message, 0)
     with pytest.raises(BadData, match="a manifest of 3 tensors or bundles, at most 2 are taken"):
         rpc.manifest_from(tensors_pb2.Manifest(bundles=[tensors_pb2.Bundle()] * 3), 2)
+
+
+@pytest.mark.parametrize(("method", "most"), [("Declare", rpc.MAX_REQUEST), ("Studies", rpc.MAX_MESSAGE)])
+def test_a_reply_is_no_longer_than_its_method_needs(method: str, most: int) -> None:
+    """Parsed, a message can be some sixty times as long; and it is parsed before any of our code sees it."""
+    size = [most]
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: bytes(size[0]))
+    server = grpc.server(ThreadPoolExecutor(1), options=rpc.SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("wardround.v1.Federation", {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", rpc.CHANNEL_OPTIONS) as channel:
+        call = channel.unary_unary(f"/wardround.v1.Federation/{method}")
+        assert len(call(b"", timeout=20)) == most
+        size[0] = most + 1
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=20)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    server.stop(0)

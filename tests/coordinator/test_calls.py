@@ -1,0 +1,136 @@
+"""What a call may keep the coordinator waiting for, and how a ledger is followed between calls."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import calls
+from coordinator.admission import LedgerStatement
+from coordinator.ledgers import HOUR_S, Allowance
+from tests.attacks.places import Hung, bootstrap_pems
+from tests.coordinator.conftest import Place
+from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_rounds import SPECS
+from tools.world import wait_until
+from wardround.errors import TryAgain
+from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        pytest.param([], "`Declare` wants a message, and none came", id="none"),
+        pytest.param([b"\xff\xff"], "a message that is no DeclareRequest", id="undecodable"),
+        pytest.param([bytes(8193)], "a message of 8193 bytes for `Declare`, at most 8192 are taken", id="long"),
+    ],
+)
+def test_a_first_message_has_its_form_and_length(place: Place, messages: list[bytes], said: str) -> None:
+    alpha = place.join("alpha")
+    call = alpha.channel.stream_unary("/wardround.v1.Federation/Declare")
+    with pytest.raises(grpc.RpcError, match=f"MESSAGE_MALFORMED\n{said}"):
+        call(iter(messages), timeout=20)
+
+
+def test_invitations_together_have_a_bounded_number_of_calls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many invitations somebody holds, members are not kept out."""
+    monkeypatch.setattr(calls, "MAX_BOOTSTRAP_CALLS", 4)
+    alpha = place.join("alpha")
+    held = [Hung(place, bootstrap_pems(place.invite(site)), "Enrolment/Enrol", 2) for site in ("x", "y")]
+    try:
+        wait_until(lambda: len(place.coordinator.calls.all()) == 5, "they have arrived, beside alpha's watch", 20)
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY\n4 calls with invitations are under way"):
+            FakeSite(place.invite("z"))
+        assert alpha.enrolment is not None
+        place.create(sites=["alpha"])
+        assert alpha.offer("trial").study == "trial"
+    finally:
+        for hung in held:
+            hung.close()
+
+
+def test_an_allowance_is_for_an_hour_and_what_came_to_something_is_not_counted() -> None:
+    now = [0.0]
+    allowance = Allowance("uploads without a result", lambda: now[0])
+    for _ in range(3):
+        allowance.take("alpha", 3)
+    with pytest.raises(TryAgain, match="3 uploads without a result of site `alpha` in an hour"):
+        allowance.take("alpha", 3)
+    allowance.take("bravo", 3)
+    allowance.give_back("alpha")
+    with pytest.raises(TryAgain, match="4 uploads"):
+        allowance.take("alpha", 3, others=2)
+    allowance.take("alpha", 3)
+    now[0] = HOUR_S + 1
+    allowance.take("alpha", 1)
+
+
+def test_a_ledger_that_was_confirmed_anew_while_a_statement_was_judged_is_judged_again(place: Place) -> None:
+    alpha = place.join("alpha")
+    alpha.ledger.write()
+    head = alpha.ledger.head()
+    said = LedgerStatement(head, head.sign(alpha.ledger.key).signature, tuple(alpha.ledger.hashes))
+    with place.coordinator.uploads.ledgers.judged("alpha", said) as judged:
+        assert judged.refusal is None
+        place.ask("reopen", site="alpha", ledger="0" * 32)
+        with (
+            pytest.raises(TryAgain, match="site `alpha` has just changed its ledger here"),
+            place.coordinator.parts.store.write() as records,
+        ):
+            judged.remember(records)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"new_line_hashes": [b"short"]}, {"new_line_hashes": [bytes(32)] * 1001}, {"ledger": pb.LedgerHead(lines=2**60)}],
+    ids=["a short hash", "too many", "no head"],
+)
+def test_a_page_without_its_form_is_refused(place: Place, change: dict[str, Any]) -> None:
+    alpha = place.join("alpha")
+    page = pb.LedgerPage(ledger=alpha.signed(alpha.ledger.head()), new_line_hashes=alpha.ledger.hashes)
+    for name, value in change.items():
+        page.ClearField(name)
+        page.MergeFrom(pb.LedgerPage(**{name: value}))
+    with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED\nwhat is said of the ledger has not its form"):
+        alpha.federation.Ledger(page, timeout=20)
+
+
+def test_a_page_that_does_not_continue_the_ledger_changes_nothing(place: Place) -> None:
+    alpha = place.join("alpha")
+    known = len(alpha.ledger.hashes)
+
+    def show() -> int:
+        page = pb.LedgerPage(ledger=alpha.signed(alpha.ledger.head()), new_line_hashes=alpha.ledger.hashes)
+        return int(alpha.federation.Ledger(page, timeout=20).lines)
+
+    assert show() == known
+    alpha.ledger.hashes[0] = bytes(32)
+    alpha.ledger.write()
+    assert show() == known
+    alpha.ledger.ledger_id = "another"
+    assert show() == 0
+
+
+def test_an_upload_over_a_slow_line_that_moves_enough_is_not_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take longer in all than what each piece may take."""
+    monkeypatch.setattr(calls, "RATE_S", 3.0)
+    monkeypatch.setattr(calls, "RATE_BYTES", 8)
+    (alpha,) = place.begin(sites=["alpha"])
+    update = delta("alpha", 1, SPECS)
+    opening = alpha.opening(alpha.next_assignment(), update)
+    line = threading.Event()
+
+    def crawl() -> Iterator[Any]:
+        yield pb.UploadRequest(open=opening)
+        for offset in range(0, len(update.payload), 8):
+            line.wait(0.9)
+            yield pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=offset, data=update.payload[offset : offset + 8]))
+        yield pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=bytes.fromhex(update.manifest.digest())))
+
+    replies = list(alpha.federation.Upload(crawl(), timeout=60))
+    assert alpha.take(replies[-1].receipt).decision == "accepted"
