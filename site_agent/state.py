@@ -6,7 +6,10 @@
     policy.toml          what may leave, written by a person
     journal/STUDY.json   how far the current round is
     receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
-    ledger/  staging/  studies/  data.toml  control.sock
+    outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
+    incoming/            models that are being downloaded
+    staging/             the one folder that the trainer's user writes too
+    ledger/  studies/  data.toml  control.sock
 
 Nothing here needs the network, torch or cryptography, so the commands stay quick.
 """
@@ -26,7 +29,7 @@ from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
-GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging")
+GATEWAY_FOLDERS = ("identity", "offers", "consents", "journal", "ledger", "staging", "incoming", "outgoing")
 OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
@@ -111,8 +114,8 @@ class Journal:
     kind: str = ""
     phase: str = ""
     base_digest: str = ""
-    update: str = ""  # the file in staging, "" for a closing validation
-    update_digest: str = ""
+    update: str = ""  # the trainer's file in staging, "" for a closing validation
+    update_digest: str = ""  # of the manifest of the gateway's own copy of it, in ``outgoing``
     num_examples: int = 0
     num_validation: int = 0
     metrics: dict[str, str] = field(default_factory=dict)
@@ -162,6 +165,14 @@ class SiteState:
     @property
     def staging(self) -> Path:
         return self.root / "staging"
+
+    @property
+    def incoming(self) -> Path:
+        return self.root / "incoming"
+
+    def own_copy(self, study: str) -> Path:
+        """Where the gateway keeps its copy of a study's update."""
+        return self._file("outgoing", study, "safetensors")
 
     def make_folders(self) -> None:
         """Make what the gateway owns. Folders that an administrator made keep their owner and mode."""
@@ -237,10 +248,10 @@ class SiteState:
     def save_journal(self, journal: Journal) -> None:
         durable.write_file(self._file("journal", journal.study), canonical.dumps(asdict(journal)))
 
-    def _file(self, folder: str, study: str) -> Path:
+    def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):
             raise UsageProblem(f"{study[:80]!r} is not a study's name: 1 to 64 of a-z, 0-9 and -")
-        return self.root / folder / f"{study}.json"
+        return self.root / folder / f"{study}.{ending}"
 
 
 def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
@@ -262,7 +273,7 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
         return "changed"
     if mine.phase in ("downloading", "training", "trained") and not mine.declined:
         return "training"
-    if mine.phase in ("held", "uploading"):
+    if mine.phase == "held" or (mine.phase == "uploading" and not mine.declined):
         return mine.phase
     return offer.state if offer.state in ("running", "paused") else APPROVED
 

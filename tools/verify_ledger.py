@@ -31,9 +31,14 @@ SEGMENT = re.compile("[0-9]+[.]jsonl")
 EMPTY = "0" * 64
 
 UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
+RESEND = "study revision round attempt payload_bytes"
+UPDATE = (
+    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
+)
 FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
+    "resend": RESEND + " upload_id try",
     "receipt": "upload_id envelope", **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
 }  # fmt: skip
 
@@ -47,9 +52,9 @@ TENSOR = forms("bundle name dtype encoding", "bytes", "sha256", shape=["count"])
 CITED = forms("ledger_id", "lines", "head")
 ENVELOPE = forms("payload_type payload keyid signature")
 FORM_OF = forms(
-    "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule",
-    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes",
-    "prev manifest_sha256 ledger_key receipt_key", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
+    "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind",
+    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent",
+    "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
     metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
 )  # fmt: skip
 RECEIPT_FORM = forms(
@@ -132,9 +137,16 @@ def signed_value(envelope, wanted_type, key, old=False):
 def receipt_in(envelope, key):
     receipt = signed_value(envelope, RECEIPT, key)
     head = receipt.get("ledger", "") if has_form(receipt, RECEIPT_FORM) and len(receipt) == 17 else ""
-    known = head is None or (has_form(head, CITED) and len(head) == 3)
+    known = head is None or (has_form(head, CITED) and len(head) == 3 and len(head["ledger_id"]) <= 300)
     if not known or receipt["decision"] not in ("accepted", "refused", "not_received"):
         raise ValueError("no receipt")
+    texts = [receipt[name] for name, form in RECEIPT_FORM.items() if form == "text"]
+    code = "" if receipt["decision"] == "accepted" else "[A-Z][A-Z0-9_]{0,39}"
+    named = receipt["tensor"] == "" or receipt["decision"] == "refused"
+    if not (re.fullmatch(code, receipt["code"]) and re.fullmatch("[0-9a-f]{32}", receipt["upload_id"]) and named):
+        raise ValueError("no receipt")
+    if any(len(text) > 300 or not text.isprintable() for text in texts):
+        raise ValueError("no receipt: a text that is too long, or cannot be printed")
     return receipt
 
 
@@ -205,7 +217,18 @@ class Ledger:
                 raise ValueError("its tensors do not give its manifest's digest")
             if sum(row["bytes"] for row in manifest) != record["payload_bytes"] or record["upload_id"] in self.uploads:
                 raise ValueError("its tensors do not add up to its bytes, or it repeats an upload")
-            self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record
+            if "update" in record:
+                told = written({name: record[name] for name in UPDATE.split()})
+                if hashlib.sha256(told).hexdigest() != record["update"]:
+                    raise ValueError("another `update` digest than what it says left")
+            self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record | {"try": 1}
+        elif kind == "resend":
+            upload = self.open[record["upload_id"]]
+            if any(record[name] != upload[name] for name in RESEND.split()) or record["try"] != upload["try"] + 1:
+                raise ValueError("it sends again something else, or is not the next try")
+            if record.get("sent", 0) > upload["payload_bytes"]:
+                raise ValueError("more was sent than the line before it lets out")
+            upload["try"] += 1
         elif kind == "receipt":
             receipt = receipt_in(record["envelope"], self.identity["receipt_key"])
             if record["upload_id"] != receipt["upload_id"]:
@@ -415,11 +438,13 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
         return 3, None, f"CANNOT VERIFY: {why}"
     uploads = [upload for one in ledgers for upload in one.uploads.values()]
     unresolved, unsigned = sum(len(one.open) for one in ledgers), sum(one.unsigned for one in ledgers)
+    again = sum(upload["try"] - 1 for upload in uploads)
     unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
     about = f"{newest.identity.get('site', '?')} of {newest.identity.get('federation', '?')}"
     text = (
         f"{about}, {ledgers[-1].first} to {newest.last}: {sum(len(ledger.lines) for ledger in ledgers)} lines, "
-        f"{len(uploads)} uploads, {sum(upload['payload_bytes'] for upload in uploads)} payload bytes\n"
+        f"{len(uploads)} uploads, {sum(upload['payload_bytes'] for upload in uploads)} payload bytes"
+        f"{f', {again} times again' if again else ''}\n"
         f"consistent: yes{f'; ledger {missing}, which it continues, is not shown' if missing else ''}"
         f"{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
         f"complete: {'yes' if complete else 'NOT SHOWN'}: {shown}\n"

@@ -8,10 +8,12 @@ A Unix socket's path may be 107 bytes long and a state directory's longer, so bo
 descriptor.
 """
 
+import errno
 import json
 import logging
 import os
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -128,9 +130,11 @@ def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
+        os.fchmod(listener.fileno(), mode)  # of the socket to be, so that it is at no time more open than that
         with _short(path) as short:
             listener.bind(short)
-            os.chmod(short, mode)  # noqa: PTH101  a path through /proc, good only here
+            with _itself(short) as made:
+                os.chmod(made, mode)  # noqa: PTH101  whatever the umask took away
         listener.listen(64)
     except OSError as error:
         listener.close()
@@ -146,8 +150,8 @@ def connect(path: Path) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as short:
-            connection.connect(short)
+        with _short(path) as short, _itself(short) as found:
+            connection.connect(found)
     except OSError as error:
         connection.close()
         raise Unavailable(f"no service listens at {path} ({error.strerror})") from None
@@ -167,6 +171,18 @@ def _short(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _itself(path: str) -> Iterator[str]:
+    """The socket at ``path`` and nothing that the name may lead to later. Raises OSError: it is no socket."""
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(place).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        yield f"/proc/self/fd/{place}"
+    finally:
+        os.close(place)
 
 
 def _send(connection: socket.socket, item: Any) -> None:

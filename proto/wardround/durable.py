@@ -6,6 +6,7 @@ An fsync that fails is never tried again: the kernel may have dropped the pages 
 the disk really has.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -18,6 +19,9 @@ from pathlib import Path
 from wardround.errors import CannotWrite, TryAgain
 
 Buffer = bytes | bytearray | memoryview
+COPY_PIECE = 64 * 1024 * 1024  # bytes asked of the kernel at once
+READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by itself
+CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
 
 
 class StorageFailed(CannotWrite):
@@ -31,19 +35,22 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     make_folder(path.parent, mode)
     with _naming(path):
         path.mkdir(mode=mode, exist_ok=True)
-        path.chmod(mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(descriptor, mode)  # of the folder that was made, whatever its name leads to by now
+        finally:
+            os.close(descriptor)
     sync_folder(path.parent)
 
 
 def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600) -> None:
     """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary = _temporary(path)
     pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
         with _naming(path):
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            descriptor = _create(temporary, mode)
             try:
-                os.fchmod(descriptor, mode)
                 for piece in pieces:
                     _write_all(descriptor, piece)
                 _sync(descriptor, path)
@@ -54,6 +61,32 @@ def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int:
+    """Copy the first ``size`` bytes of the open file ``source`` to ``target``, whole or not at all.
+
+    The kernel copies, or shares the blocks where the file system can; memory stays small. Not fsynced: for what can be
+    copied again, and whose digest is looked at before it is used.
+
+    Returns:
+        How many bytes there were; fewer than ``size`` where the source is shorter.
+    """
+    temporary = _temporary(target)
+    try:
+        with _naming(target):
+            descriptor = _create(temporary, mode)
+            try:
+                copied = 0
+                while copied < size and (count := _copy_piece(source, descriptor, copied, size - copied)):
+                    copied += count
+            finally:
+                os.close(descriptor)
+            temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return copied
 
 
 def move(source: Path, target: Path) -> None:
@@ -213,6 +246,32 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+
+
+def _create(path: Path, mode: int) -> int:
+    """A new file that nobody else has open. What a crash, or somebody else, left under its name is unlinked."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    os.fchmod(descriptor, mode)  # whatever the umask
+    return descriptor
+
+
+def _copy_piece(source: int, target: int, offset: int, count: int) -> int:
+    """Copy some of ``count`` bytes at ``offset``. Returns how many, 0 at the end of the source."""
+    try:
+        return os.copy_file_range(source, target, min(count, COPY_PIECE), offset, offset)
+    except OSError as error:
+        if error.errno not in CANNOT_COPY:
+            raise
+    data = os.pread(source, min(count, READ_PIECE), offset)
+    written = 0
+    while written < len(data):
+        written += os.pwrite(target, data[written:], offset + written)
+    return len(data)
 
 
 def _write_all(descriptor: int, data: Buffer) -> None:

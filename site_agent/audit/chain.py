@@ -4,7 +4,8 @@ One pass over the lines; the first fault ends it. For each line, in this order:
 
     1. it is canonical JSON, a record, its known fields have their form, it is numbered densely from 0
     2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
-    3. an upload's tensors give its manifest digest and its bytes, and its id is new
+    3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
+       id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
     4. a receipt may stand there (``wardround.receipts``): the writer of a ledger asks the same before it appends one
 
 Then every signed head is this ledger's key's, and a head that this ledger had, each longer than the one before. Lines
@@ -38,6 +39,11 @@ from wardround.receipts import (
     refuse_misfit,
 )
 
+RESEND_FACTS = ("study", "revision", "round", "attempt", "payload_bytes")
+UPDATE_FACTS = (
+    "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
+    "num_examples", "num_validation",
+)  # fmt: skip
 NEWEST_HEADS = 1000  # whose signatures are checked; an older head lies under each newer one's signature anyway
 
 
@@ -69,7 +75,7 @@ class Account:
         self.resolved: set[str] = set()
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
-        self.uploads = self.bytes = self.signed = 0
+        self.uploads = self.bytes = self.resends = self.resent_bytes = self.signed = 0
         self.torn = False
         self.key_named = False  # by a receipt
         self.unknown: set[str] = set()  # types of records that a later version writes
@@ -132,6 +138,8 @@ class Account:
                 self.site, self.federation = record.get("site", ""), record.get("federation", "")
             case "upload":
                 self._upload(seq, record)
+            case "resend":
+                self._resend(record)
             case "receipt":
                 self._receipt(record)
             case kind if kind not in REQUIRED:
@@ -144,13 +152,30 @@ class Account:
             raise BadData("its tensors do not give its manifest digest")
         if sum(row["bytes"] for row in manifest) != record["payload_bytes"]:
             raise BadData(f"its tensors do not add up to its {record['payload_bytes']} bytes")
+        if "update" in record and digest({name: record[name] for name in UPDATE_FACTS}) != record["update"]:
+            raise BadData("what it says left does not give its `update` digest")
         if upload_id in self.open or upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… was recorded before")
         names = [{"bundle": row["bundle"], "name": row["name"]} for row in manifest]
         facts = {name: record[name] for name in ("upload_id", *FACTS)}
-        self.open[upload_id] = {"seq": seq, "tensors": names, **facts}
+        self.open[upload_id] = {"seq": seq, "try": 1, "tensors": names, **facts}
         self.uploads += 1
         self.bytes += record["payload_bytes"]
+
+    def _resend(self, record: dict[str, Any]) -> None:
+        upload = self.open.get(record["upload_id"])
+        if upload is None:
+            raise BadData("it sends again what no line before it records, or what has a receipt")
+        for name in RESEND_FACTS:
+            if record[name] != upload[name]:
+                raise BadData(f"its {name} is not that of upload {record['upload_id'][:12]}…")
+        if record["try"] != upload["try"] + 1:
+            raise BadData(f"it is try {record['try']}, the one before it was {upload['try']}")
+        if record.get("sent", 0) > upload["payload_bytes"]:
+            raise BadData("more was sent under the line before it than that line lets out")
+        upload["try"] = record["try"]
+        self.resends += 1
+        self.resent_bytes += record["payload_bytes"]
 
     def _receipt(self, record: dict[str, Any]) -> None:
         if not self.receipt_keys:

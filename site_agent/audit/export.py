@@ -19,7 +19,8 @@ OCSF_VERSION = "1.3.0"
 API_ACTIVITY, CREATE, READ, UPDATE, DELETE, OTHER = 6003, 1, 2, 3, 4, 99
 SUCCESS, FAILURE = 1, 2
 ACTIVITIES = {
-    "upload": CREATE, "consent": UPDATE, "policy": UPDATE, "released": UPDATE, "rejected": UPDATE, "left": DELETE,
+    "upload": CREATE, "resend": CREATE, "consent": UPDATE, "policy": UPDATE, "released": UPDATE, "rejected": UPDATE,
+    "left": DELETE,
 }  # fmt: skip
 
 

@@ -131,6 +131,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "upload": (
         "upload_id", "study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes", "tensors", "metrics",
     ),
+    "resend": ("upload_id", "study", "revision", "round", "attempt", "try", "payload_bytes"),
     "receipt": ("upload_id", "envelope"),
     "blocked": ("study",),
     "held": ("study",),
@@ -142,13 +143,13 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 FORMS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("ts", "event", "site", "federation", "software", "peer", "study", "standing", "code", "destination",
-         "not_after", "upload_id", "ledger_id", "rule"), _text,
+         "not_after", "upload_id", "ledger_id", "rule", "kind"), _text,
     ),
     **dict.fromkeys(
         ("seq", "revision", "round", "attempt", "payload_bytes", "num_examples", "num_validation", "bytes_up", "bytes",
-         "torn_bytes"), _count,
+         "torn_bytes", "try", "sent"), _count,
     ),
-    **dict.fromkeys(("prev", "manifest_sha256", "ledger_key", "receipt_key"), _digest),
+    **dict.fromkeys(("prev", "manifest_sha256", "ledger_key", "receipt_key", "update"), _digest),
     "by": _object(name=_text, uid=_count),
     "tensors": _list(
         _object(bundle=_text, name=_text, dtype=_text, shape=_list(_count), encoding=_text, bytes=_count,

@@ -1,7 +1,8 @@
 """The ledger against what others say: how many bytes they counted on the line.
 
-What the ledger accounts for is every byte of every message: the payloads (`upload`, and `bytes_up` of each `session`,
-which also counts what was sent twice after a broken line) and everything beside them (`control`). What a counter on the
+What the ledger accounts for is every byte of every message: the payloads (`bytes_up` of each `session`, which also
+counts what was sent twice after a broken line) and everything beside them (`control`). A session's payload must lie
+within what the `upload` and `resend` lines until then let out. What a counter on the
 line sees on top is framing: TLS records, HTTP/2 frames and headers, acknowledgements of downloads, keep-alives. That is
 allowed for by the constants below, which were measured (docs/evidence.md), and no more.
 """
@@ -91,8 +92,15 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
     since = since or count.began
     payload = again = control = calls = sessions = 0
     recorded = 0  # in the session that is open
+    let_out = sent_in_all = 0  # from the first line on, whenever counting began
+    more = 0
     open_session = False
     for record in records(folder):
+        if record["type"] in ("upload", "resend"):
+            let_out += record["payload_bytes"]
+        elif record["type"] == "session":
+            sent_in_all += record.get("bytes_up", 0)
+            more = max(more, sent_in_all - let_out)
         if record["ts"] < since:
             continue
         match record["type"]:
@@ -118,6 +126,8 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
     reason = ""
     if unexplained > allowance:
         reason = f"{unexplained} bytes more left than the ledger accounts for; framing explains at most {allowance}"
+    elif more:
+        reason = f"{more} payload bytes more left than the ledger's `upload` and `resend` lines let out"
     elif unexplained < -(SHARE * expected + CONNECTION * connections):
         reason = f"{-unexplained} bytes fewer were counted than the ledger says left: not everything passed the counter"
     return Reconciled(

@@ -51,6 +51,7 @@ class _Study:
     uploads: list[dict[str, Any]] = field(default_factory=list)
     others: list[dict[str, Any]] = field(default_factory=list)  # blocked, held, released, rejected, consent
     consent: dict[str, Any] | None = None
+    tries: dict[str, int] = field(default_factory=dict)  # of uploads that were sent again, by id
 
 
 def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict: Verdict, code: int) -> str:
@@ -75,6 +76,8 @@ def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict:
         match record["type"]:
             case "upload":
                 studies[record["study"]].uploads.append(record)
+            case "resend":
+                studies[record["study"]].tries[record["upload_id"]] = record["try"]
             case "receipt":
                 receipts[record["upload_id"]] = json.loads(record["envelope"]["payload"])
             case "identity":
@@ -127,6 +130,7 @@ def _head(
         "Updates": f"{verdict.uploads}: {verdict.accepted} accepted, {verdict.refused} refused by the coordinator, "
         f"{verdict.unresolved} without an answer",
         "Payload": f"{size(verdict.bytes)} ({verdict.bytes} bytes) of model updates",
+        **({"Sent again": _again(verdict)} if verdict.resends else {}),
         "Beside it": f"{size(control)} of messages (announcements, metrics, questions)" if control else "not counted",
         "Ledger": f"{verdict.ledger_id}, {verdict.lines} lines" if verdict.ledger_id else f"{verdict.lines} lines",
     }
@@ -205,14 +209,21 @@ def _updates(study: _Study, receipts: dict[str, dict[str, Any]]) -> str:
         answer = "no answer: counts as left" if receipt is None else f"{receipt['decision']} {receipt['code']}".strip()
         told = ", ".join(f"{metric['name']} {metric['value']}" for metric in upload["metrics"])
         signed = receipt["receipt_id"][:12] if receipt is not None else ""
+        tries = str(study.tries.get(upload["upload_id"], 1))
         rows.append((
-            _when(upload["ts"]), str(upload["round"]), str(upload["payload_bytes"]), _norm_text(upload), told, answer,
-            signed,
+            _when(upload["ts"]), str(upload["round"]), str(upload["payload_bytes"]), tries, _norm_text(upload), told,
+            answer, signed,
         ))  # fmt: skip
     closing = "" if all(upload["tensors"] for upload in study.uploads) else "Rows of 0 bytes told metrics alone."
     return f"<h3>Every update, and its receipt</h3>\n<p class=faint>{closing}</p>\n" + _table(
-        ("time", "round", "bytes", "norm", "metrics", "coordinator's answer", "receipt"), rows, (1, 2, 3), (6,)
-    )
+        ("time", "round", "bytes", "tries", "norm", "metrics", "coordinator's answer", "receipt"), rows, (1, 2, 3, 4),
+        (7,),
+    )  # fmt: skip
+
+
+def _again(verdict: Verdict) -> str:
+    times = "once" if verdict.resends == 1 else f"{verdict.resends} times"
+    return f"{times}, after a broken line or a restart: {size(verdict.resent_bytes)} at most"
 
 
 def _decision(record: dict[str, Any]) -> str:

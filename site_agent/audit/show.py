@@ -41,6 +41,9 @@ def words(line: dict[str, Any]) -> str:
                 f"{place}.{line['attempt']}: {_count(line['tensors'])}, {size(line['payload_bytes'])}; {told}; "
                 f"n={line.get('num_examples', '?')}/{line.get('num_validation', '?')}"
             )
+        case "resend":
+            before = f"; {size(line['sent'])} were sent before it" if "sent" in line else ""
+            return f"{place}.{line['attempt']}: try {line['try']}, {size(line['payload_bytes'])} at most{before}"
         case "receipt":
             receipt = json.loads(line["envelope"]["payload"])
             return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()

@@ -26,6 +26,7 @@ from site_agent.gateway.messages import (
     Goodbye,
     ModelRef,
     Opening,
+    Tried,
     assignment_from,
     offer_or_none,
     open_message,
@@ -164,16 +165,25 @@ class Connection:
                     else:
                         yield reply.chunk.offset, reply.chunk.data
 
-    def upload(self, opening: Opening, payload: Path | None, interrupt: Interrupt) -> Envelope:
+    def upload(self, opening: Opening, payload: Path | None, tried: Tried, interrupt: Interrupt) -> Envelope:
         """Send one update and return its receipt, not yet verified.
 
         The file is hashed again as it is sent; if it is no longer what ``opening`` says, nothing is committed. The
-        coordinator says where to go on, so a second call with the same upload id sends only what is missing.
+        coordinator says where to go on, so a second call with the same upload id sends only what is missing. No call
+        sends more than the payload's bytes.
+
+        Args:
+            tried: says what was let out when this returns, or raises.
 
         Raises:
             ChangedOnTheWay: the bytes read are not those of the manifest.
         """
-        sending = _Sending(opening, payload, self._sent)
+
+        def sent(request: pb.UploadRequest) -> None:
+            tried.payload_bytes += len(request.chunk.data)
+            self._sent(request)
+
+        sending = _Sending(opening, payload, sent)
         self.meter.call("Upload")
         timeout_s = 60 + opening.manifest.bytes / SLOWEST
         with _explained(f"uploading round {opening.round} of `{opening.study}`"):
@@ -181,7 +191,7 @@ class Connection:
             sending.cancel = call.cancel
             try:
                 with interrupt.ending(call.cancel):
-                    return _receipt(call, sending.start_at)
+                    return _receipt(call, sending.start_at, tried)
             except grpc.RpcError:
                 if sending.failure is not None:
                     raise sending.failure from None
@@ -275,9 +285,10 @@ class _Sending:
             )
 
 
-def _receipt(replies: Iterator[pb.UploadReply], start_at: Callable[[int | None], None]) -> Envelope:
+def _receipt(replies: Iterator[pb.UploadReply], start_at: Callable[[int | None], None], tried: Tried) -> Envelope:
     started = False
     for reply in replies:
+        tried.answered = True
         if reply.WhichOneof("kind") == "receipt":
             return rpc.envelope_from(reply.receipt)
         if not started:

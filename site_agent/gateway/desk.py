@@ -23,6 +23,7 @@ from site_agent.preview import begins_with
 from site_agent.state import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState
 from wardround import durable, identity
 from wardround.errors import NeedsPerson, Unavailable, UsageProblem, WardroundError
+from wardround.tensors import Manifest
 
 log = logging.getLogger(__name__)
 Narrate = Callable[[str], object]
@@ -139,10 +140,11 @@ class Desk:
             UsageProblem: nothing of this round waits.
         """
         consent, journal = self._held(study, round_)
-        file = self._state.staging / journal.update if journal.update else None
-        rows = egress.measure(file, consent)[1] if file is not None else []
+        own = self._state.own_copy(study)
+        manifest, rows = egress.measure(own, consent) if journal.update else (Manifest(()), [])
         return {
-            "study": study, "revision": journal.revision, "round": journal.round, "update": journal.update_digest,
+            "study": study, "revision": journal.revision, "round": journal.round,
+            "update": egress.update_digest(journal, self._gate.coordinator, manifest.digest()),
             "tensors": rows, "payload_bytes": sum(row["bytes"] for row in rows), "metrics": journal.metrics,
             "num_examples": journal.num_examples, "num_validation": journal.num_validation,
         }  # fmt: skip
@@ -155,7 +157,7 @@ class Desk:
         """
         with self._lock:
             _, journal = self._held(study, round_)
-            if update != journal.update_digest:
+            if update != egress.update_digest(journal, self._gate.coordinator):
                 raise UsageProblem(
                     f"another update of round {round_} of `{study}` waits than the one that was shown",
                     hint=f"look again: `site-agent release {study} --round {round_}`",
@@ -169,7 +171,8 @@ class Desk:
     def has_word(self, study: str) -> bool:
         """Whether a person has said something of the update that waits."""
         journal = self._state.journal(study)
-        return bool(self._ledger.word(study, journal.revision, journal.round, journal.update_digest))
+        update = egress.update_digest(journal, self._gate.coordinator)
+        return bool(self._ledger.word(study, journal.revision, journal.round, update))
 
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
         self._state.offer(study)
@@ -177,7 +180,8 @@ class Desk:
         if consent is None or consent.state != APPROVED or (journal.phase, journal.round) != ("held", round_):
             waits = f"round {journal.round} does" if journal.phase == "held" else "nothing of it does"
             raise UsageProblem(f"round {round_} of `{study}` does not wait for a person: {waits}")
-        word = self._ledger.word(study, journal.revision, round_, journal.update_digest)
+        update = egress.update_digest(journal, self._gate.coordinator)
+        word = self._ledger.word(study, journal.revision, round_, update)
         if word:
             raise UsageProblem(f"round {round_} of `{study}` was {word} already")
         return consent, journal

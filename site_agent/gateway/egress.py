@@ -1,14 +1,15 @@
 """The one exit. What leaves is checked against consent and policy, and in the ledger before its first byte is sent.
 
 ``record`` is the only maker of a ``Departure`` and ``send`` the only caller of the upload; so nothing is sent that the
-ledger does not hold.
+ledger does not hold. Both read the gateway's own copy of an update (``take``) and never the trainer's file, which the
+trainer may change at any time. A line of the ledger lets an update out once: what is sent again has a line of its own.
 """
 
 import hashlib
 import logging
 import math
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,27 @@ from site_agent.gateway.connection import Line, pauses
 from site_agent.gateway.gate import Gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import Opening
+from site_agent.gateway.messages import Opening, Tried
 from site_agent.gateway.meter import Meter
+from site_agent.gateway.staging import Staging
 from site_agent.state import Consent, Journal, Site
+from wardround import canonical
 from wardround.dsse import Envelope
-from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable
+from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable
 from wardround.receipts import NOT_RECEIVED, Receipt
 from wardround.study import ToldSection
-from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors import MAX_HEADER, MODEL, Entry, Manifest, TensorFile, TensorSpec
 
+MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Departure:
-    """An update that the ledger holds and that may be sent. ``file`` is None for a closing validation."""
+    """An update that the ledger holds and that may be sent. ``file`` is the gateway's own copy, None for a closing
+    validation; ``begun``: its line may have been used up, so that it needs another.
+    """
 
     upload_id: str
     study: str
@@ -48,25 +54,64 @@ class Departure:
     num_examples: int
     num_validation: int
     file: Path | None
+    begun: bool = False
+
+
+def take(staging: Staging, name: str, consent: Consent, copy: Path) -> str:
+    """Copy what the trainer handed over to ``copy``, a place of the gateway's own. The digest of the copy's manifest.
+
+    Raises:
+        BadData: it is no plain file, larger than what was approved, or no safetensors file.
+        CannotWrite: there is no room for it.
+    """
+    staging.take(name, copy, 8 + MAX_HEADER + sum(spec.bytes for spec in consents.specs(consent.leaves)))
+    with TensorFile(copy) as file:
+        return file.manifest().digest()
+
+
+def update_digest(journal: Journal, destination: str, manifest_sha256: str = "") -> str:
+    """One digest over everything of an assignment that would leave: what a person releases is this and nothing else.
+
+    Args:
+        journal: names study, kind, round, attempt, metrics and counts.
+        manifest_sha256: of the measured tensors; as the journal has it, if not given.
+    """
+    manifest_sha256 = manifest_sha256 or journal.update_digest or Manifest(()).digest()
+    return canonical.digest(_facts(journal, destination, manifest_sha256))
+
+
+def _facts(journal: Journal, destination: str, manifest_sha256: str) -> dict[str, Any]:
+    """Everything that would leave, as the ledger's `upload` line has it."""
+    return {
+        "study": journal.study, "revision": journal.revision, "study_digest": journal.study_digest,
+        "kind": journal.kind, "round": journal.round, "attempt": journal.attempt, "destination": destination,
+        "manifest_sha256": manifest_sha256,
+        "metrics": [{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
+        "num_examples": journal.num_examples, "num_validation": journal.num_validation,
+    }  # fmt: skip
 
 
 def record(
     ledger: Ledger, gate: Gate, meter: Meter, journal: Journal, consent: Consent, told: ToldSection, file: Path | None
-) -> Departure:
+) -> Departure | None:
     """Check an update against consent and policy and write it into the ledger, after what was said beside updates.
 
-    1. the numbers and tensors are those that were approved
+    1. the numbers and tensors are those that were approved, and each value is finite
     2. the policy allows every one of them, and the quotas the bytes
-    3. the ledger holds what else was sent until now
-    4. the ledger holds this update
+    3. where the policy wants a person's word, it was given for exactly this
+    4. the ledger holds what else was sent until now
+    5. the ledger holds this update
 
     Args:
         journal: names round, attempt, metrics and counts.
-        file: the deltas, None for a closing validation.
+        file: the gateway's own copy of the deltas, None for a closing validation.
+
+    Returns:
+        None: it waits for a person, and the ledger says so.
 
     Raises:
-        BadData: it is not what was approved. NotPermitted: the policy denies it. Either way the ledger says that it was
-            blocked, and nothing may leave.
+        BadData: it is not what was approved. NotPermitted: the policy denies it, or a person rejected it. Either way
+            the ledger says so, and nothing may leave.
         CannotWrite: the ledger does not take it; nothing may leave.
     """
     try:
@@ -75,18 +120,16 @@ def record(
     except BadData as error:
         gate.block(journal, "the update", f"consent: {error.message}")
         raise
+    _refuse_nonfinite(rows, gate, journal)
     gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
+    facts = _facts(journal, gate.coordinator, manifest.digest())
+    update = canonical.digest(facts)
+    if gate.holds(journal, update):  # 3
+        return None
     upload_id = uuid.uuid4().hex
-    upload = {
-        "upload_id": upload_id, "study": journal.study, "revision": journal.revision,
-        "study_digest": journal.study_digest, "round": journal.round, "attempt": journal.attempt,
-        "destination": gate.coordinator, "manifest_sha256": manifest.digest(), "payload_bytes": manifest.bytes,
-        "tensors": rows,
-        "metrics": [{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
-        "num_examples": journal.num_examples, "num_validation": journal.num_validation,
-    }  # fmt: skip
+    upload = {**facts, "upload_id": upload_id, "update": update, "payload_bytes": manifest.bytes, "tensors": rows}
     with meter.taken() as methods:
-        ledger.append_all([*_control(methods), ("upload", upload)])  # 3 and 4, in this order, with one fsync
+        ledger.append_all([*_control(methods), ("upload", upload)])  # 4 and 5, in this order, with one fsync
     return _departure(ledger.unresolved[upload_id], file)
 
 
@@ -102,30 +145,69 @@ def _control(methods: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | None:
-    """A departure that the ledger holds without a receipt, to be sent again; None if there is none of that id."""
+    """A departure that the ledger holds without a receipt, to be sent again; None if there is none of that id.
+
+    How much of it was sent is not known any more, so it is sent under a line of its own.
+    """
     entry = ledger.unresolved.get(upload_id)
-    return _departure(entry, file) if entry is not None else None
+    return replace(_departure(entry, file), begun=True) if entry is not None else None
 
 
-def send(departure: Departure, line: Line, ledger: Ledger, site: Site, interrupt: Interrupt) -> Receipt:
+def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Site, interrupt: Interrupt) -> Receipt:
     """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
+
+    The `upload` line lets out the first try. A try that the coordinator answered uses a line up; the next one writes a
+    `resend` line before it says anything.
 
     Raises:
         Interrupted: called off; what was sent stays unresolved until the coordinator is asked.
+        NotPermitted: it was sent so often that a quota is spent; what was sent stays unresolved.
+        CannotWrite: the ledger does not take another line; nothing more is sent.
         NeedsPerson: the receipt is not the coordinator's, or is for something else.
         WardroundError: the coordinator refused the call itself.
     """
+    last = None if departure.begun else Tried()
     for pause in pauses():
         interrupt.check()
+        if last is None or last.answered:
+            _let_out_again(departure, last, ledger, gate)
+        last = Tried()
         try:
             with line.use() as connection:
-                envelope = connection.upload(_opening(departure, ledger), departure.file, interrupt)
+                envelope = connection.upload(_opening(departure, ledger), departure.file, last, interrupt)
             return take_receipt(departure.upload_id, envelope, ledger, site)
         except (Unavailable, TryAgain) as error:
             interrupt.check()
             log.warning("%s; trying again in %.1f s", error.message, pause)
             interrupt.wait(pause)
     raise AssertionError("pauses never end")
+
+
+def _let_out_again(departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate) -> None:
+    """Write the line under which a departure is sent once more, if the quotas have room for all of it.
+
+    Args:
+        last: what was sent under the line before; None if that is not known, and then it counts for all of it.
+    """
+    tries = ledger.tries(departure.upload_id)
+    if last is not None:
+        ledger.sent(departure.upload_id, last.payload_bytes)
+    gate.refuse_spent(departure, departure.manifest.bytes)
+    if tries >= MAX_TRIES:
+        gate.block(departure, "the update", f"it was begun {tries} times")
+        raise NotPermitted(
+            f"round {departure.round} of `{departure.study}` was begun {tries} times and has no receipt; it is not "
+            "sent again",
+            hint="the line to the coordinator breaks, or the coordinator breaks it; its operator may know why",
+            code="DECLINED_POLICY",
+        )
+    known = {} if last is None else {"sent": last.payload_bytes}
+    ledger.append(
+        "resend", upload_id=departure.upload_id, study=departure.study, revision=departure.revision,
+        round=departure.round, attempt=departure.attempt, payload_bytes=departure.manifest.bytes,
+        **{"try": tries + 1}, **known,
+    )  # fmt: skip
+    log.info("round %d of `%s`: try %d", departure.round, departure.study, tries + 1)
 
 
 def take_receipt(upload_id: str, envelope: Envelope, ledger: Ledger, site: Site) -> Receipt:
@@ -160,7 +242,7 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
     """The manifest of an update's file, and its ledger rows: each tensor with digest, L2 norm, largest magnitude.
 
     Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
-    the others, which the coordinator will refuse.
+    the others, with which nothing leaves.
 
     Raises:
         BadData: the file does not hold exactly the approved tensors.
@@ -170,6 +252,21 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
         rows = [_row(tensors, spec) for spec in tensors.specs]
         entries = tuple(Entry(spec, row["sha256"]) for spec, row in zip(tensors.specs, rows, strict=True))
     return Manifest(entries), rows
+
+
+def _refuse_nonfinite(rows: list[dict[str, Any]], gate: Gate, journal: Journal) -> None:
+    """Raises BadData: a tensor holds NaN or an infinity; the message and the ledger name the first."""
+    bad = next((row for row in rows if row["nonfinite"]), None)
+    if bad is None:
+        return
+    name = bad["name"] if bad["bundle"] == MODEL else f"{bad['bundle']}/{bad['name']}"
+    said = f"{bad['nonfinite']} of {math.prod(bad['shape'])} values are not finite"
+    gate.block(journal, name, said)
+    raise BadData(
+        f"tensor `{name}` of the update for `{journal.study}`: {said}; nothing was sent",
+        hint="the training diverged: look at this site's data and the study's learning rate",
+        code="DECLINED_TRAINING_FAILED",
+    )
 
 
 def _row(tensors: TensorFile, spec: TensorSpec) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from site_agent.gateway import policy as policies
 from site_agent.gateway.ledger import Ledger
@@ -17,6 +18,19 @@ from site_agent.state import Consent, Journal
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.study import ToldSection
 from wardround.tensors import TensorSpec
+
+
+class Place(Protocol):
+    """Whatever belongs to one attempt at one round of a study: a journal, a departure."""
+
+    @property
+    def study(self) -> str: ...
+    @property
+    def revision(self) -> int: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -50,55 +64,84 @@ class Gate:
             NotPermitted: a rule denies something, or a quota is spent; the message names both.
             WardroundError: there is no policy, or it is broken.
         """
-        try:
-            policy = self.policy()
-        except WardroundError as error:
-            self.block(journal, "everything", error.message)
-            raise
+        policy = self._policy_for(journal)
         asked = Asked(
             journal.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows,
             exposure=consent.exposure,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        of_round = self.ledger.payload_bytes((journal.study, journal.revision, journal.round))
-        decisions = policies.decide(policy, asked)
-        decisions += policies.quotas(policy, size, of_round, self.ledger.payload_bytes(today))
-        denial = policies.first_denial(decisions)
-        if denial is not None:
-            self.block(journal, denial.what, denial.rule)
-            raise NotPermitted(
-                f"the policy blocks round {journal.round} of `{journal.study}`: {denial.what}: {denial.rule}; "
-                "nothing was sent",
-                hint=f"`site-agent policy explain {journal.study}`; edit {self.path} if it should leave",
-                code="DECLINED_POLICY",
-            )
+        decisions = policies.decide(policy, asked) + self._quotas(policy, journal, size)
+        self._refuse(journal, decisions, "nothing was sent")
 
-    def block(self, journal: Journal, what: str, rule: str) -> None:
-        """Write into the ledger that nothing of this round leaves, and why."""
+    def refuse_spent(self, place: Place, size: int) -> None:
+        """Let ``size`` more bytes of a round pass, or write that they are blocked into the ledger. For what is sent
+        again: the policy was asked about its tensors and numbers when it was recorded.
+
+        Raises:
+            NotPermitted: a quota is spent.
+            WardroundError: there is no policy, or it is broken.
+        """
+        self._refuse(place, self._quotas(self._policy_for(place), place, size), "it is not sent again")
+
+    def block(self, place: Place, what: str, rule: str) -> None:
+        """Write into the ledger that nothing of this round leaves from here on, and why."""
         self.ledger.append(
-            "blocked", study=journal.study, revision=journal.revision, round=journal.round, attempt=journal.attempt,
+            "blocked", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
             what=what, rule=rule,
         )  # fmt: skip
         self.ledger.sign()
 
-    def waits_for_a_person(self, journal: Journal) -> bool:
-        """Whether a person must release this update before it may leave.
+    def holds(self, place: Place, update: str) -> bool:
+        """Whether a person must release what ``update`` is the digest of before it may leave. If so, the ledger says
+        that it waits.
 
         Raises:
             NotPermitted: a person rejected it.
         """
-        key = (journal.study, journal.revision, journal.round, journal.update_digest)
+        if not self._waits_for_a_person(place, update):
+            return False
+        if not self.ledger.is_held(place.study, place.revision, place.round, update):
+            self.ledger.append(
+                "held", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
+                update=update,
+            )  # fmt: skip
+            self.ledger.sign()
+        return True
+
+    def _waits_for_a_person(self, place: Place, update: str) -> bool:
+        key = (place.study, place.revision, place.round, update)
         word = self.ledger.word(*key)
         if word == "rejected":
             raise NotPermitted(
-                f"round {journal.round} of `{journal.study}` was rejected here", code="DECLINED_POLICY",
+                f"round {place.round} of `{place.study}` was rejected here", code="DECLINED_POLICY",
                 hint="the next round is asked again; `site-agent withdraw` ends the study here",
             )  # fmt: skip
         if word == "released":
             return False
         when = self.policy().release.updates
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
+
+    def _policy_for(self, place: Place) -> Policy:
+        try:
+            return self.policy()
+        except WardroundError as error:
+            self.block(place, "everything", error.message)
+            raise
+
+    def _quotas(self, policy: Policy, place: Place, size: int) -> list[Decision]:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        of_round = self.ledger.payload_bytes((place.study, place.revision, place.round))
+        return policies.quotas(policy, size, of_round, self.ledger.payload_bytes(today))
+
+    def _refuse(self, place: Place, decisions: Iterable[Decision], so: str) -> None:
+        denial = policies.first_denial(decisions)
+        if denial is not None:
+            self.block(place, denial.what, denial.rule)
+            raise NotPermitted(
+                f"the policy blocks round {place.round} of `{place.study}`: {denial.what}: {denial.rule}; {so}",
+                hint=f"`site-agent policy explain {place.study}`; edit {self.path} if it should leave",
+                code="DECLINED_POLICY",
+            )
 
 
 def refuse_study(decisions: Iterable[Decision], study: str, path: Path) -> None:

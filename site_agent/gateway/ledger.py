@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,15 @@ from wardround.receipts import ACCEPTED, EMPTY_HEAD, REFUSED, LedgerHead, line_h
 
 FIRST_SEGMENT = "000001.jsonl"
 HEADS = "heads.jsonl"
+
+
+@dataclass
+class _Charge:
+    """What the last line that let an upload out counts for: ``bytes`` in each of ``parts``."""
+
+    parts: tuple[object, object]
+    bytes: int
+    tries: int
 
 
 class Ledger:
@@ -47,6 +56,7 @@ class Ledger:
         self._heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
         self._witnessed = 0  # lines under the last head that a receipt names
         self._open_uploads: dict[str, dict[str, Any]] = {}
+        self._charges: dict[str, _Charge] = {}  # of each open upload, what its last line counts for
         self._bytes: Counter[object] = Counter()  # payloads by day, and by (study, revision, round)
         self._decided: dict[tuple[str, int, int, str], str] = {}  # what a person said of a held update
         self._released: set[tuple[str, int]] = set()
@@ -152,9 +162,25 @@ class Ledger:
                 yield record
 
     def payload_bytes(self, part: object) -> int:
-        """Bytes of payload recorded so far on a UTC day ("2026-01-31"), or in a round (study, revision, round)."""
+        """Bytes of payload that may have left on a UTC day ("2026-01-31"), or in a round (study, revision, round).
+
+        An `upload` or `resend` line counts for all that it lets out, until the next one says what was sent under it.
+        """
         with self._lock:
             return self._bytes[part]
+
+    def tries(self, upload_id: str) -> int:
+        """How many lines let this upload out so far: its `upload` line and each `resend`."""
+        with self._lock:
+            return self._charges[upload_id].tries
+
+    def sent(self, upload_id: str, size: int) -> None:
+        """Count no more than ``size`` bytes for the last line that let this upload out; the next one will say so."""
+        with self._lock:
+            charge = self._charges[upload_id]
+            for part in charge.parts:
+                self._bytes[part] -= charge.bytes - size
+            charge.bytes = size
 
     def is_held(self, study: str, revision: int, round_: int, update: str) -> bool:
         """Whether the ledger says that this update waits, or waited, for a person."""
@@ -197,17 +223,28 @@ class Ledger:
             self.ledger_id = record["ledger_id"]
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
-            self._bytes[record["ts"][:10]] += record["payload_bytes"]
-            self._bytes[record["study"], record["revision"], record["round"]] += record["payload_bytes"]
+            self._charge(record, 1)
+        elif record["type"] == "resend":
+            if "sent" in record and record["upload_id"] in self._charges:
+                self.sent(record["upload_id"], record["sent"])
+            self._charge(record, record["try"])
         elif record["type"] == "policy":
             self._policy = record["sha256"]
         elif record["type"] in ("held", "released", "rejected"):
             self._note_hold(record)
         elif record["type"] == "receipt":
             self._open_uploads.pop(record["upload_id"], None)
+            self._charges.pop(record["upload_id"], None)
             receipt = json.loads(record["envelope"]["payload"])
             if receipt["decision"] in (ACCEPTED, REFUSED) and receipt["ledger"] is not None:
                 self._witnessed = max(self._witnessed, min(receipt["ledger"]["lines"], len(self._hashes)))
+
+    def _charge(self, record: dict[str, Any], tries: int) -> None:
+        """Count what a line lets out, by its day and its round."""
+        parts = (record["ts"][:10], (record["study"], record["revision"], record["round"]))
+        for part in parts:
+            self._bytes[part] += record["payload_bytes"]
+        self._charges[record["upload_id"]] = _Charge(parts, record["payload_bytes"], tries)
 
     def _note_hold(self, record: dict[str, Any]) -> None:
         key = (record["study"], record["revision"], record["round"], record["update"])

@@ -71,6 +71,17 @@ class Opening:
     new_line_hashes: list[bytes]
 
 
+@dataclass
+class Tried:
+    """What one try to send an upload let out, counted as it is given to the line.
+
+    ``answered``: the coordinator heard the opening.
+    """
+
+    answered: bool = False
+    payload_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Enrolled:
     """The reply to Enrol or Renew. PEM bytes; times are Unix."""

@@ -2,8 +2,9 @@
 
     download    the round's model, against the announced digest and the approved tensors
     train       in the other process, which gives back a file of deltas and a few numbers
-    hold        where the policy says so, until a person releases it           (``gate``)
-    record      checked against consent and policy, measured, into the ledger  (``egress``)
+    take        the file is copied to where only the gateway writes, before it is measured; it is not opened again
+    record      measured, checked against consent and policy, held where the policy wants a person's word, into the
+                ledger                                                          (``egress``)
     send        with as many tries as the line needs, until there is a receipt  (``egress``)
     settle      tell the trainer: accepted makes its private state current, refused drops it
 
@@ -12,27 +13,26 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 """
 
 import logging
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from site_agent.gateway import consent as consents
 from site_agent.gateway import egress
-from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.connection import Line
 from site_agent.gateway.desk import open_gate
+from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import STOP, TRAIN, Assignment, ModelRef
+from site_agent.gateway.messages import STOP, TRAIN, Assignment
+from site_agent.gateway.staging import Staging
 from site_agent.handoff import Trainer
-from site_agent.state import SHARED_MODE, Consent, Journal, Offer, Site, SiteState, now_text
+from site_agent.state import Consent, Journal, Offer, Site, SiteState, now_text
 from wardround import durable
-from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
-from wardround.tensors import Manifest, TensorFile, file_header
+from wardround.tensors import TensorFile
 
-STAGING_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 log = logging.getLogger(__name__)
 
 
@@ -46,6 +46,8 @@ class Rounds:
         self._ledger = ledger
         self._trainer = trainer
         self._gate = open_gate(state, site, ledger)
+        self._staging = Staging(state.staging)
+        self._downloads = Downloads(state, line, self._staging)
 
     def do(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """Do one assignment to its end, or until it waits for a person. Returns whether it waits.
@@ -95,7 +97,7 @@ class Rounds:
             return False
         departure = None
         if journal.upload_id:
-            departure = egress.recorded(self._ledger, journal.upload_id, self._whole_update(journal))
+            departure = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
         if departure is None:
             told = consents.told_of(offer)
             if journal.phase not in ("trained", "held", "uploading"):
@@ -103,14 +105,14 @@ class Rounds:
                 self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
                 self._train(assignment, offer, consent, journal, interrupt)
             interrupt.check()
-            if self._gate.waits_for_a_person(journal):
+            file = self._own_copy(journal)
+            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
+            if departure is None:
                 self._hold(journal)
                 return True
-            file = self._file(journal.update) if journal.update else None
-            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._site, interrupt)
+        receipt = egress.send(departure, self._line, self._ledger, self._gate, self._site, interrupt)
         self._decide(journal, receipt)
         if receipt.code.startswith("LEDGER_"):
             raise NeedsPerson(
@@ -123,19 +125,14 @@ class Rounds:
 
     def _hold(self, journal: Journal) -> None:
         """Keep the update until a person says that it may leave."""
+        said = journal.phase == "held"
         journal.phase = "held"
         self._state.save_journal(journal)
-        if self._ledger.is_held(journal.study, journal.revision, journal.round, journal.update_digest):
-            return
-        self._ledger.append(
-            "held", study=journal.study, revision=journal.revision, round=journal.round, attempt=journal.attempt,
-            update=journal.update_digest,
-        )  # fmt: skip
-        self._ledger.sign()
-        log.info(
-            "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
-            journal.study, journal.round,
-        )  # fmt: skip
+        if not said:
+            log.info(
+                "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
+                journal.study, journal.round,
+            )  # fmt: skip
 
     def _begin(self, assignment: Assignment, last: Journal) -> Journal:
         """The journal for this assignment: the last one if it can go on, else a fresh one."""
@@ -167,17 +164,17 @@ class Rounds:
         """Whether a trained update is there, made from the same base, whole."""
         if journal.phase not in ("trained", "held", "uploading", "decided") or journal.base_digest != base:
             return False
-        return not journal.update or self._whole_update(journal) is not None
-
-    def _whole_update(self, journal: Journal) -> Path | None:
-        if not journal.update or not self._file(journal.update).is_file():
-            return None
+        if not journal.update:
+            return True
         try:
-            with TensorFile(self._file(journal.update)) as file:
-                whole = file.manifest().digest() == journal.update_digest
+            with TensorFile(self._state.own_copy(journal.study)) as file:
+                return file.manifest().digest() == journal.update_digest
         except BadData:
-            return None
-        return self._file(journal.update) if whole else None
+            return False  # gone, or torn by a loss of power: the trainer hands the same update over again
+
+    def _own_copy(self, journal: Journal) -> Path | None:
+        """The gateway's own copy of the update; None for a closing validation."""
+        return self._state.own_copy(journal.study) if journal.kind == TRAIN else None
 
     def _train(
         self, assignment: Assignment, offer: Offer, consent: Consent, journal: Journal, interrupt: Interrupt
@@ -187,7 +184,7 @@ class Rounds:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "downloading"
         self._state.save_journal(journal)
-        base = self._download(assignment, assignment.base, consent, "base", interrupt)
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
         journal.phase = "training"
         self._state.save_journal(journal)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
@@ -195,28 +192,28 @@ class Rounds:
             try:
                 result = self._ask(
                     assignment.kind, study=offer.document, revision=offer.revision, study_digest=offer.digest,
-                    site=self._site.site, round=assignment.round, attempt=assignment.attempt, base=base.name,
+                    site=self._site.site, round=assignment.round, attempt=assignment.attempt, base=base,
                     base_digest=assignment.base.digest, data=consent.data,
                 )  # fmt: skip
             except WardroundError:
                 interrupt.check()  # it was we who ended it
                 raise
-        self._take_result(journal, result)
+        self._take_result(journal, result, consent)
         journal.phase = "trained"
         self._state.save_journal(journal)
-        durable.remove(base)
+        self._staging.remove(base)
 
-    def _take_result(self, journal: Journal, result: dict[str, Any]) -> None:
-        """Note what the trainer gives back. Whether it may leave is for ``egress`` to say."""
+    def _take_result(self, journal: Journal, result: dict[str, Any], consent: Consent) -> None:
+        """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
         try:
             journal.num_examples, journal.num_validation = result["num_examples"], result["num_validation"]
             journal.metrics = {str(name): str(value) for name, value in result["metrics"].items()}
             journal.update = str(result["update"]) if journal.kind == TRAIN else ""
         except (KeyError, TypeError, AttributeError):
             raise BadData("the trainer's answer has not the agreed form", code="DECLINED_TRAINING_FAILED") from None
-        if journal.update:
-            with TensorFile(self._file(journal.update)) as file:
-                journal.update_digest = file.manifest().digest()
+        if journal.kind == TRAIN:
+            own = self._state.own_copy(journal.study)
+            journal.update_digest = egress.take(self._staging, journal.update, consent, own)
 
     def _decide(self, journal: Journal, receipt: Receipt) -> None:
         if receipt.decision == NOT_RECEIVED:
@@ -263,89 +260,14 @@ class Rounds:
         offer = self._state.offer(assignment.study)
         best = None
         if assignment.best is not None:
-            best = self._download(assignment, assignment.best, consent, "best", interrupt)
+            best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
         self._ask(
             "finish", study=offer.document, revision=offer.revision, study_digest=offer.digest, site=self._site.site,
             data=consent.data, best_round=assignment.best.round if assignment.best is not None else None,
-            best=best.name if best is not None else None, contributors=dict(assignment.contributed),
+            best=best, contributors=dict(assignment.contributed),
         )  # fmt: skip
         if best is not None:
-            durable.remove(best)
-
-    def _download(
-        self, assignment: Assignment, model: ModelRef, consent: Consent, prefix: str, interrupt: Interrupt
-    ) -> Path:
-        """A model, whole and as announced, in a file in staging. Goes on where a broken line left it.
-
-        Raises:
-            BadData: other tensors than approved, or another digest than announced.
-        """
-        specs = consents.specs(consent.comes)
-        header = file_header(specs)
-        path = self._state.staging / f"{prefix}-{assignment.study}-{model.round}.safetensors"
-        self._refuse_full_disk(2 * sum(spec.bytes for spec in specs))
-        for pause in pauses():
-            interrupt.check()
-            try:
-                with durable.SpoolFile(path, mode=SHARED_MODE) as file:
-                    path.chmod(SHARED_MODE)
-                    if file.size() < len(header):
-                        file.truncate(0)
-                        file.write_at(0, header)
-                    begun = file.size() - len(header)
-                    self._fill(file, len(header), assignment, model, consent, interrupt)
-                    file.sync()
-                found = _digest_or_none(path)
-                if found == model.digest:
-                    return path
-                durable.remove(path)
-                if begun == 0:
-                    raise BadData(
-                        f"model {model.round} of `{assignment.study}` is not the announced one: digest "
-                        f"{(found or 'none')[:12]}…, announced {model.digest[:12]}…",
-                        code="DECLINED_MODEL_MISMATCH",
-                    )
-            except (Unavailable, TryAgain) as error:
-                interrupt.check()
-                log.warning("%s; trying again in %.1f s", error.message, pause)
-                interrupt.wait(pause)
-        raise AssertionError("pauses never end")
-
-    def _fill(
-        self,
-        file: durable.SpoolFile,
-        start: int,
-        assignment: Assignment,
-        model: ModelRef,
-        consent: Consent,
-        interrupt: Interrupt,
-    ) -> None:
-        size = start + sum(spec.bytes for spec in consents.specs(consent.comes))
-        if file.size() >= size:
-            file.truncate(start)  # begun before, and wrong: from the beginning
-        offset = file.size() - start
-        with self._line.use() as connection:
-            for part in connection.download(assignment.study, assignment.revision, model, offset, interrupt):
-                if isinstance(part, Manifest):
-                    what = f"model {model.round} of `{assignment.study}`"
-                    consents.check_tensors(part.specs, consent.comes, consent.study, what)
-                    continue
-                position, data = part
-                if position != file.size() - start or start + position + len(data) > size:
-                    raise BadData("the coordinator sends bytes that were not asked for", code="DECLINED_MODEL_MISMATCH")
-                file.write_at(start + position, data)
-        if file.size() != size:
-            raise Unavailable(f"downloading model {model.round} of `{assignment.study}`: it ended early")
-
-    def _refuse_full_disk(self, needed: int) -> None:
-        room = os.statvfs(self._state.staging)
-        free = room.f_bavail * room.f_frsize
-        if free < needed:
-            raise CannotWrite(
-                f"{self._state.staging} has {free >> 20} MiB free, a round needs {needed >> 20} MiB",
-                hint="free some space; the round is declined",
-                code="DECLINED_RESOURCES",
-            )
+            self._staging.remove(best)
 
     def _ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Ask the trainer; when it cannot be reached, that is its failure, not the line's."""
@@ -365,25 +287,7 @@ class Rounds:
         except WardroundError as error:
             log.warning("the trainer could not be told to stop: %s", error.message)
 
-    def _file(self, name: str) -> Path:
-        if not STAGING_NAME.fullmatch(name):
-            raise BadData("the trainer names a file outside the staging folder", code="DECLINED_TRAINING_FAILED")
-        path = self._state.staging / name
-        if path.is_symlink():
-            raise BadData(f"{path} is a link; the trainer hands over plain files", code="DECLINED_TRAINING_FAILED")
-        return path
-
     def _forget_files(self, journal: Journal) -> None:
-        if journal.update:
-            durable.remove(self._file(journal.update))
-        for kind in ("base", "best"):
-            for path in self._state.staging.glob(f"{kind}-{journal.study}-[0-9]*.safetensors"):
-                durable.remove(path)
-
-
-def _digest_or_none(path: Path) -> str | None:
-    try:
-        with TensorFile(path) as file:
-            return file.manifest().digest()
-    except BadData:
-        return None
+        durable.remove(self._state.own_copy(journal.study))
+        self._staging.remove(journal.update)
+        self._downloads.forget(journal.study)

@@ -53,14 +53,15 @@ local_steps = 2
 batch_size = 4
 """
 
-# What the gateway does in a round, as its user: describe, check, put the model into staging, have it trained, read the
-# update, accept it.
+# What the gateway does in a round, as its user: describe, check, put the model into staging, have it trained, copy the
+# update to where only it writes, accept it.
 ROUND = """
 import json, pathlib, sys
 from fl_algorithms.resolving import resolve
 from fl_algorithms import catalog
 from site_agent import handoff
-from site_agent.state import SHARED_MODE
+from site_agent.gateway.staging import Staging
+from site_agent.state import SiteState
 from wardround import durable, study
 from wardround.tensors import TensorFile
 
@@ -69,19 +70,22 @@ document = resolve(study.load(initial.parent / "study.toml")).document()
 trainer = handoff.Trainer(state)
 leaves = trainer.ask("describe", study=document, site="st-olav")["leaves"]
 found = trainer.ask("check", study=document, site="st-olav", data="small")
-durable.write_file(state / "staging" / "base.safetensors", initial.read_bytes(), mode=SHARED_MODE)
-with TensorFile(state / "staging" / "base.safetensors") as base:
+here, staging = SiteState(state), Staging(state / "staging")
+here.make_folders()
+durable.write_file(here.incoming / "base.safetensors", initial.read_bytes())
+with TensorFile(here.incoming / "base.safetensors") as base:
     digest = base.manifest().digest()
+staging.give(here.incoming / "base.safetensors", "base.safetensors")
 said = trainer.ask(
     "train", study=document, revision=1, study_digest=study.study_digest(document, digest), site="st-olav", round=1,
     attempt=1, base="base.safetensors", base_digest=digest, data={"name": "small", "digest": found["digest"]},
 )
-update = state / "staging" / said["update"]
-with TensorFile(update) as file:
+staging.take(said["update"], here.own_copy("small"), 1 << 20)
+with TensorFile(here.own_copy("small")) as file:
     names = [spec.name for spec in file.specs]
 trainer.ask("commit", study="small", revision=1, round=1)
-(state / "staging" / "base.safetensors").unlink()
-update.unlink(missing_ok=True)
+staging.remove("base.safetensors")
+staging.remove(said["update"])
 print(json.dumps({
     "leaves": [leaf["name"] for leaf in leaves], "update": names, "examples": said["num_examples"],
     "status": trainer.ask("status"),
@@ -216,7 +220,7 @@ def test_patients_are_open_to_the_trainer_and_closed_to_the_gateway(hospital: Ho
 def test_keys_and_ledger_are_open_to_the_gateway_and_closed_to_the_trainer(hospital: Hospital) -> None:
     make = "import pathlib, sys; from wardround import durable; p = pathlib.Path(sys.argv[1]); "
     make += "durable.make_folder(p.parent); durable.write_file(p, b'secret')"
-    for place in ("identity/key.pem", "ledger/000001.jsonl"):
+    for place in ("identity/key.pem", "ledger/000001.jsonl", "outgoing/hearts.safetensors", "incoming/base-hearts-0"):
         hospital.gateway.run(sys.executable, "-c", make, hospital.state / place)
         assert hospital.gateway.can_read(hospital.state / place)
         assert not hospital.trainer.can_read(hospital.state / place)
@@ -251,6 +255,11 @@ def test_a_round_goes_through_between_the_two_users(listening: Hospital) -> None
     assert {path.stat().st_uid for path in studies.rglob("*")} == {listening.trainer.uid}
     assert not gateway.can_read(next(path for path in studies.rglob("*") if path.is_file()))
     assert [path.name for path in (state / "staging").iterdir()] == ["trainer.sock"]
+    copy = state / "outgoing" / "small.safetensors"  # the trainer's user can neither read, replace nor remove it
+    assert (copy.stat().st_uid, _mode(copy), _mode(copy.parent)) == (gateway.uid, 0o600, 0o700)
+    assert not listening.trainer.can_read(copy)
+    assert listening.trainer.run("rm", "-f", copy, code=None).returncode != 0
+    assert listening.trainer.run("touch", copy.parent / "another", code=None).returncode != 0
 
 
 def test_another_user_of_the_machine_reaches_neither(listening: Hospital) -> None:

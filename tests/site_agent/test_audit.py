@@ -165,6 +165,23 @@ def test_a_count_is_a_number_or_a_relays_file(tmp_path: Path) -> None:
         count_from(str(tmp_path / "none"))
 
 
+def test_payload_that_no_line_let_out_is_a_fault_although_the_session_counts_it(tmp_path: Path) -> None:
+    """What a session says was sent must lie within what `upload` and `resend` lines let out until then."""
+    made = Made(12, again=True)
+    let_out = 2 * 2 * 64
+    for sent, ok in ((let_out, True), (let_out + 1, False)):
+        records = [json.loads(line) for line in made.lines]
+        common = {"v": 1, "ts": "2026-01-01T00:00:00.000Z", "type": "session", "event": "closed"}
+        lines = joined(
+            [*made.lines, canonical.dumps({**common, "seq": len(records), "prev": "00" * 32, "bytes_up": sent})]
+        )
+        (tmp_path / SEGMENT).write_bytes(lines)
+        found = reconcile(tmp_path, Count(sent + 2 * 90))
+        assert found.ok is ok, found
+    assert found.reason == "1 payload bytes more left than the ledger's `upload` and `resend` lines let out"
+    assert found.sent_again == let_out + 1 - 2 * 64
+
+
 # For people and other programs
 
 
@@ -189,6 +206,14 @@ SAID = [
     ({"type": "released", "study": "s", "round": 3, "by": {"name": "dpo", "uid": 1}}, "s round 3 released by dpo"),
     ({"type": "held", "study": "s", "round": 3}, "s round 3 held"),
     ({"type": "policy", "event": "changed", "sha256": "ab" * 32}, "changed abababababab"),
+    (
+        {"type": "resend", "study": "s", "round": 3, "attempt": 1, "try": 2, "payload_bytes": 640, "sent": 64},
+        "s round 3.1: try 2, 640 B at most; 64 B were sent before it",
+    ),
+    (
+        {"type": "resend", "study": "s", "round": 3, "attempt": 1, "try": 3, "payload_bytes": 640},
+        "s round 3.1: try 3, 640 B at most",
+    ),
     ({"type": "left", "by": {"name": "dpo", "uid": 1}}, "the membership ended by dpo"),
     ({"type": "recovered", "torn_bytes": 4}, "4 torn bytes cut"),
     ({"type": "of_a_later_version"}, "written by a newer version"),

@@ -348,3 +348,30 @@ def test_no_ledger_and_no_key_cannot_be_verified(folder: Path, tmp_path: Path) -
     empty.mkdir()
     (empty / SEGMENT).write_bytes(b"")
     assert audit.verify(empty)[0].reason == "the ledger has no whole line"
+
+
+def again(written: Written, upload_id: str, number: int, **known: int) -> None:
+    written.ledger.append(
+        "resend", upload_id=upload_id, study="s", revision=1, round=1, attempt=1, payload_bytes=8, **{"try": number},
+        **known,
+    )  # fmt: skip
+
+
+def test_what_was_sent_again_counts_also_after_a_restart(folder: Path) -> None:
+    """Each line counts for all that it lets out, until the next one says what was sent under it."""
+    written = Written(folder)
+    part = ("s", 1, 1)
+    upload_id = written.upload(1)
+    assert (written.ledger.payload_bytes(part), written.ledger.tries(upload_id)) == (8, 1)
+    written.ledger.sent(upload_id, 3)
+    assert written.ledger.payload_bytes(part) == 3
+    again(written, upload_id, 2, sent=3)
+    assert (written.ledger.payload_bytes(part), written.ledger.tries(upload_id)) == (11, 2)
+    again(written, upload_id, 3)  # after a crash nobody knows what was sent: all of it counts
+    assert written.ledger.payload_bytes(part) == 19
+    day = json.loads(lines_of(folder)[-1])["ts"][:10]
+    assert written.ledger.payload_bytes(day) == 19
+    written.ledger.close()
+    after = Ledger(folder, LEDGER_KEY)
+    assert (after.payload_bytes(part), after.payload_bytes(day), after.tries(upload_id)) == (19, 19, 3)
+    after.close()

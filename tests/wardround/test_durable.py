@@ -107,6 +107,55 @@ def test_an_fsync_that_fails_is_not_tried_again_and_leaves_the_old_file(
     assert path.read_bytes() == b"old"
 
 
+def test_nothing_that_lies_under_the_temporary_name_is_written(tmp_path: Path) -> None:
+    """A file that another user keeps open there, or a second name of a secret, would get what is written."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    beside = tmp_path / f".a.{os.getpid()}.{threading.get_ident()}.tmp"
+    for plant in (lambda: beside.symlink_to(tmp_path / "secret"), lambda: os.link(tmp_path / "secret", beside)):
+        plant()
+        durable.write_file(tmp_path / "a", b"new")
+        assert (tmp_path / "secret").read_bytes() == b"secret"
+        assert (tmp_path / "a").read_bytes() == b"new"
+        assert names_in(tmp_path) == ["a", "secret"]
+
+
+def copied(source: Path, target: Path, size: int) -> int:
+    with source.open("rb") as file:
+        return durable.copy_open(file.fileno(), target, size)
+
+
+@pytest.mark.parametrize("by_the_kernel", [True, False])
+def test_the_beginning_of_an_open_file_is_copied(
+    tmp_path: Path, by_the_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    if not by_the_kernel:
+        monkeypatch.setattr(os, "copy_file_range", refused)
+    monkeypatch.setattr(durable, "READ_PIECE", 1000)
+    monkeypatch.setattr(durable, "COPY_PIECE", 1000)
+    whole = os.urandom(4321)
+    (tmp_path / "source").write_bytes(whole)
+    (tmp_path / "target").write_bytes(b"old")
+    for size in (0, 1, 999, 1000, 3001, 4321):
+        assert copied(tmp_path / "source", tmp_path / "target", size) == size
+        assert (tmp_path / "target").read_bytes() == whole[:size]
+    assert copied(tmp_path / "source", tmp_path / "target", 5000) == 4321  # and no more than there is
+    assert (tmp_path / "target").read_bytes() == whole
+    assert mode_of(tmp_path / "target") == 0o600
+    assert names_in(tmp_path) == ["source", "target"]
+
+
+def test_a_copy_that_the_disk_does_not_take_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(2000))
+    (tmp_path / "target").write_bytes(b"old")
+    with files_of_at_most(1000), pytest.raises(CannotWrite, match="target: File too large"):
+        copied(tmp_path / "source", tmp_path / "target", 2000)
+    assert (tmp_path / "target").read_bytes() == b"old"
+    assert names_in(tmp_path) == ["source", "target"]
+
+
 @pytest.mark.parametrize("moment", ["fsync", "rename"])
 def test_killed_before_the_rename_the_old_file_is_whole(tmp_path: Path, moment: str) -> None:
     """The process ends by SIGKILL in the middle: no handler of ours runs."""

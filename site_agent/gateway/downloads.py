@@ -1,0 +1,123 @@
+"""The models that come: downloaded into a folder of the gateway's own, checked there, and only then handed over."""
+
+import logging
+import os
+from pathlib import Path
+
+from site_agent.gateway import consent as consents
+from site_agent.gateway.connection import Line, pauses
+from site_agent.gateway.interrupt import Interrupt
+from site_agent.gateway.messages import Assignment, ModelRef
+from site_agent.gateway.staging import Staging, is_model, model_name
+from site_agent.state import Consent, SiteState
+from wardround import durable
+from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
+from wardround.tensors import Manifest, TensorFile, file_header
+
+log = logging.getLogger(__name__)
+
+
+class Downloads:
+    """Downloads models for one site."""
+
+    def __init__(self, state: SiteState, line: Line, staging: Staging) -> None:
+        self._state = state
+        self._line = line
+        self._staging = staging
+
+    def fetch(self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt) -> str:
+        """Put a model, whole and as announced, into staging. Goes on where a broken line, or a crash, left it.
+
+        Args:
+            kind: base or best.
+
+        Returns:
+            Its name in staging.
+
+        Raises:
+            BadData: other tensors than approved, or another digest than announced.
+            CannotWrite: there is no room for it.
+        """
+        specs = consents.specs(consent.comes)
+        header = file_header(specs)
+        name = model_name(kind, assignment.study, model.round)
+        path = self._state.incoming / name
+        leaving = sum(spec.bytes for spec in consents.specs(consent.leaves))
+        self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
+        for pause in pauses():
+            interrupt.check()
+            try:
+                with durable.SpoolFile(path) as file:
+                    if file.size() < len(header):
+                        file.truncate(0)
+                        file.write_at(0, header)
+                    begun = file.size() - len(header)
+                    self._fill(file, len(header), assignment, model, consent, interrupt)
+                    file.sync()
+                found = _digest_or_none(path)
+                if found == model.digest:
+                    self._staging.give(path, name)
+                    return name
+                durable.remove(path)
+                if begun == 0:
+                    raise BadData(
+                        f"model {model.round} of `{assignment.study}` is not the announced one: digest "
+                        f"{(found or 'none')[:12]}…, announced {model.digest[:12]}…",
+                        code="DECLINED_MODEL_MISMATCH",
+                    )
+            except (Unavailable, TryAgain) as error:
+                interrupt.check()
+                log.warning("%s; trying again in %.1f s", error.message, pause)
+                interrupt.wait(pause)
+        raise AssertionError("pauses never end")
+
+    def forget(self, study: str) -> None:
+        """Remove a study's models, whole or begun."""
+        for path in self._state.incoming.iterdir() if self._state.incoming.is_dir() else []:
+            if is_model(path.name, study):
+                durable.remove(path)
+        self._staging.remove_models(study)
+
+    def _fill(
+        self,
+        file: durable.SpoolFile,
+        start: int,
+        assignment: Assignment,
+        model: ModelRef,
+        consent: Consent,
+        interrupt: Interrupt,
+    ) -> None:
+        size = start + sum(spec.bytes for spec in consents.specs(consent.comes))
+        if file.size() >= size:
+            file.truncate(start)  # begun before, and wrong: from the beginning
+        offset = file.size() - start
+        with self._line.use() as connection:
+            for part in connection.download(assignment.study, assignment.revision, model, offset, interrupt):
+                if isinstance(part, Manifest):
+                    what = f"model {model.round} of `{assignment.study}`"
+                    consents.check_tensors(part.specs, consent.comes, consent.study, what)
+                    continue
+                position, data = part
+                if position != file.size() - start or start + position + len(data) > size:
+                    raise BadData("the coordinator sends bytes that were not asked for", code="DECLINED_MODEL_MISMATCH")
+                file.write_at(start + position, data)
+        if file.size() != size:
+            raise Unavailable(f"downloading model {model.round} of `{assignment.study}`: it ended early")
+
+    def _refuse_full_disk(self, needed: int) -> None:
+        room = os.statvfs(self._state.incoming)
+        free = room.f_bavail * room.f_frsize
+        if free < needed:
+            raise CannotWrite(
+                f"{self._state.root} has {free >> 20} MiB free, a round needs {needed >> 20} MiB",
+                hint="free some space; the round is declined",
+                code="DECLINED_RESOURCES",
+            )
+
+
+def _digest_or_none(path: Path) -> str | None:
+    try:
+        with TensorFile(path) as file:
+            return file.manifest().digest()
+    except BadData:
+        return None

@@ -1,0 +1,476 @@
+"""What a trainer whose code was taken over could try, alone or in league with the coordinator."""
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from site_agent import audit
+from site_agent.gateway.ledger import Ledger
+from site_agent.state import Journal, SiteState
+from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
+from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.site_world import PERSON, STUDY
+from tools.world import Service
+from wardround import control, durable
+from wardround.errors import CannotWrite, Unavailable
+from wardround.tensors import TensorSpec, file_header
+
+EGRESS = "site_agent/gateway/egress.py"
+STAGING = "site_agent/gateway/staging.py"
+EVERY = ('updates = "none"', 'updates = "every"')
+
+
+@pytest.fixture
+def exit_world(tmp_path: Path) -> Iterator[ExitWorld]:
+    world = ExitWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+# The exit: what is sent.
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+@pytest.mark.parametrize("specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB")])
+def test_resent_file_was_rewritten(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
+    """The coordinator breaks each stream half way, the trainer writes other data into its file between the tries:
+    several times an update would leave under one line. Every byte must be of the one that the ledger holds, and every
+    try in the ledger before it begins."""
+    world = ExitWorld(tmp_path, specs)
+    try:
+        world.ready()
+        world.hostile.breaks, world.hostile.take = 2, world.size // 2
+
+        def rewrite(broken: int) -> None:
+            write_tensors(world.staged(), specs, 1 if broken == 2 else 1000 + broken)  # and back, for the last try
+
+        world.hostile.between = rewrite
+        world.coordinator.assign(STUDY, 1)
+        world.wait_over()
+        recorded = world.payload(1)
+        assert [bytes(stream) == recorded[: len(stream)] for stream in world.hostile.streams] == [True] * 3
+        world.taken.wait_asked("commit")
+        (upload,) = world.lines("upload")
+        again = world.lines("resend")
+        assert [line["try"] for line in again] == [2, 3]
+        assert {line["upload_id"] for line in again} == {upload["upload_id"]}
+        for line, stream, opening in zip(
+            again, world.hostile.streams[:-1], world.hostile.openings[1:], strict=True
+        ):  # what was sent before is told, and the coordinator hears of a ledger that holds the line already
+            assert len(stream) <= line["sent"] <= upload["payload_bytes"] == line["payload_bytes"]
+            assert opening.ledger.lines > line["seq"]
+        assert world.hostile.received <= sum(line["payload_bytes"] for line in (upload, *again))
+    finally:
+        world.close()
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.parametrize("specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB")])
+def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
+    """A coordinator that breaks every stream gets no more than the quota, whatever it asks, also after a restart."""
+    world = ExitWorld(tmp_path, specs)
+    try:
+        world.ready()
+        world.hostile.breaks, world.hostile.take = 1000, max(1, world.size - 1)
+        world.coordinator.assign(STUDY, 1)
+        world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+        assert len(world.hostile.streams) == 4  # a drafted policy has room for sending an update four times
+        (blocked,) = world.lines("blocked")
+        assert blocked["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
+        world.coordinator.declared.clear()
+        world.restart()
+        world.coordinator.wait_connected()
+        world.coordinator.assign(STUDY, 1)
+        world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+        assert world.hostile.received <= 4 * world.size
+        assert len(world.hostile.streams) == 4
+        assert [line["try"] for line in world.lines("resend")] == [2, 3, 4]
+    finally:
+        world.close()
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+@pytest.mark.parametrize(
+    "specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB", marks=pytest.mark.chaos)]
+)
+def test_resent_file_was_rewritten__gateway_killed(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
+    """The gateway, a process of its own, is killed in the middle of each try, and the trainer rewrites its file before
+    the next begins. What was sent is not known any more then, so each try counts for all that it could have sent."""
+    world = ExitWorld(tmp_path, specs)
+    gateway: Service | None = None
+    try:
+        world.ready()
+        assert world.agent is not None
+        world.agent.stop()
+        world.agent = None
+        world.hostile.breaks, world.hostile.take = 1000, world.size // 2
+
+        def strike(broken: int) -> None:
+            assert gateway is not None
+            gateway.kill()
+            write_tensors(world.staged(), specs, 1000 + broken)
+            with world.hostile.changed:
+                world.hostile.changed.notify_all()
+
+        world.hostile.between = strike
+        for _ in range(5):
+            gateway = world.gateway()
+            world.coordinator.assign(STUDY, 1)
+            world.coordinator.wait_for(
+                lambda process=gateway.process: (
+                    process.poll() is not None or any(said.code for said in world.coordinator.declared)
+                ),
+                "the gateway was killed, or declined",
+            )
+            gateway.kill()
+        recorded = world.payload(1)
+        assert len(world.hostile.streams) == 4
+        assert all(bytes(stream) == recorded[: len(stream)] for stream in world.hostile.streams)
+        assert world.hostile.received <= 4 * world.size  # the quota of a drafted policy
+        assert [(line["try"], line.get("sent")) for line in world.lines("resend")] == [(2, None), (3, None), (4, None)]
+        assert len(world.lines("upload")) == len(world.taken.commands("train")) == 1
+        assert world.lines("blocked")[0]["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
+        assert audit.verify(world.state.ledger)[0].first_bad is None
+    finally:
+        if gateway is not None:
+            gateway.kill()
+        world.close()
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/ledger.py")
+def test_resent_file_was_rewritten__numbers_alone(exit_world: ExitWorld) -> None:
+    """A closing validation has no payload that a quota could count; each time that it is told is a line all the same,
+    and they come to an end."""
+    exit_world.ready()
+    exit_world.hostile.refuse_to_answer = 3
+    exit_world.coordinator.assign(STUDY, 4, kind="validate")
+    exit_world.coordinator.wait_receipts(1)
+    (upload,) = exit_world.lines("upload")
+    assert [(line["try"], line["sent"], line["payload_bytes"]) for line in exit_world.lines("resend")] == [
+        (2, 0, 0), (3, 0, 0), (4, 0, 0),
+    ]  # fmt: skip
+    assert upload["seq"] < exit_world.lines("resend")[0]["seq"]
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+def test_resent_file_was_rewritten__line_without_end(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that begins each stream and sends nothing back cannot fill the ledger with tries."""
+    monkeypatch.setattr("site_agent.gateway.egress.MAX_TRIES", 3)
+    exit_world.ready()
+    exit_world.hostile.refuse_to_answer = 1000
+    exit_world.coordinator.assign(STUDY, 4, kind="validate")
+    exit_world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    assert [line["try"] for line in exit_world.lines("resend")] == [2, 3]
+    assert exit_world.lines("blocked")[0]["rule"] == "it was begun 3 times"
+
+
+def to_link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def to_key(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parents[1] / "identity" / "key.pem")
+
+
+def to_second_name(path: Path) -> None:
+    os.link(path, path.with_name("elsewhere"))
+
+
+def to_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def to_socket(path: Path) -> None:
+    path.unlink()
+    control.listen(path).close()
+
+
+def to_holes(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+
+
+def to_longer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+SPOILT = [
+    pytest.param(to_link, "is a link", "DECLINED_TRAINING_FAILED", id="a link"),
+    pytest.param(to_key, "is a link", "DECLINED_TRAINING_FAILED", id="a link to the key"),
+    pytest.param(to_second_name, "has 2 names", "DECLINED_TRAINING_FAILED", id="a second name"),
+    pytest.param(to_pipe, "is no plain file", "DECLINED_TRAINING_FAILED", id="a pipe"),
+    pytest.param(to_folder, "is no plain file", "DECLINED_TRAINING_FAILED", id="a folder"),
+    pytest.param(to_socket, "the trainer hands over plain files", "DECLINED_TRAINING_FAILED", id="a socket"),
+    pytest.param(to_holes, "the approved tensors at most", "DECLINED_MODEL_MISMATCH", id="1 TiB of holes"),
+    pytest.param(to_longer, "its header says", "DECLINED_TRAINING_FAILED", id="a byte too many"),
+    pytest.param(Path.unlink, "no such file or directory", "DECLINED_TRAINING_FAILED", id="nothing"),
+]
+
+
+@pytest.mark.attack(promise="P2+", refused_by=STAGING)
+@pytest.mark.parametrize(("spoil", "said", "code"), SPOILT)
+def test_resent_file_was_rewritten__no_plain_file(
+    exit_world: ExitWorld, spoil: Spoil, said: str, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What lies under the staged name is something that blocks its reader, leads elsewhere, or fills the disk."""
+    exit_world.ready()
+    exit_world.taken.spoil = spoil
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_declared("DECLINED", code)
+    assert not exit_world.hostile.streams
+    assert said in caplog.text
+    assert not list((exit_world.state.root / "outgoing").glob(".*"))
+    exit_world.taken.spoil = nothing
+    exit_world.coordinator.assign(STUDY, 2)  # and the next round is as ever
+    exit_world.coordinator.wait_receipts(1)
+
+
+@pytest.mark.attack(promise="P2+", refused_by=STAGING)
+@pytest.mark.parametrize(
+    "name", ["../identity/key.pem", "/etc/passwd", ".", "..", ".hidden", "a/b", "", "x\n", "x" * 201]
+)
+def test_resent_file_was_rewritten__name_leads_out(
+    exit_world: ExitWorld, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer names a file that is not in the staging folder."""
+    exit_world.ready()
+    exit_world.taken.lies = {"update": name}
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    assert not exit_world.hostile.streams
+    assert "the trainer names a file outside the staging folder" in caplog.text
+
+
+@pytest.mark.attack(promise="P2+", refused_by=STAGING)
+def test_resent_file_was_rewritten__while_it_is_copied(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file changes under the copying hand: what is measured and sent is the mixture that was copied, not what the
+    file is now."""
+    copy_open = durable.copy_open
+
+    def torn(source: int, target: Path, size: int) -> int:
+        found = copy_open(source, target, size)
+        write_tensors(exit_world.staged(), SHARED, 1000)
+        with exit_world.staged().open("r+b") as file:
+            file.write(bytes(8))
+        return found
+
+    monkeypatch.setattr(durable, "copy_open", torn)
+    exit_world.ready()
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_receipts(1)
+    assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)
+
+
+# The exit: what a person released.
+
+
+def released(world: ExitWorld, kind: str, round_: int) -> str:
+    """A world whose first update or closing numbers were held, and released; their digest."""
+    world.join()
+    world.offer()
+    world.start()
+    world.draft(EVERY)
+    world.approve()
+    world.coordinator.assign(STUDY, round_, kind=kind)
+    world.coordinator.wait_declared("HELD")
+    update = str(world.command("waiting", study=STUDY, round=round_)["update"])
+    assert len(update) == 64
+    world.coordinator.declared.clear()
+    return update
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just after the gateway saw that a person had released an update, the trainer writes other tensors into its file.
+    They were measured, recorded and sent under that release."""
+    update = released(exit_world, "train", 1)
+    word = Ledger.word
+
+    def too_late(self: Ledger, *update: Any) -> str:
+        said = word(self, *update)
+        if said == "released":
+            write_tensors(exit_world.staged(), SHARED, 1000)
+        return said
+
+    monkeypatch.setattr(Ledger, "word", too_late)
+    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.wait_over()
+    assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)
+    assert [line["update"] for kind in ("held", "released", "upload") for line in exit_world.lines(kind)] == [
+        update
+    ] * 3
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> None:
+    """One release of a closing validation let four different answers out: the coordinator refused each and asked again,
+    and the trainer told other numbers each time."""
+    exit_world.hostile.refuse_with = "ROUND_OVER"
+    update = released(exit_world, "validate", 4)
+    exit_world.command("released", study=STUDY, round=4, update=update, by=PERSON)
+    exit_world.coordinator.wait_receipts(1)
+    exit_world.taken.wait_asked("discard", 0)
+    digests = {update}
+    for attempt in (2, 3, 4):
+        exit_world.taken.metrics = {"val_loss": f"0.{attempt}"}
+        exit_world.coordinator.declared.clear()
+        exit_world.coordinator.assign(STUDY, 4, attempt=attempt, kind="validate")
+        exit_world.coordinator.wait_declared("HELD")
+        digests.add(exit_world.command("waiting", study=STUDY, round=4)["update"])
+    assert len(digests) == 4
+    assert len(exit_world.hostile.openings) == 1
+    assert len(exit_world.lines("upload")) == 1
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.parametrize("change", ["metrics", "num_examples"])
+def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: ExitWorld, change: str) -> None:
+    """The tensors are those that a person released; what is told beside them is not."""
+    exit_world.hostile.refuse_with = "ROUND_OVER"
+    update = released(exit_world, "train", 1)
+    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.coordinator.wait_receipts(1)
+    exit_world.coordinator.declared.clear()
+    exit_world.taken.lies = {"metrics": {"val_loss": "0.1234"}} if change == "metrics" else {"num_examples": 4711}
+    exit_world.coordinator.assign(STUDY, 1, attempt=2)
+    exit_world.coordinator.wait_declared("HELD")
+    first, second = exit_world.lines("held")
+    assert first["update"] == update != second["update"]
+    assert len(exit_world.hostile.openings) == 1
+
+
+@pytest.mark.attack(promise="P2+", refused_by=EGRESS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, -1])
+def test_nonfinite_leaves(exit_world: ExitWorld, value: float, place: int, caplog: pytest.LogCaptureFixture) -> None:
+    """One value that is no number, first or last in the last tensor: 2^22 kinds of NaN carry what they like."""
+
+    def poison(path: Path) -> None:
+        bias = np.zeros(64, "<f4")
+        bias[place] = value
+        durable.write_file(path, [file_header(SHARED), np.zeros((64, 64), "<f4").tobytes(), bias.tobytes()])
+
+    exit_world.ready()
+    exit_world.taken.spoil = poison
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    assert not exit_world.hostile.streams
+    assert not exit_world.lines("upload")
+    (blocked,) = exit_world.lines("blocked")
+    assert (blocked["what"], blocked["rule"]) == ("shared.bias", "1 of 64 values are not finite")
+    assert (
+        "tensor `shared.bias` of the update for `hearts`: 1 of 64 values are not finite; nothing was sent"
+        in caplog.text
+    )
+
+
+# The staging folder.
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/downloads.py")
+def test_chmod_follows_a_link(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just after the gateway opened the model's file, its name in staging becomes a link to the site's key, which then
+    was made readable to the trainer's group; and the next start refused a key of that mode."""
+    exit_world.ready()
+    key = exit_world.state.identity / "key.pem"
+    before = key.read_bytes()
+    model = exit_world.state.staging / f"base-{STUDY}-0.safetensors"
+
+    class Swapped(durable.SpoolFile):
+        def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+            super().__init__(path, mode=mode)
+            if path.name == model.name:
+                model.unlink(missing_ok=True)
+                model.symlink_to(key)
+
+    monkeypatch.setattr(durable, "SpoolFile", Swapped)
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.wait_over()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.read_bytes() == before
+    assert exit_world.coordinator.decided()
+    exit_world.restart()
+
+
+@pytest.mark.attack(promise="P2", refused_by=STAGING)
+@pytest.mark.parametrize("plant", ["link", "second name"])
+def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name under which the model will be handed over leads to the ledger before the gateway writes it."""
+    exit_world.ready()
+    ledger = exit_world.state.ledger / "000001.jsonl"
+    model = exit_world.state.staging / f"base-{STUDY}-0.safetensors"
+    before = ledger.read_bytes()
+    save = SiteState.save_journal
+
+    def plant_it(self: SiteState, journal: Journal) -> None:
+        if journal.phase == "downloading" and plant == "link":
+            model.symlink_to(ledger)
+        elif journal.phase == "downloading":
+            os.link(ledger, model)
+        save(self, journal)
+
+    monkeypatch.setattr(SiteState, "save_journal", plant_it)
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.coordinator.wait_receipts(1)
+    exit_world.taken.wait_asked("commit")
+    assert ledger.read_bytes().startswith(before)
+    assert stat.S_IMODE(ledger.stat().st_mode) == 0o600
+    assert not model.exists()
+    assert exit_world.agent is not None
+    exit_world.agent.stop()
+    exit_world.agent = None
+    assert exit_world.verdict().ok
+
+
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket's name becomes a link between its making and its mode, in a folder that another user writes."""
+    secret, path = tmp_path / "secret", tmp_path / "staging" / "trainer.sock"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    path.parent.mkdir()
+    bind = socket.socket.bind
+
+    class Swapping(socket.socket):
+        def bind(self, address: object) -> None:
+            bind(self, address)  # type: ignore[arg-type]
+            path.unlink()
+            path.symlink_to(secret)
+
+    monkeypatch.setattr(control.socket, "socket", Swapping)
+    with pytest.raises(CannotWrite, match=r"trainer\.sock: no socket can be made there"):
+        control.listen(path, mode=0o660)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
+    """The trainer's socket is a link to one that only the gateway's user may call: the gateway does not call it."""
+    exit_world.ready()
+    listener = control.ControlServer(exit_world.folder / "other.sock", lambda request, _: {"heard": request})
+    path = exit_world.state.staging / "trainer.sock"
+    try:
+        path.unlink()
+        path.symlink_to(exit_world.folder / "other.sock")
+        with pytest.raises(Unavailable, match="no service listens at"):
+            control.call(path, {"command": "status"})
+    finally:
+        listener.close()
