@@ -245,8 +245,8 @@ class Ledger:
     def check(self, receipt):
         """ValueError or KeyError: the receipt is not about an open upload, or not about this ledger."""
         upload, head = self.open[receipt["upload_id"]], receipt["ledger"]
-        own = {"site": self.identity.get("site"), "federation": self.identity.get("federation"), "ledger_key": self.key}
-        if any(receipt[name] not in ("", value) for name, value in own.items() if value):
+        others = [name for name in ("site", "federation") if self.identity.get(name, "") not in ("", receipt[name])]
+        if others or receipt["ledger_key"] not in ("", self.key):
             raise ValueError("a receipt for another site or another ledger key")
         names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}", "")}
         if receipt["decision"] == "not_received":

@@ -74,6 +74,7 @@ class Account:
         self.open: dict[str, dict[str, Any]] = {}  # uploads without a receipt
         self.resolved: set[str] = set()
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
+        self.verified: dict[str, tuple[str, Receipt]] = {}  # by SHA-256 of its envelope: that of its payload, and it
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
         self.uploads = self.bytes = self.resends = self.resent_bytes = self.signed = 0
         self.torn = False
@@ -193,6 +194,7 @@ class Account:
             if awaited.previous not in (None, receipt.previous):
                 raise BadData("this receipt does not follow the one before it: one is missing")
             self.receipts.append(hashlib.sha256(envelope.payload).hexdigest())
+            self.verified[digest(record["envelope"])] = self.receipts[-1], receipt
         self.key_named = self.key_named or receipt.ledger_key == self.key
         self.decisions[receipt.decision] += 1
         self.resolved.add(upload_id)
