@@ -333,7 +333,9 @@ def compare(receipts, ledgers, missing):
             continue
         head, upload_id = receipt["ledger"], receipt["upload_id"]
         here = next((one for one in ledgers if (one.id == head["ledger_id"] if head else upload_id in one.open)), None)
-        if place in seams and (here is None or (here is not ledgers[0] and head and head["lines"] > len(here.lines))):
+        if place in seams and (
+            here is None or (here is not ledgers[0] and head and here.heads[head["lines"] :][:1] != [head["head"]])
+        ):
             apart += 1
             continue
         blamed = here or ledgers[0]

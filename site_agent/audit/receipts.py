@@ -136,7 +136,7 @@ def _of_lost_lines(receipt: Receipt, ledgers: Sequence[Account]) -> bool:
     owner, head = _owner(receipt, ledgers), receipt.ledger
     if owner is None:
         return True
-    return owner is not ledgers[0] and head is not None and head.lines > owner.lines
+    return owner is not ledgers[0] and head is not None and not owner.had(head)
 
 
 def _refuse_misplaced(
