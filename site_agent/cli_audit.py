@@ -311,10 +311,10 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     of = f"site {escaped(verdict.site or 'unknown', 80)} of {escaped(verdict.federation or 'unknown', 80)}"
     print(f"{words[code]}: {of}, {_when(verdict.first_time)} to {_when(verdict.last_time)}")
     more = f" in {verdict.ledgers} ledgers" if verdict.ledgers > 1 else ""
+    again = f", and {verdict.resends} times again" if verdict.resends else ""
     print(
         f"consistent: yes: {verdict.lines} lines{more}; {verdict.uploads} uploads ({verdict.accepted} accepted, "
-        f"{verdict.refused} refused), {size(verdict.bytes)} in all"
-        + (f", and {verdict.resends} times again" if verdict.resends else "")
+        f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}"
     )
     if verdict.complete:
         print(

@@ -6,10 +6,10 @@
     consents/STUDY.json  what a person approved or withdrew last; consents/STUDY/ has each time, for good
     policy.toml          what may leave, written by a person; policies/SHA256.toml has each that was in force
     journal/STUDY.json   how far the current round is
+    receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
-    receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     ledger/  studies/  data.toml  control.sock
 
 Nothing here needs the network, torch or cryptography, so the commands stay quick.

@@ -207,15 +207,16 @@ class Audit:
 
     def __init__(self, world: World, site: str, receipts: Path) -> None:
         world.ask_coordinator("receipts", site, "--out", receipts)
-        verdict = world.site_json(site, "audit", "verify", "--receipts", receipts, ok=(0, 1, 2, 3))
-        line = [BIN / "python", ROOT / "tools" / "verify_ledger.py", world.state / site / "ledger"]
+        verdict = world.site_json(site, "audit", "verify", "--receipts", receipts, ok=(0, 1, 2, 3, 4))
+        program = [BIN / "python", ROOT / "tools" / "verify_ledger.py"]
+        line = [*program, world.state / site / "ledger", "--receipts", receipts]
         second = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-        self.bytes, self.uploads = verdict["bytes"], verdict["uploads"]
+        self.bytes, self.uploads = verdict.get("bytes", 0), verdict.get("uploads", 0)
         compared = verdict.get("compared")
-        agree = f"{compared} agree" if verdict["ok"] and compared == verdict["uploads"] else "do not agree"
+        agree = f"{compared} agree" if verdict["ok"] and compared == self.uploads else "do not agree"
         last = second.stdout.strip().splitlines()[-1:] or ["crashed"]
-        self.words = ("verified" if verdict["ok"] else verdict["reason"], last[0].lower(), agree)
-        self.ok = bool(verdict["ok"]) and second.returncode == 0 and compared == verdict["uploads"]
+        self.words = ("verified" if verdict["ok"] else verdict["reason"] or "not fully shown", last[0].lower(), agree)
+        self.ok = bool(verdict["ok"]) and second.returncode == 0 and compared == self.uploads
 
 
 def mark(said: str) -> str:

@@ -1,7 +1,8 @@
 """Time and memory of `site-agent audit verify` over a long ledger: `python -m tools.evidence_verify_speed`.
 
 The ledger is made as an agent makes it: a third of the lines are uploads, a third receipts, two signed heads for each
-upload. The command runs as a process of its own; its memory is the largest resident set that the kernel saw.
+upload. It is verified with the coordinator's copy of the receipts.
+The command runs as a process of its own; its memory is the largest resident set that the kernel saw.
 """
 
 import argparse
@@ -27,7 +28,8 @@ def main() -> None:
         maker.start()
         maker.join()
         size = sum(file.stat().st_size for file in (Path(folder) / "ledger").iterdir())
-        line = [sys.executable, "-m", "site_agent.cli", "audit", "verify", "--ledger", str(Path(folder) / "ledger")]
+        line = [sys.executable, "-m", "site_agent.cli", "audit", "verify", "--ledger", str(Path(folder) / "ledger"),
+                "--receipts", str(Path(folder) / "receipts.jsonl")]  # fmt: skip
         began = time.monotonic()
         pid = os.posix_spawn(sys.executable, line, os.environ)
         _, status, used = os.wait4(pid, 0)
@@ -41,7 +43,9 @@ def main() -> None:
 
 
 def make(lines: int, folder: Path) -> None:
-    Made(lines).write(folder)
+    made = Made(lines)
+    made.write(folder)
+    (folder.parent / "receipts.jsonl").write_bytes(made.copy())
 
 
 if __name__ == "__main__":

@@ -31,11 +31,15 @@ SEGMENT = re.compile("[0-9]+[.]jsonl")
 EMPTY = "0" * 64
 
 UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
+RESEND = "study revision round attempt payload_bytes"
+UPDATE = (
+    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
+)
 FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
-    "resend": "upload_id study revision round attempt try payload_bytes", "receipt": "upload_id envelope",
-    **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
+    "resend": RESEND + " upload_id try",
+    "receipt": "upload_id envelope", **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
 }  # fmt: skip
 
 
@@ -53,21 +57,12 @@ FORM_OF = forms(
     "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
     metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
 )  # fmt: skip
-UPDATE = (  # what `update`, the digest that a person releases, is over
-    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
-)
 RECEIPT_FORM = forms(
     "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",
     "revision round attempt payload_bytes", "previous",
 )  # fmt: skip
 COPY_FORM = forms("federation site time", "receipts earlier", "ledger_key last")
 BUNDLE_FORM = forms("ledger_id", "lines", "head", files=[forms("path", "bytes", "sha256")])
-
-
-# What `update`, the digest that a person releases, is over.
-UPDATE_OF = (
-    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
-)
 
 
 class Tampered(Exception):
@@ -142,9 +137,16 @@ def signed_value(envelope, wanted_type, key, old=False):
 def receipt_in(envelope, key):
     receipt = signed_value(envelope, RECEIPT, key)
     head = receipt.get("ledger", "") if has_form(receipt, RECEIPT_FORM) and len(receipt) == 17 else ""
-    known = head is None or (has_form(head, CITED) and len(head) == 3)
+    known = head is None or (has_form(head, CITED) and len(head) == 3 and len(head["ledger_id"]) <= 300)
     if not known or receipt["decision"] not in ("accepted", "refused", "not_received"):
         raise ValueError("no receipt")
+    texts = [receipt[name] for name, form in RECEIPT_FORM.items() if form == "text"]
+    code = "" if receipt["decision"] == "accepted" else "[A-Z][A-Z0-9_]{0,39}"
+    named = receipt["tensor"] == "" or receipt["decision"] == "refused"
+    if not (re.fullmatch(code, receipt["code"]) and re.fullmatch("[0-9a-f]{32}", receipt["upload_id"]) and named):
+        raise ValueError("no receipt")
+    if any(len(text) > 300 or not text.isprintable() for text in texts):
+        raise ValueError("no receipt: a text that is too long, or cannot be printed")
     return receipt
 
 
@@ -174,7 +176,7 @@ class Ledger:
             raise CannotVerify(f"there is no ledger in {name}")
         self.name, self.first, self.signatures = name, "", files.get("heads.jsonl", b"").split(b"\n")[:-1]
         *self.lines, self.torn = b"".join(files[key] for key in sorted(files) if SEGMENT.fullmatch(key)).split(b"\n")
-        self.heads, self.uploads, self.open, self.receipts, self.tries = [EMPTY], {}, {}, [], {}
+        self.heads, self.uploads, self.open, self.receipts = [EMPTY], {}, {}, []
         self.identity, self.receipt_keys, self.cited, self.named, self.unknown = {}, {}, None, False, set()
         for number, line in enumerate(self.lines, 1):
             record = read_record(number, line, name)
@@ -215,19 +217,18 @@ class Ledger:
                 raise ValueError("its tensors do not give its manifest's digest")
             if sum(row["bytes"] for row in manifest) != record["payload_bytes"] or record["upload_id"] in self.uploads:
                 raise ValueError("its tensors do not add up to its bytes, or it repeats an upload")
-            update = {name: record[name] for name in UPDATE.split()} if "update" in record else None
-            if update and hashlib.sha256(written(update)).hexdigest() != record["update"]:
-                raise ValueError("another `update` digest than what it says left")
-            self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record
+            if "update" in record:
+                told = written({name: record[name] for name in UPDATE.split()})
+                if hashlib.sha256(told).hexdigest() != record["update"]:
+                    raise ValueError("another `update` digest than what it says left")
+            self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record | {"try": 1}
         elif kind == "resend":
             upload = self.open[record["upload_id"]]
-            same = all(
-                record[name] == upload[name] for name in ["study", "revision", "round", "attempt", "payload_bytes"]
-            )
-            before = self.tries.get(record["upload_id"], 1)
-            if not same or record["try"] != before + 1 or record.get("sent", 0) > upload["payload_bytes"]:
-                raise ValueError("it sends again something else than its upload, or its number does not follow")
-            self.tries[record["upload_id"]] = record["try"]
+            if any(record[name] != upload[name] for name in RESEND.split()) or record["try"] != upload["try"] + 1:
+                raise ValueError("it sends again something else, or is not the next try")
+            if record.get("sent", 0) > upload["payload_bytes"]:
+                raise ValueError("more was sent than the line before it lets out")
+            upload["try"] += 1
         elif kind == "receipt":
             receipt = receipt_in(record["envelope"], self.identity["receipt_key"])
             if record["upload_id"] != receipt["upload_id"]:
@@ -244,8 +245,8 @@ class Ledger:
     def check(self, receipt):
         """ValueError or KeyError: the receipt is not about an open upload, or not about this ledger."""
         upload, head = self.open[receipt["upload_id"]], receipt["ledger"]
-        own = {"site": self.identity.get("site"), "federation": self.identity.get("federation"), "ledger_key": self.key}
-        if any(receipt[name] not in ("", value) for name, value in own.items() if value):
+        others = [name for name in ("site", "federation") if self.identity.get(name, "") not in ("", receipt[name])]
+        if others or receipt["ledger_key"] not in ("", self.key):
             raise ValueError("a receipt for another site or another ledger key")
         names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}", "")}
         if receipt["decision"] == "not_received":
@@ -332,7 +333,9 @@ def compare(receipts, ledgers, missing):
             continue
         head, upload_id = receipt["ledger"], receipt["upload_id"]
         here = next((one for one in ledgers if (one.id == head["ledger_id"] if head else upload_id in one.open)), None)
-        if place in seams and (here is None or (here is not ledgers[0] and head and head["lines"] > len(here.lines))):
+        if place in seams and (
+            here is None or (here is not ledgers[0] and head and here.heads[head["lines"] :][:1] != [head["head"]])
+        ):
             apart += 1
             continue
         blamed = here or ledgers[0]
@@ -437,7 +440,7 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
         return 3, None, f"CANNOT VERIFY: {why}"
     uploads = [upload for one in ledgers for upload in one.uploads.values()]
     unresolved, unsigned = sum(len(one.open) for one in ledgers), sum(one.unsigned for one in ledgers)
-    again = sum(last - 1 for one in ledgers for last in one.tries.values())
+    again = sum(upload["try"] - 1 for upload in uploads)
     unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
     about = f"{newest.identity.get('site', '?')} of {newest.identity.get('federation', '?')}"
     text = (

@@ -141,6 +141,10 @@ class Awaited:
 class OutOfOrder(BadData):
     """A receipt that follows another than the last one of the ledger: one between them is missing."""
 
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__("this receipt does not follow the one before it: one is missing")
+        self.receipt = receipt
+
 
 def judge(envelope: dsse.Envelope, key: Ed25519PublicKey, awaited: Awaited) -> Receipt:
     """The receipt in ``envelope``, if it may stand as the ledger's next line about ``awaited.upload``.
@@ -162,7 +166,7 @@ def judge(envelope: dsse.Envelope, key: Ed25519PublicKey, awaited: Awaited) -> R
     receipt = Receipt.verified(envelope, key)  # 1
     refuse_misfit(receipt, awaited)
     if receipt.decision != NOT_RECEIVED and awaited.previous not in (None, receipt.previous):  # 5
-        raise OutOfOrder("this receipt does not follow the one before it: one is missing")
+        raise OutOfOrder(receipt)
     return receipt
 
 
@@ -176,9 +180,8 @@ def refuse_misfit(receipt: Receipt, awaited: Awaited) -> None:
     if receipt.upload_id != upload_id:
         raise BadData("this receipt is for an upload that no line before it records")
     for name in ("site", "federation", "ledger_key"):  # 2
-        if "" not in (getattr(awaited, name), getattr(receipt, name)) and getattr(awaited, name) != getattr(
-            receipt, name
-        ):
+        mine, its = getattr(awaited, name), getattr(receipt, name)
+        if mine not in ("", its) and (its or name != "ledger_key"):
             raise BadData(f"the receipt's {name} is not that of this ledger")
     if receipt.decision == NOT_RECEIVED:
         return

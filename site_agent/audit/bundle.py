@@ -1,6 +1,7 @@
 """One signed archive that holds all an auditor needs but the program to check it with: that is the auditor's own.
 
-    ledger/          the lines and the signed heads, as they are; ledger-ID/ for each older one that it continues
+    ledger/          the lines and the signed heads, as they are, and what else was kept as evidence; ledger-ID/ for
+                     each older one that it continues
     consents/        what was approved, by whom; all that the folder holds
     policies/        the policies' texts by digest, where the site keeps them
     policy.toml      what may leave, if the site has one
@@ -147,7 +148,7 @@ def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
             for path in [folder / name for name in names]:
                 if path.is_file():
                     files[path.relative_to(state).as_posix()] = path.read_bytes()
-        wanted = [path for name in FOLDERS for path in sorted((state / name).rglob("*"))]
+        wanted = [path for name in ("ledger/evidence", *FOLDERS) for path in sorted((state / name).rglob("*"))]
         for path in [*wanted, state / "policy.toml"]:
             if path.is_file() and not path.is_symlink():
                 files[path.relative_to(state).as_posix()] = path.read_bytes()

@@ -4,8 +4,8 @@ One pass over the lines; the first fault ends it. For each line, in this order:
 
     1. it is canonical JSON, a record, its known fields have their form, it is numbered densely from 0
     2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
-    3. an upload's tensors give its manifest digest and its bytes, what it says left gives its ``update`` digest, and
-       its id is new; what is sent again is an upload that has no receipt yet, by the next number
+    3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
+       id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
     4. a receipt may stand there (``wardround.receipts``): the writer of a ledger asks the same before it appends one
 
 Then every signed head is this ledger's key's, and a head that this ledger had, each longer than the one before. Lines
@@ -74,6 +74,7 @@ class Account:
         self.open: dict[str, dict[str, Any]] = {}  # uploads without a receipt
         self.resolved: set[str] = set()
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
+        self.verified: dict[str, tuple[str, Receipt]] = {}  # by SHA-256 of its envelope: that of its payload, and it
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
         self.uploads = self.bytes = self.resends = self.resent_bytes = self.signed = 0
         self.torn = False
@@ -193,6 +194,7 @@ class Account:
             if awaited.previous not in (None, receipt.previous):
                 raise BadData("this receipt does not follow the one before it: one is missing")
             self.receipts.append(hashlib.sha256(envelope.payload).hexdigest())
+            self.verified[digest(record["envelope"])] = self.receipts[-1], receipt
         self.key_named = self.key_named or receipt.ledger_key == self.key
         self.decisions[receipt.decision] += 1
         self.resolved.add(upload_id)

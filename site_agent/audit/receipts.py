@@ -48,6 +48,7 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
         Unavailable: it is not a whole copy of this site's receipts, and proves nothing.
     """
     keys = {keyid: key for account in ledgers for keyid, key in account.receipt_keys.items()}
+    verified = {envelope: found for account in ledgers for envelope, found in account.verified.items()}
     if not data.endswith(b"\n"):
         raise Unavailable(f"{where}: the copy is not whole: it ends within a line")
     lines = data[:-1].split(b"\n")
@@ -57,15 +58,15 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
         envelope, key = _envelope(lines[-1], keys)
         statement = Statement.from_document(signed_value(envelope, COPY_TYPE, envelope.keyid, key))
         for number, line in enumerate(lines[:-1], 1):  # noqa: B007  said where a line is refused
-            envelope, key = _envelope(line, keys)
-            receipt = receipt_in(envelope, key)
+            same = verified.get(hashlib.sha256(line).hexdigest())
+            digest, receipt = same if same is not None else _receipt(line, keys)
             whose = (receipt.site, receipt.federation, receipt.ledger_key or statement.ledger_key)
             if whose != (statement.site, statement.federation, statement.ledger_key):
                 raise BadData(f"it is for site `{receipt.site}` with another key or federation than the copy's")
             if receipt.previous != previous or receipt.decision == NOT_RECEIVED:
                 raise BadData("it does not follow the one before it")
-            previous = hashlib.sha256(envelope.payload).hexdigest()
-            receipts.append((previous, receipt))
+            previous = digest
+            receipts.append((digest, receipt))
     except BadData as error:
         raise Unavailable(f"{where}: the copy is not whole: line {number}: {error.message}") from None
     if (statement.receipts, statement.last) != (len(receipts), previous):
@@ -135,7 +136,7 @@ def _of_lost_lines(receipt: Receipt, ledgers: Sequence[Account]) -> bool:
     owner, head = _owner(receipt, ledgers), receipt.ledger
     if owner is None:
         return True
-    return owner is not ledgers[0] and head is not None and head.lines > owner.lines
+    return owner is not ledgers[0] and head is not None and not owner.had(head)
 
 
 def _refuse_misplaced(
@@ -154,6 +155,12 @@ def _refuse_misplaced(
         account.fits(receipt)
     except BadData as error:
         raise account.changed(at, f"{told}: {error.message}") from None
+
+
+def _receipt(line: bytes, keys: dict[str, Ed25519PublicKey]) -> tuple[str, Receipt]:
+    """A receipt that is not, byte for byte, in the ledger. Raises BadData: it is none, or not the coordinator's."""
+    envelope, key = _envelope(line, keys)
+    return hashlib.sha256(envelope.payload).hexdigest(), receipt_in(envelope, key)
 
 
 def _envelope(line: bytes, keys: dict[str, Ed25519PublicKey]) -> tuple[dsse.Envelope, Ed25519PublicKey]:

@@ -46,9 +46,10 @@ class Verdict:
     ``first_bad`` is the first bad line, counted from 1, of the ledger in the folder ``ledger``; None if there is none,
     or if the fault is in no line. Numbers are over all ledgers shown, except ``tail``: the lines of the newest that no
     receipt of the copy speaks of. ``bytes`` is what the uploads' payloads hold, whether or not the coordinator took
-    them; ``resends`` how many further tries to send them the ledger let out, ``resent_bytes`` what these sent at most.
-    ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts those among them
-    whose lines were lost before a ledger was opened anew. ``not_shown`` says in sentences what is missing.
+    them; ``resends`` how many further tries to send them the ledger let out, and ``resent_bytes`` what these may have
+    sent at most. ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts
+    those among them whose lines were lost before a ledger was opened anew. ``not_shown`` says in sentences what is
+    missing.
     """
 
     ok: bool = False
@@ -225,8 +226,10 @@ def _say(verdict: Verdict, ledgers: list[Account]) -> None:
     for account in ledgers:
         verdict.lines += account.lines
         verdict.uploads, verdict.bytes = verdict.uploads + account.uploads, verdict.bytes + account.bytes
-        verdict.resends += account.resends
-        verdict.resent_bytes += account.resent_bytes
+        verdict.resends, verdict.resent_bytes = (
+            verdict.resends + account.resends,
+            verdict.resent_bytes + account.resent_bytes,
+        )
         verdict.accepted += account.decisions[ACCEPTED]
         verdict.refused += account.decisions[REFUSED]
         verdict.unresolved += len(account.open)

@@ -63,13 +63,18 @@ def cut(folder: Path, made: Made, keep: int) -> None:
     (folder / HEADS).write_bytes(joined(heads))
 
 
-def cut_and_sign(folder: Path, made: Made, keep: int) -> str:
-    """Cut as whoever has the ledger key would: with a new head signed over what is left. Returns that head."""
-    head = EMPTY_HEAD
-    for line in made.lines[:keep]:
+def cut_and_sign(folder: Path, made: Made, keep: int, more: int = 0) -> str:
+    """Cut as whoever has the ledger key would: with so many other lines instead, and a new head signed over what there
+    is then. Returns that head."""
+    head, lines = EMPTY_HEAD, list(made.lines[:keep])
+    for line in lines:
         head = next_head(head, line_hash(line))
-    signed = LedgerHead(made.ledger_id, keep, head).sign(made.ledger_key)
-    (folder / SEGMENT).write_bytes(joined(made.lines[:keep]))
+    for seq in range(keep, keep + more):
+        record = {"v": 1, "seq": seq, "ts": "2026-01-02T00:00:00.000Z", "type": "session", "event": "opened"}
+        lines.append(canonical.dumps({**record, "prev": head}))
+        head = next_head(head, line_hash(lines[-1]))
+    signed = LedgerHead(made.ledger_id, len(lines), head).sign(made.ledger_key)
+    (folder / SEGMENT).write_bytes(joined(lines))
     (folder / HEADS).write_bytes(joined([canonical.dumps(signed.document())]))
     return head
 

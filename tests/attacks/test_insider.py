@@ -74,14 +74,17 @@ def test_forged_ledger_that_continues__with_the_stolen_ledger_key(tmp_path: Path
 
 
 @pytest.mark.attack(promise="P2", refused_by="site_agent/audit/receipts.py")
-def test_forged_ledger_that_continues__a_ledger_that_was_cut_before(tmp_path: Path, made: Made, receipts: Path) -> None:
+@pytest.mark.parametrize("more", [0, 9], ids=["cut", "rewritten"])
+def test_forged_ledger_that_continues__a_ledger_that_was_cut_before(
+    tmp_path: Path, made: Made, receipts: Path, more: int
+) -> None:
     """With the key he cuts the older ledger, signs it again and lets a new one continue it: two updates are in none."""
     older = tmp_path / f"ledger-{made.ledger_id}"
     made.write(older)
-    head = ledgers.cut_and_sign(older, made, 13)
+    head = ledgers.cut_and_sign(older, made, 13, more)
     folder = tmp_path / "ledger"
     folder.mkdir()
-    cited = {"ledger_id": made.ledger_id, "lines": 13, "head": head}
+    cited = {"ledger_id": made.ledger_id, "lines": 13 + more, "head": head}
     lines, heads = ledgers.forged(made.ledger_key, receipt_key(made), cited)
     (folder / SEGMENT).write_bytes(lines)
     (folder / HEADS).write_bytes(heads)
