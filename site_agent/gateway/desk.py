@@ -104,8 +104,8 @@ class Desk:
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)
         with self._lock:
+            self._record(consent, "approved", person)  # first: no consent is in force that the ledger does not hold
             self._state.save_consent(consent)
-            self._record(consent, "approved", person)
         return consent
 
     def withdraw(self, study: str, person: dict[str, Any]) -> Consent:
@@ -191,6 +191,8 @@ class Desk:
             try:
                 with self._line.use() as connection:
                     self.declare(connection, consent.study, consent.revision, consent.study_digest, "withdrawn")
+            except durable.StorageFailed:
+                raise
             except WardroundError as error:
                 log.warning("%s", error.message)
                 untold.append(consent.study)
@@ -229,7 +231,7 @@ class Desk:
             standing = "ready" if consent.state == APPROVED else "withdrawn"
             try:
                 self.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
-            except Unavailable:
+            except (Unavailable, durable.StorageFailed):
                 raise
             except WardroundError as error:
                 if fatal(error):

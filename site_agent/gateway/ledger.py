@@ -202,6 +202,13 @@ class Ledger:
         with self._lock:
             return dict(self._open_uploads)
 
+    def receipt(self, upload_id: str) -> Receipt | None:
+        """The receipt that stands here for an upload, read from the file; None if there is none."""
+        for record in self.records("receipt"):
+            if record["upload_id"] == upload_id:
+                return Receipt.from_document(json.loads(record["envelope"]["payload"]))
+        return None
+
     def records(self, kind: str) -> Iterator[dict[str, Any]]:
         """The records of one type, oldest first, read from the file."""
         for line in (self._segment.read_bytes() if self._segment.exists() else b"").splitlines():

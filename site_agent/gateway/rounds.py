@@ -73,7 +73,7 @@ class Rounds:
             Unavailable: the line broke; the next connection asks again.
         """
         for consent in self._state.consents():
-            self._settle(self._state.journal(consent.study))
+            self._settle(self._caught_up(self._state.journal(consent.study)))
         entries = self._ledger.unresolved
         for upload_id in entries:
             interrupt.check()
@@ -99,7 +99,7 @@ class Rounds:
         offer = self._state.offer(assignment.study)
         consents.require(consent, assignment.study, offer.digest)
         self._refuse_disputed(assignment)
-        journal = self._begin(assignment, self._state.journal(assignment.study))
+        journal = self._begin(assignment, self._caught_up(self._state.journal(assignment.study)))
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
@@ -232,6 +232,14 @@ class Rounds:
             with TensorFile(self._file(journal.update)) as file:
                 journal.update_digest = file.manifest().digest()
 
+    def _caught_up(self, journal: Journal) -> Journal:
+        """The journal with what the ledger knows and it does not: the process ended between the two."""
+        if journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved:
+            receipt = self._ledger.receipt(journal.upload_id)
+            if receipt is not None:
+                self._decide(journal, receipt)
+        return journal
+
     def _decide(self, journal: Journal, receipt: Receipt) -> None:
         if receipt.decision == NOT_RECEIVED:
             journal.phase, journal.upload_id = "trained", ""
@@ -262,7 +270,7 @@ class Rounds:
         journal = self._state.journal(assignment.study)
         if journal.study_digest != assignment.digest:
             journal = Journal(assignment.study, assignment.revision, assignment.digest)
-        self._settle(journal)
+        self._settle(self._caught_up(journal))
         if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
             return
         if assignment.reason == "finished" and consent.state == "approved":

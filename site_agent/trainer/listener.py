@@ -44,7 +44,9 @@ def listen_forever(
     with set_by_signals(Latch()) as stop:
         with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop, hardware) as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
-            server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
+            server = control.ControlServer(
+                trainer_socket(state), listener.answer, fatal=listener.end, users=users, mode=SOCKET_MODE
+            )
             try:
                 ready()
                 stop.wait()
@@ -93,9 +95,13 @@ class Listener:
                 return BOOKKEEPING[command](self._state, request)
             return self._pass_on(request, _until_gone(progress))
         except StorageFailed as error:
-            self.failed = error
-            self._stop.set()
+            self.end(error)
             raise
+
+    def end(self, error: StorageFailed) -> None:
+        """Let the listener end with what the disk did."""
+        self.failed = error
+        self._stop.set()
 
     def _pass_on(self, request: Request, progress: control.Reply) -> Any:
         with self._lock:
