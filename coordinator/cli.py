@@ -45,6 +45,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change the study, as in the lab.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there; never one of --state.")]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="The study's name.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file (TOML).")]
 
@@ -137,16 +138,17 @@ def receipts(
     site: Annotated[str, typer.Argument(help="The site whose receipts they are.")],
     state: StateOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write them here, one JSON line each, oldest first.")],
+    force: ForceOption = False,
 ) -> None:
     """Write every receipt of a site to a file: the coordinator's side, for an auditor to hold against the ledger."""
-    from wardround import canonical
-    from wardround.durable import write_file
+    from wardround import canonical, outputs
 
+    outputs.file(out, force=force, keep=[state])
     lines: list[bytes] = []
     answer = _ask(
         state, "receipts", progress=lambda envelope: lines.append(canonical.dumps(envelope) + b"\n"), site=site
     )
-    write_file(out, lines)
+    outputs.write(out, lines, force=force, keep=[state])
     say(f"{answer['receipts']} receipts of site `{site}` written to {out}")
     say(f"next: at the site, `site-agent audit verify --receipts {out.name}`")
 
@@ -241,14 +243,17 @@ def study_report(
     state: StateOption,
     as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the report as a page.")] = None,
+    force: ForceOption = False,
 ) -> None:
     """Show who contributed to which round, and write it as a page. Exits 3 when it finished without some sites."""
     from coordinator.report import page
-    from wardround.durable import write_file
+    from wardround import outputs
 
+    if out is not None:
+        outputs.file(out, force=force, keep=[state])
     told = _ask(state, "report", study=study)
     if out is not None:
-        write_file(out, page(told).encode(), mode=0o644)
+        outputs.write(out, page(told).encode(), force=force, keep=[state], mode=0o644)
         say(f"Report written to {out}")
     if as_json:
         print_json(told)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from site_agent.cli_reopen import reopen
+from site_agent.cli_service import kept
 from wardround.cli import print_json, say
 from wardround.errors import BadData, UsageProblem
 
@@ -19,6 +20,7 @@ Receipts = Annotated[
     Path | None, typer.Option("--receipts", metavar="FILE", help="From `coordinator receipts SITE --out FILE`.")
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there; never data, keys or a ledger.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -137,43 +139,51 @@ def export(
     state: State = None,
     ledger: Ledger = None,
     study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
+    force: Force = False,
 ) -> None:
     """The ledger for another program: JSON, CSV safe to open in a spreadsheet, or OCSF API Activity events."""
     from site_agent.audit.export import FORMATS
     from site_agent.audit.show import chosen
-    from wardround import durable
+    from wardround import outputs
 
-    lines = list(chosen(_joined_folder(state, ledger), study))
-    durable.write_file(out, FORMATS[format_](lines).encode())
+    folder = _joined_folder(state, ledger)
+    keep = kept(folder.parent) if ledger is None else [folder]
+    outputs.file(out, force=force, keep=keep)
+    lines = list(chosen(folder, study))
+    outputs.write(out, FORMATS[format_](lines).encode(), force=force, keep=keep)
     print(f"{len(lines)} lines written to {out}")
 
 
 @audit_app.command("report")
-def report(out: Out, state: State = None, receipts: Receipts = None) -> None:
+def report(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
     """One page to read and print: what left, what never left, how many bytes, receipts, how to check it."""
     from site_agent import audit
     from site_agent.audit.report import page
-    from wardround import durable
+    from wardround import outputs
 
     folder = _joined_folder(state, None)
+    keep = _with(kept(folder.parent), receipts)
+    outputs.file(out, force=force, keep=keep)
     verdict, code = audit.verify(folder, receipts)
     if code == audit.CANNOT_VERIFY:
         raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
-    durable.write_file(out, page(folder, folder.parent / "consents", verdict, code).encode())
+    outputs.write(out, page(folder, folder.parent / "consents", verdict, code).encode(), force=force, keep=keep)
     print(f"report written to {out}")
     if code != audit.VERIFIED:
         say(f"warning: {verdict.reason}")
 
 
 @audit_app.command("bundle")
-def bundle(out: Out, state: State = None, receipts: Receipts = None) -> None:
+def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
     """One signed archive for an auditor: ledger, consents, policy, receipts, report, and the verifier."""
     from site_agent.audit import VERIFIED
     from site_agent.audit.bundle import write
     from site_agent.gateway.identity import Identity
     from site_agent.state import SiteState
+    from wardround import outputs
 
     root = _joined_folder(state, None).parent
+    outputs.file(out, force=force, keep=_with(kept(root), receipts))
     code = write(root, Identity(SiteState(root).identity).ledger_key(), out, receipts)
     print(f"bundle written to {out}, signed with the ledger key")
     print(f"next: `tar xf {out.name}`, then `python VERIFY.py ledger`")
@@ -194,6 +204,10 @@ def relay(
 
     done = serve(listen, to, count).document()
     print(f"{done['up']} bytes up, {done['down']} down, {len(done['connections'])} connections")
+
+
+def _with(keep: list[Path], given: Path | None) -> list[Path]:
+    return keep if given is None else [*keep, given]
 
 
 def _joined_folder(state: Path | None, ledger: Path | None) -> Path:

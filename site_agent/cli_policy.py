@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from site_agent.cli_service import joined, offered
+from site_agent.cli_service import joined, kept, offered
 from wardround.cli import print_json, say
 from wardround.errors import NotPermitted, UsageProblem
 
@@ -22,23 +22,30 @@ def draft(
     study: StudyId,
     state: State,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here, not to the policy in force.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE; never a policy in force.")] = False,
     json: Json = False,
 ) -> None:
     """Write a proposal that allows what the study asks, each tensor by its name, for you to read and edit."""
     from site_agent.gateway import policy
+    from wardround import outputs
     from wardround.durable import write_file
 
     here, site = joined(state)
-    asked = _asked(here, site, study)
     target = out or here.policy
-    if target.exists():
+    if out is not None:
+        outputs.file(out, force=force, keep=kept(state))
+    asked = _asked(here, site, study)
+    if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
             hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {target} FILE`",
         )
     text = policy.draft(asked, site.site)
     policy.parse(text.encode(), target)
-    write_file(target, text.encode(), mode=0o640)
+    if out is not None:
+        outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
+    else:
+        write_file(target, text.encode(), mode=0o640, replace=False)
     if json:
         print_json({"study": study, "file": str(target)})
         return

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wardround.errors import CannotWrite, TryAgain
@@ -41,8 +41,13 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     sync_folder(path.parent)
 
 
-def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600) -> None:
-    """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece."""
+def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600, replace: bool = True) -> None:
+    """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece.
+
+    Raises:
+        CannotWrite: it does not go there; with ``replace=False`` also because something is there.
+        StorageFailed: the disk failed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
@@ -55,11 +60,26 @@ def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600
                 _sync(descriptor, path)
             finally:
                 os.close(descriptor)
-            temporary.replace(path)
+            _name(temporary, path, replace)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been made, where this user may not even look
+            temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def _name(temporary: Path, path: Path, replace: bool) -> None:
+    """Give a finished file its name; without ``replace`` only where the name is free."""
+    if not replace:
+        try:
+            path.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or os.path.lexists(path):
+                raise
+        else:
+            temporary.unlink()
+            return
+    temporary.replace(path)
 
 
 def move(source: Path, target: Path) -> None:
