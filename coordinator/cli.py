@@ -20,6 +20,7 @@ import typer
 from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.statedir import quoted
 
 INCOMPLETE = 3
 INITIAL_S = 600
@@ -63,7 +64,7 @@ def init(
     authority = places.create(places.State(state), federation, address, time.time())
     say(f"Authority of `{federation}` written to {state / 'authority'}, its key readable by this user only")
     say(f"fingerprint {fingerprint(authority.certificate)}")
-    say("next: " + f"`coordinator serve --state {state}`, then `coordinator invite SITE --state {state}`")
+    say("next: `coordinator serve`, then `coordinator invite SITE`")
 
 
 @app.command()
@@ -143,6 +144,7 @@ def receipts(
     """Write every receipt of a site to a file: the coordinator's side, for an auditor to hold against the ledger."""
     from wardround import canonical, outputs
 
+    _require(state)
     outputs.file(out, force=force, keep=[state])
     lines: list[bytes] = []
     answer = _ask(
@@ -190,6 +192,7 @@ def study_create(
     setting: SetOption = None,
 ) -> None:
     """Make a study known to its sites. Prints its id and its digest."""
+    _require(state)
     resolved = _resolved(file, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else _make_initial(file, Path(folder), setting)
@@ -205,7 +208,7 @@ def study_create(
     if answer["not_enrolled"]:
         say(f"Not enrolled yet: {', '.join(answer['not_enrolled'])}")
     say(f"next: each site runs `site-agent approve {answer['id']} --data NAME`")
-    say(f"then: `coordinator study start {answer['id']} --state {state}`")
+    say(f"then: `coordinator study start {answer['id']}`")
 
 
 @study_app.command("start")
@@ -249,6 +252,7 @@ def study_report(
     from coordinator.report import page
     from wardround import outputs
 
+    _require(state)
     if out is not None:
         outputs.file(out, force=force, keep=[state])
     told = _ask(state, "report", study=study)
@@ -299,14 +303,24 @@ def _ask(
     socket = state / "control.sock"
     if control.is_listening(socket):
         return control.call(socket, request, progress, timeout_s=timeout_s)
-    if not (state / "config.toml").exists():
+    _require(state)
+    if command == "follow":
+        raise Unavailable(
+            f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {quoted(state)}`"
+        )
+    return _do_alone(state, request, progress or (lambda item: None))
+
+
+def _require(state: Path) -> None:
+    """Raises NeedsPerson: there is no coordinator at ``state``, or this user may not look."""
+    from wardround import statedir
+
+    statedir.refuse_other(state, "coordinator")
+    if not statedir.exists(state / statedir.COORDINATOR):
         raise NeedsPerson(
             f"{state} holds no coordinator",
-            hint=f"make one: `coordinator init --state {state} --federation NAME --address HOST:PORT`",
+            hint=f"make one: `coordinator init --state {quoted(state)} --federation NAME --address HOST:PORT`",
         )
-    if command == "follow":
-        raise Unavailable(f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {state}`")
-    return _do_alone(state, request, progress or (lambda item: None))
 
 
 def _do_alone(state: Path, request: dict[str, Any], progress: Callable[[Any], None]) -> Any:

@@ -23,6 +23,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, 
 from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.receipts import EMPTY_HEAD
+from wardround.statedir import quoted
 
 metadata = sa.MetaData()
 
@@ -204,7 +205,7 @@ class Store:
         if known or present is None:
             raise NeedsPerson(
                 f"{self.path} has schema {present or 'none'}, this program needs {script.get_current_head()}",
-                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {self.path.parent}`",
+                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {quoted(self.path.parent)}`",
             )
         raise NeedsPerson(
             f"{self.path} has schema {present}, which this program does not know: a newer one wrote it",

@@ -18,7 +18,7 @@ from site_agent.cli_hold import leave, reject, release
 from site_agent.cli_patients import data_app, models_app, predict
 from site_agent.cli_policy import policy_app
 from site_agent.cli_service import ask_service, joined, offered, refresh
-from wardround.cli import print_json, run, say
+from wardround.cli import print_json, run, say, say_next
 from wardround.errors import BadData, UsageProblem
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def join(
     print(f"Key written to {joined.key}, readable by this user only")
     print(f"Certificate for `{site.site}` written to {joined.certificate}, valid to {stamp(joined.expires)}")
     print(f"Ledger begun in {state / 'ledger'}")
-    print("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
+    say_next("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
 
 
 @app.command()
@@ -84,7 +84,7 @@ def studies(state: State, json: Json = False) -> None:
     _print_studies(rows)
     fresh = next((row["id"] for row in rows if row["state"] in ("offered", "changed")), None)
     if fresh is not None:
-        print(f"next: `site-agent preview {fresh}`")
+        say_next(f"next: `site-agent preview {fresh}`")
 
 
 @app.command()
@@ -116,9 +116,9 @@ def preview(
         return
     _print_preview(shown, differences(consent, offer, described) if consent is not None else [])
     if not here.policy.exists():
-        print(f"next: `site-agent policy draft {study}`, to say what may leave")
+        say_next(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    print(f"next: `site-agent approve {study} --data {data or 'NAME'}`")
+    say_next(f"next: `site-agent approve {study} --data {data or 'NAME'}`")
 
 
 @app.command()
@@ -149,9 +149,9 @@ def approve(
     if answer.get("exposure"):
         print(exposed(answer["exposure"], answer.get("apart", "")))
     if answer["told"]:
-        print("The coordinator knows; next: `site-agent status`")
+        say_next("The coordinator knows; next: `site-agent status`")
     else:
-        print("The coordinator hears of it at the next connection; next: `site-agent run`")
+        say_next("The coordinator hears of it at the next connection; next: `site-agent run`")
 
 
 @app.command()
@@ -169,7 +169,9 @@ def withdraw(study: StudyId, state: State) -> None:
             desk.record_withdrawal(desk.withdraw(study, person), person)
         answer = {"told": False}
     print(f"Study `{study}` withdrawn: nothing more of it leaves. What left before is in the ledger")
-    print("next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection")
+    say_next(
+        "next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection"
+    )
 
 
 app.command("release")(release)
@@ -334,7 +336,9 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
         for change in row["changes"]:
             print(f"{row['id']} changed since it was approved: {change}")
         if row["state"] == "held":
-            print(f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`")
+            say_next(
+                f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`"
+            )
 
 
 def _print_preview(shown: dict[str, Any], changes: list[str]) -> None:
@@ -398,7 +402,7 @@ def _print_status(shown: dict[str, Any]) -> None:
         console.print(Text(text, style="bold red"), soft_wrap=True)
         print(f"What it said is kept in ledger/evidence/{row['file']}; the ledger is as it was")
     if not shown["running"]:
-        print("next: `site-agent run`")
+        say_next("next: `site-agent run`")
 
 
 if __name__ == "__main__":

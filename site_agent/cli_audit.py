@@ -1,5 +1,6 @@
 """``site-agent audit``: what left, and whether the account of it is whole. All of it offline but the relay."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +9,7 @@ import typer
 
 from site_agent.cli_reopen import reopen
 from site_agent.cli_service import kept
-from wardround.cli import print_json, say
+from wardround.cli import print_json, say, say_next
 from wardround.errors import BadData, UsageProblem
 
 audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
@@ -54,7 +55,8 @@ def show(
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table, markup=False)
-    print("next: `site-agent audit verify`")
+    where = "" if ledger is None else f" --ledger {shlex.quote(str(ledger))}"
+    say_next(f"next: `site-agent audit verify{where}`")
 
 
 @audit_app.command("verify")
@@ -63,7 +65,8 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
     from site_agent import audit
     from site_agent.preview import size
 
-    verdict, code = audit.verify(_folder(state, ledger), receipts)
+    folder = _joined_folder(state, ledger)
+    verdict, code = audit.verify(folder, receipts)
     if json:
         print_json(verdict.document())
     elif code == audit.VERIFIED:
@@ -79,11 +82,11 @@ def verify(state: State = None, ledger: Ledger = None, receipts: Receipts = None
         print("next: keep this folder as it is, and compare it with the last backup")
     elif code == audit.UNRESOLVED:
         print(f"unchanged, but: {verdict.reason}")
-        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+        say_next("next: `site-agent run` asks the coordinator and signs; then verify again")
     else:
         print(f"cannot verify: {verdict.reason}")
-        if (inner := _folder(state, ledger) / "ledger").is_dir():
-            print(f"next: `site-agent audit verify --ledger {inner}`")
+        if (inner := folder / "ledger").is_dir():
+            say_next(f"next: `site-agent audit verify --ledger {shlex.quote(str(inner))}`")
     raise typer.Exit(code)
 
 
@@ -108,7 +111,7 @@ def reconcile(
 
     if receipts is None and bytes_ is None:
         raise UsageProblem("nothing to reconcile with", hint="--receipts FILE, --bytes COUNT, or both")
-    folder = _folder(state, ledger)
+    folder = _joined_folder(state, ledger)
     verdict, code = audit.verify(folder, receipts)
     if code == audit.CANNOT_VERIFY or code == audit.TAMPERED:
         print_json({"ledger": verdict.document()}) if json else print(f"the ledger does not verify: {verdict.reason}")
@@ -186,7 +189,7 @@ def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Forc
     outputs.file(out, force=force, keep=_with(kept(root), receipts))
     code = write(root, Identity(SiteState(root).identity).ledger_key(), out, receipts)
     print(f"bundle written to {out}, signed with the ledger key")
-    print(f"next: `tar xf {out.name}`, then `python VERIFY.py ledger`")
+    print(f"next: `tar xf {shlex.quote(str(out))}`, then `python VERIFY.py ledger`")
     if code != VERIFIED:
         say("warning: the ledger in it does not verify fully; the report in it says why")
 
@@ -211,11 +214,12 @@ def _with(keep: list[Path], given: Path | None) -> list[Path]:
 
 
 def _joined_folder(state: Path | None, ledger: Path | None) -> Path:
-    """Of a command that has no verdict to give where there is nothing: raises NeedsPerson, as other commands do."""
+    """The folder of the ledger that is meant. Raises NeedsPerson: --state is no site's, as every command says it."""
     from site_agent.state import SiteState
+    from wardround import statedir
 
     folder = _folder(state, ledger)
-    if ledger is None and not (here := SiteState(folder.parent)).joined() and not folder.is_dir():
+    if ledger is None and not (here := SiteState(folder.parent)).joined() and not statedir.exists(folder):
         raise here.not_joined()
     return folder
 

@@ -110,7 +110,7 @@ def data_common(
     state: State,
 ) -> None:
     """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
-    SiteState(state).require_folder()
+    SiteState(state).require_used()
     sources.name_common(state, name, _absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
@@ -246,7 +246,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
-    SiteState(state).require_folder()
+    SiteState(state).require_used()
     folder = state / "studies"
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 

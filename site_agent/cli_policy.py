@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from site_agent.cli_service import joined, kept, offered
-from wardround.cli import print_json, say
+from wardround.cli import print_json, say, say_next
 from wardround.errors import NotPermitted, UsageProblem
+from wardround.statedir import quoted
 
 policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
 
@@ -38,7 +39,7 @@ def draft(
     if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
-            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {target} FILE`",
+            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
         )
     text = policy.draft(asked, site.site)
     policy.parse(text.encode(), target)
@@ -51,9 +52,9 @@ def draft(
         return
     print(f"Draft for study `{study}` written to {target}; nothing is approved by it")
     if out is not None:
-        print(f"next: `site-agent policy check {out}`; what is in force is {here.policy}")
+        say_next(f"next: `site-agent policy check {quoted(out)}`; what is in force is {here.policy}")
         return
-    print(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
+    say_next(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
 
 
 @policy_app.command("check")
@@ -68,6 +69,7 @@ def check_policy(
     from site_agent.gateway import policy
     from site_agent.state import SiteState
 
+    SiteState(state).require_folder()
     path = file or SiteState(state).policy
     data = policy.read(path)
     found = policy.parse(data, path)
@@ -79,7 +81,7 @@ def check_policy(
     print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
     print(f"a model that is this site's alone: {_models(found.models)}")
     print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
-    print("next: `site-agent policy explain STUDY`")
+    say_next("next: `site-agent policy explain STUDY`")
 
 
 @policy_app.command()
@@ -109,7 +111,7 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
         )
     if not json:
         print(f"all of it may leave; a person releases: {found.release.updates}")
-        print(f"next: `site-agent approve {study} --data NAME`")
+        say_next(f"next: `site-agent approve {study} --data NAME`")
 
 
 @policy_app.command()

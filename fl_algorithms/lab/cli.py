@@ -3,6 +3,7 @@
 Importing this needs no torch; each command imports it when it runs.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,8 @@ def init(
     say(f"{len(specs)} tensors, {sum(spec.bytes for spec in specs):,} bytes, written to {out}")
     say(f"digest {digest}")
     say(f"study  {resolved.digest(digest)}")
-    say(f"next: `coordinator study create {study} --initial {out} --state DIR`")
+    words = ["coordinator", "study", "create", str(study), "--initial", str(out), "--state", "DIR"]
+    say(f"next: `{shlex.join([*words, *(word for one in setting or [] for word in ('--set', one))])}`")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """`fl-lab data`: example data, one folder for each site. Importing this needs no torch."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -89,4 +90,4 @@ def _say_rows(made: list[tuple[str, int, int]], out: Path, what: str) -> None:
     for site, train, test in made:
         say(f"{site}: {train} {what} to train, {test} to test")
     say(f"written to {out}")
-    say(f"next: `fl-lab run STUDY.toml --data {out}`")
+    say(f"next: `fl-lab run STUDY.toml --data {shlex.quote(str(out))}`")

@@ -14,6 +14,7 @@ from typing import Any
 
 from fl_algorithms.hardware import Hardware
 from site_agent.handoff import Worker, one_shot, trainer_socket
+from site_agent.state import SiteState
 from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
 from wardround import control, durable
 from wardround.durable import StateLock, StorageFailed
@@ -38,6 +39,7 @@ def listen_forever(
         TryAgain: another trainer has this state directory.
         CannotWrite: the folders cannot be made; or the disk failed, and what was durable before is still there.
     """
+    SiteState(state).require_folder()
     durable.make_folder(state / "studies")
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
