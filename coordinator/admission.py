@@ -155,8 +155,8 @@ def is_as_declared(claim: Claim, known: Known) -> Refusal | None:
 
 def _manifest_refusal(sent: tuple[TensorSpec, ...], shared: tuple[TensorSpec, ...]) -> Refusal | None:
     if [spec.key for spec in sent] != [spec.key for spec in shared]:
-        strange = sorted({spec.key for spec in sent} ^ {spec.key for spec in shared})
-        return Refusal("MANIFEST_NAMES", strange[0] if strange else "")  # 8
+        strange = sorted({spec.key for spec in sent} - {spec.key for spec in shared})
+        return Refusal("MANIFEST_NAMES", strange[0] if strange else "")  # 8; a receipt names what was sent, or nothing
     for found, wanted in zip(sent, shared, strict=True):
         if found.shape != wanted.shape:
             return Refusal("MANIFEST_SHAPE", found.key)  # 9

@@ -20,6 +20,7 @@ import typer
 from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.statedir import quoted
 
 INCOMPLETE = 3
 INITIAL_S = 600
@@ -45,6 +46,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change the study, as in the lab.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there; never one of --state.")]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="The study's name.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file (TOML).")]
 
@@ -62,7 +64,7 @@ def init(
     authority = places.create(places.State(state), federation, address, time.time())
     say(f"Authority of `{federation}` written to {state / 'authority'}, its key readable by this user only")
     say(f"fingerprint {fingerprint(authority.certificate)}")
-    say("next: " + f"`coordinator serve --state {state}`, then `coordinator invite SITE --state {state}`")
+    say("next: `coordinator serve`, then `coordinator invite SITE`")
 
 
 @app.command()
@@ -144,16 +146,18 @@ def receipts(
     site: Annotated[str, typer.Argument(help="The site whose receipts they are.")],
     state: StateOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write them here, one JSON line each, oldest first.")],
+    force: ForceOption = False,
 ) -> None:
     """Write every receipt of a site to a file: the coordinator's side, for an auditor to hold against the ledger."""
-    from wardround import canonical
-    from wardround.durable import write_file
+    from wardround import canonical, outputs
 
+    _require(state)
+    outputs.file(out, force=force, keep=[state])
     lines: list[bytes] = []
     answer = _ask(
         state, "receipts", progress=lambda envelope: lines.append(canonical.dumps(envelope) + b"\n"), site=site
     )
-    write_file(out, lines)
+    outputs.write(out, lines, force=force, keep=[state])
     say(f"{answer['receipts']} receipts of site `{site}`, and a signed statement of their number, written to {out}")
     say(f"next: at the site, `site-agent audit verify --receipts {out.name}`")
 
@@ -195,6 +199,7 @@ def study_create(
     setting: SetOption = None,
 ) -> None:
     """Make a study known to its sites. Prints its id and its digest."""
+    _require(state)
     resolved = _resolved(file, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else _make_initial(file, Path(folder), setting)
@@ -210,7 +215,7 @@ def study_create(
     if answer["not_enrolled"]:
         say(f"Not enrolled yet: {', '.join(answer['not_enrolled'])}")
     say(f"next: each site runs `site-agent approve {answer['id']} --data NAME`")
-    say(f"then: `coordinator study start {answer['id']} --state {state}`")
+    say(f"then: `coordinator study start {answer['id']}`")
 
 
 @study_app.command("start")
@@ -248,14 +253,18 @@ def study_report(
     state: StateOption,
     as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the report as a page.")] = None,
+    force: ForceOption = False,
 ) -> None:
     """Show who contributed to which round, and write it as a page. Exits 3 when it finished without some sites."""
     from coordinator.report import page
-    from wardround.durable import write_file
+    from wardround import outputs
 
+    _require(state)
+    if out is not None:
+        outputs.file(out, force=force, keep=[state])
     told = _ask(state, "report", study=study)
     if out is not None:
-        write_file(out, page(told).encode(), mode=0o644)
+        outputs.write(out, page(told).encode(), force=force, keep=[state], mode=0o644)
         say(f"Report written to {out}")
     if as_json:
         print_json(told)
@@ -301,14 +310,24 @@ def _ask(
     socket = state / "control.sock"
     if control.is_listening(socket):
         return control.call(socket, request, progress, timeout_s=timeout_s)
-    if not (state / "config.toml").exists():
+    _require(state)
+    if command == "follow":
+        raise Unavailable(
+            f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {quoted(state)}`"
+        )
+    return _do_alone(state, request, progress or (lambda item: None))
+
+
+def _require(state: Path) -> None:
+    """Raises NeedsPerson: there is no coordinator at ``state``, or this user may not look."""
+    from wardround import statedir
+
+    statedir.refuse_other(state, "coordinator")
+    if not statedir.exists(state / statedir.COORDINATOR):
         raise NeedsPerson(
             f"{state} holds no coordinator",
-            hint=f"make one: `coordinator init --state {state} --federation NAME --address HOST:PORT`",
+            hint=f"make one: `coordinator init --state {quoted(state)} --federation NAME --address HOST:PORT`",
         )
-    if command == "follow":
-        raise Unavailable(f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {state}`")
-    return _do_alone(state, request, progress or (lambda item: None))
 
 
 def _do_alone(state: Path, request: dict[str, Any], progress: Callable[[Any], None]) -> Any:

@@ -49,6 +49,7 @@ from coordinator.study import (
     Unusable,
     advance,
 )
+from wardround.durable import StorageFailed
 from wardround.errors import BadData
 
 T = TypeVar("T")
@@ -130,6 +131,8 @@ class Engine:
             try:
                 done.set_result(act())
             except BaseException as error:
+                if isinstance(error, StorageFailed):
+                    self._fatal(error)  # before the next job, which would stand on what the disk may not have
                 done.set_exception(error)
 
         with self._gate:

@@ -58,6 +58,7 @@ class Parts:
         self.store = Store(state.database)
         try:
             self.store.refuse_other_schema()
+            self.store.settle()
             self.blobs = Blobs(state.blobs)
             self.standing = Standing(self.store, self.config.federation, clock)
             self.standing.load()

@@ -85,6 +85,7 @@ class Coordinator:
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         """``listen`` is HOST:PORT where it is not the address that the sites dial."""
+        self._fatal = fatal
         self.parts = Parts(state, clock=clock, ticks=ticks, fatal=fatal)
         parts = self.parts
         self.listen = listen or parts.config.address
@@ -125,7 +126,7 @@ class Coordinator:
             )
         self.engine.start()
         self._server.start()
-        self._control = ControlServer(self.parts.state.control, self.operations.run)
+        self._control = ControlServer(self.parts.state.control, self.operations.run, fatal=self._fatal)
 
     def stop(self) -> None:
         """Say goodbye to the sites, let the calls under way end, make what came durable, and end."""

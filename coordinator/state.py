@@ -19,10 +19,12 @@ from pydantic import field_validator
 
 from coordinator import store
 from coordinator.enrolment import Authority
+from wardround import statedir
 from wardround.durable import make_folder, write_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.identity import FEDERATION_NAME
 from wardround.schema import Strict, check, read_toml
+from wardround.statedir import quoted
 
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
@@ -81,10 +83,10 @@ class State:
 
     def config(self) -> Config:
         """Raises NeedsPerson: there is no coordinator here. BadData: the file is not as it should be."""
-        if not self.config_file.exists():
+        if not statedir.exists(self.config_file):
             raise NeedsPerson(
                 f"{self.root} holds no coordinator",
-                hint=f"make one: `coordinator init --state {self.root} --federation NAME --address HOST:PORT`",
+                hint=f"make one: `coordinator init --state {quoted(self.root)} --federation NAME --address HOST:PORT`",
             )
         return check(Config, read_toml(self.config_file), str(self.config_file))
 
@@ -109,10 +111,11 @@ def create(state: State, federation: str, address: str, now_s: float) -> Authori
         NeedsPerson: there is one already.
         UsageProblem: federation or address are not of their form.
     """
+    statedir.refuse_other(state.root, "coordinator")
     if state.config_file.exists():
         raise NeedsPerson(
             f"{state.root} is a coordinator already; nothing was changed",
-            hint=f"`coordinator serve --state {state.root}`, or choose another --state",
+            hint=f"`coordinator serve --state {quoted(state.root)}`, or choose another --state",
         )
     try:
         config = check(Config, {"federation": federation, "address": address}, "command line")

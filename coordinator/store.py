@@ -24,6 +24,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, 
 from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.receipts import EMPTY_HEAD, LedgerHead
+from wardround.statedir import quoted
 
 metadata = sa.MetaData()
 
@@ -130,11 +131,15 @@ Row = dict[str, Any]
 
 
 class Store:
-    """The database of one state directory, and who may write in it: one transaction at a time."""
+    """The database of one state directory, and who may write in it: one transaction at a time.
+
+    After a failure that leaves unknown what the disk has, it refuses everything; the process must end.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open an existing database. ``upgrade`` makes one."""
         self.path = path
+        self._failed: StorageFailed | None = None
         self._engine = sa.create_engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=8, max_overflow=-1)
         sa.event.listen(self._engine, "connect", _settings)
         sa.event.listen(self._engine, "begin", _begin)
@@ -142,7 +147,7 @@ class Store:
     @contextmanager
     def read(self) -> Iterator["Records"]:
         """What was true at one moment."""
-        with _explained(self.path), self._engine.connect() as connection, connection.begin():
+        with self._sound(), self._engine.connect() as connection, connection.begin():
             yield Records(connection)
 
     @contextmanager
@@ -154,11 +159,38 @@ class Store:
             StorageFailed: the disk failed; the process must end.
         """
         with (
-            _explained(self.path),
+            self._sound(),
             self._engine.connect().execution_options(writes=True) as connection,
             connection.begin(),
         ):
             yield Records(connection)
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Refuse after a failed disk, and remember one."""
+        if self._failed is not None:
+            raise StorageFailed(self._failed.message, hint=self._failed.hint)
+        try:
+            with _explained(self.path):
+                yield
+        except StorageFailed as error:
+            self._failed = error
+            raise
+
+    def settle(self) -> None:
+        """Move what earlier processes committed from the log into the database, durably, and empty the log.
+
+        Where an fsync of an earlier process failed, its last commits may stand in memory alone, and nobody would write
+        them to the disk again.
+        """
+        with self._sound():
+            connection = self._engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+            except sqlite3.DatabaseError as error:
+                raise sa.exc.DatabaseError("wal_checkpoint", None, error) from error
+            finally:
+                connection.close()
 
     def refuse_other_schema(self) -> None:
         """Whether this database is sound and made for this program.
@@ -178,7 +210,7 @@ class Store:
         if known or present is None:
             raise NeedsPerson(
                 f"{self.path} has schema {present or 'none'}, this program needs {script.get_current_head()}",
-                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {self.path.parent}`",
+                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {quoted(self.path.parent)}`",
             )
         raise NeedsPerson(
             f"{self.path} has schema {present}, which this program does not know: a newer one wrote it",

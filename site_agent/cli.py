@@ -19,7 +19,7 @@ from site_agent.cli_patients import data_app, models_app, predict
 from site_agent.cli_policy import policy_app
 from site_agent.cli_service import ask_service, joined, refresh
 from site_agent.cli_study import approve, preview, print_history
-from wardround.cli import print_json, run, say
+from wardround.cli import print_json, run, say, say_next
 from wardround.errors import BadData, UsageProblem
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def join(
     print(f"Key written to {joined.key}, readable by this user only")
     print(f"Certificate for `{site.site}` written to {joined.certificate}, valid to {stamp(joined.expires)}")
     print(f"Ledger begun in {state / 'ledger'}")
-    print("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
+    say_next("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
 
 
 @app.command()
@@ -100,7 +100,7 @@ def studies(
     _print_studies(rows)
     fresh = next((row["id"] for row in rows if row["state"] in ("offered", "changed")), None)
     if fresh is not None:
-        print(f"next: `site-agent preview {fresh}`")
+        say_next(f"next: `site-agent preview {fresh}`")
 
 
 app.command("preview")(preview)
@@ -122,7 +122,9 @@ def withdraw(study: StudyId, state: State) -> None:
             desk.record_withdrawal(desk.withdraw(study, person), person)
         answer = {"told": False}
     print(f"Study `{study}` withdrawn: nothing more of it leaves. What left before is in the ledger")
-    print("next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection")
+    say_next(
+        "next: `site-agent audit show`" if answer["told"] else "The coordinator hears of it at the next connection"
+    )
 
 
 app.command("release")(release)
@@ -229,6 +231,7 @@ def study_rows(here: "SiteState", site: "Site") -> list[dict[str, Any]]:
 
 def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent import handoff
+    from site_agent.gateway import evidence
     from site_agent.gateway.identity import Identity
     from site_agent.person import user_name
     from wardround.dsse import fingerprint, keyid
@@ -259,6 +262,10 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
             "root": 0 in (gateway_uid, trainer["uid"]),
         },
         "studies": study_rows(here, site),
+        "disputed": [
+            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file")}
+            for row in evidence.read(here.ledger)
+        ],
     }
 
 
@@ -285,7 +292,9 @@ def _print_studies(rows: list[dict[str, Any]]) -> None:
         for change in row["changes"]:
             print(f"{row['id']} changed since it was approved: {change}")
         if row["state"] == "held":
-            print(f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`")
+            say_next(
+                f"{row['id']}: round {row['round']} waits: `site-agent release {row['id']} --round {row['round']}`"
+            )
 
 
 def _print_status(shown: dict[str, Any]) -> None:
@@ -313,8 +322,13 @@ def _print_status(shown: dict[str, Any]) -> None:
     elif not users["separate"]:
         print("One user for both: the kernel does not keep the gateway from the patients' files")
     _print_studies(shown["studies"])
+    for row in shown["disputed"]:
+        upload = f"upload {row['upload_id'][:12]}…, round {row['round']} of {row['study']}"
+        text = f"THE COORDINATOR'S RECEIPT CANNOT BE BELIEVED ({row['at']}, {upload}): {row['why']}"
+        console.print(Text(text, style="bold red"), soft_wrap=True)
+        print(f"What it said is kept in ledger/evidence/{row['file']}; the ledger is as it was")
     if not shown["running"]:
-        print("next: `site-agent run`")
+        say_next("next: `site-agent run`")
 
 
 if __name__ == "__main__":

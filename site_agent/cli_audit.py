@@ -1,5 +1,6 @@
 """``site-agent audit``: what left, and whether the account of it is whole. All of it offline but the relay."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from site_agent.cli_reopen import reopen
-from wardround.cli import print_json, say
+from site_agent.cli_service import kept
+from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 
@@ -30,6 +32,7 @@ ReceiptKey = Annotated[
     str, typer.Option("--receipt-key", metavar=Fingerprint, help="Of the receipt key, as `coordinator sites` shows.")
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there; never data, keys or a ledger.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -63,7 +66,8 @@ def show(
         for row in line["tensors"] if tensor is not None else []:
             table.add_row("", "", "", tensor_words(row))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
-    print("next: `site-agent audit verify`")
+    where = "" if ledger is None else f" --ledger {shlex.quote(str(ledger))}"
+    say_next(f"next: `site-agent audit verify{where}`")
 
 
 @audit_app.command("verify")
@@ -94,15 +98,15 @@ def verify(
             raise UsageProblem("--bundle goes with neither --ledger nor --ask", hint="--bundle FILE, or --state DIR")
         verdict, code = verify_bundle(bundle, receipts, pins)
     else:
-        copy = _copy(state, ledger, receipts, ask)
-        verdict, code = audit.verify(_folder(state, ledger), None, pins, copy)
+        folder = _joined_folder(state, ledger)
+        verdict, code = audit.verify(folder, None, pins, _copy(state, ledger, receipts, ask))
     if json:
         print_json({"code": code, **verdict.document()})
     else:
         _print_verdict(verdict, code, bundle is not None)
-        inner = _folder(state, ledger) / "ledger" if bundle is None else None
+        inner = folder / "ledger" if bundle is None else None
         if code == audit.CANNOT_VERIFY and inner is not None and inner.is_dir():
-            print(f"next: `site-agent audit verify --ledger {inner}`")
+            say_next(f"next: `site-agent audit verify --ledger {shlex.quote(str(inner))}`")
     raise typer.Exit(code)
 
 
@@ -127,7 +131,7 @@ def reconcile(
 
     if receipts is None and bytes_ is None:
         raise UsageProblem("nothing to reconcile with", hint="--receipts FILE, --bytes COUNT, or both")
-    folder = _folder(state, ledger)
+    folder = _joined_folder(state, ledger)
     verdict, code = audit.verify(folder, receipts)
     if code == audit.CANNOT_VERIFY or code == audit.TAMPERED:
         print_json({"ledger": verdict.document()}) if json else print(f"the ledger does not verify: {verdict.reason}")
@@ -158,46 +162,55 @@ def export(
     state: State = None,
     ledger: Ledger = None,
     study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
+    force: Force = False,
 ) -> None:
     """The ledger for another program: JSON, CSV safe to open in a spreadsheet, or OCSF API Activity events."""
     from site_agent.audit.export import FORMATS
     from site_agent.audit.show import chosen
-    from wardround import durable
+    from wardround import outputs
 
-    lines = list(chosen(_joined_folder(state, ledger), study))
-    durable.write_file(out, FORMATS[format_](lines).encode())
+    folder = _joined_folder(state, ledger)
+    keep = kept(folder.parent) if ledger is None else [folder]
+    outputs.file(out, force=force, keep=keep)
+    lines = list(chosen(folder, study))
+    outputs.write(out, FORMATS[format_](lines).encode(), force=force, keep=keep)
     print(f"{len(lines)} lines written to {out}")
 
 
 @audit_app.command("report")
-def report(out: Out, state: State = None, receipts: Receipts = None) -> None:
+def report(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
     """One page to read and print: what left, what never left, how many bytes, receipts, how to check it."""
     from site_agent import audit
     from site_agent.audit.bundle import look
-    from wardround import durable
+    from wardround import outputs
 
     root = _joined_folder(state, None).parent
+    keep = _with(kept(root), receipts)
+    outputs.file(out, force=force, keep=keep)
     found = look(root, _copy(root, None, receipts, ask=False))
-    durable.write_file(out, found.page().encode())
+    outputs.write(out, found.page().encode(), force=force, keep=keep)
     print(f"report written to {out}")
     if found.code != audit.VERIFIED:
         say(f"warning: {_in_short(found.verdict)}")
 
 
 @audit_app.command("bundle")
-def bundle(out: Out, state: State = None, receipts: Receipts = None) -> None:
+def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
     """One signed archive for an auditor: ledgers, consents, policies, receipts, report."""
     from site_agent.audit import VERIFIED
     from site_agent.audit.bundle import make
     from site_agent.gateway.identity import Identity
     from site_agent.state import SiteState
+    from wardround import outputs
 
     root = _joined_folder(state, None).parent
+    outputs.file(out, force=force, keep=_with(kept(root), receipts))
     key = Identity(SiteState(root).identity).ledger_key()
     verdict, code = make(root, key, out, _copy(root, None, receipts, ask=False))
     print(f"bundle written to {out}, signed with the ledger key {verdict.ledger_key}".rstrip())
-    print(f"next: the auditor runs `site-agent audit verify --bundle {out.name} --receipts FILE`, FILE being the "
-          "coordinator's")  # fmt: skip
+    name = shlex.quote(out.name)
+    print(f"next: the auditor runs `site-agent audit verify --bundle {name} --receipts FILE`, FILE being "
+          "the coordinator's")  # fmt: skip
     if code != VERIFIED:
         say(f"warning: {_in_short(verdict)}")
 
@@ -233,12 +246,17 @@ def relay(
     print(f"{done['up']} bytes up, {done['down']} down, {len(done['connections'])} connections")
 
 
+def _with(keep: list[Path], given: Path | None) -> list[Path]:
+    return keep if given is None else [*keep, given]
+
+
 def _joined_folder(state: Path | None, ledger: Path | None) -> Path:
-    """Of a command that has no verdict to give where there is nothing: raises NeedsPerson, as other commands do."""
+    """The folder of the ledger that is meant. Raises NeedsPerson: --state is no site's, as every command says it."""
     from site_agent.state import SiteState
+    from wardround import statedir
 
     folder = _folder(state, ledger)
-    if ledger is None and not (here := SiteState(folder.parent)).joined() and not folder.is_dir():
+    if ledger is None and not (here := SiteState(folder.parent)).joined() and not statedir.exists(folder):
         raise here.not_joined()
     return folder
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from site_agent.cli_service import ask_service, joined
-from wardround.cli import print_json, say
+from wardround.cli import print_json, say, say_next
 
 State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -84,9 +84,9 @@ def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool,
         return
     print(f"Round {number} of `{study}` {word} by {text(person)}")
     if answer["going"]:
-        print("It leaves now; next: `site-agent audit show`" if word == "released" else "The coordinator is told")
+        say_next("It leaves now; next: `site-agent audit show`" if word == "released" else "The coordinator is told")
     else:
-        print("The agent does it when the coordinator asks for this round again; next: `site-agent run`")
+        say_next("The agent does it when the coordinator asks for this round again; next: `site-agent run`")
 
 
 def _leave_alone(here: Any, person: dict[str, Any]) -> list[str]:

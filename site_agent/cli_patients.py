@@ -18,7 +18,7 @@ from site_agent.preview import begins_with
 from site_agent.state import SiteState
 from site_agent.trainer import KINDS, kinds
 from site_agent.trainer import data as sources
-from wardround import cli
+from wardround import cli, outputs
 from wardround.errors import NeedsPerson, UsageProblem
 
 State = Annotated[
@@ -28,6 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
 LISTED = {"common": "common set"}  # what `data list` calls a key of data.toml, where not by its name
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
 KIND_HELP = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
 
@@ -109,7 +110,7 @@ def data_common(
     state: State,
 ) -> None:
     """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
-    SiteState(state).require_folder()
+    SiteState(state).require_used()
     sources.name_common(state, name, _absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
@@ -176,7 +177,8 @@ def models_export(
     study: Study,
     state: State,
     kind: Annotated[str, typer.Option("--checkpoint", metavar="KIND", help=KIND_HELP)],
-    out: Annotated[Path, typer.Option(help="A folder, made if need be.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="A folder, new or empty.", metavar="DIR")],
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Copy a checkpoint's model, card and preprocessing into a folder."""
@@ -185,9 +187,9 @@ def models_export(
     if _may_read(state):
         from site_agent.trainer import vault
 
-        found = vault.export(state, study, kind, out)
+        found = vault.export(state, study, kind, out, force=force)
     else:
-        found = _trainer(state, "export", study=study, checkpoint=kind, out=str(out))
+        found = _trainer(state, "export", study=study, checkpoint=kind, out=str(out), force=force)
     if as_json:
         cli.print_json(found)
         return
@@ -206,6 +208,7 @@ def predict(
     table: Annotated[Path | None, _file("Patients, with the study's columns.", "NEW.csv")] = None,
     images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Predict classes or masks of new patients with one of this hospital's models, in an isolated process."""
@@ -215,7 +218,9 @@ def predict(
     if len(fields) != 1:
         found = " and ".join(map(kinds.option, fields)) or "none"
         raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {found}")
-    fields |= {"study": study, "checkpoint": checkpoint, "out": str(_absolute(out))}
+    if _may_read(state):
+        outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
+    fields |= {"study": study, "checkpoint": checkpoint, "out": str(_absolute(out)), "force": force}
     found = handoff.one_shot(state, "predict", **fields) if _may_read(state) else _trainer(state, "predict", **fields)
     if as_json:
         cli.print_json(found)
@@ -241,7 +246,7 @@ def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
 
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
-    SiteState(state).require_folder()
+    SiteState(state).require_used()
     folder = state / "studies"
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 

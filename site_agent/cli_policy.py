@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from site_agent.cli_service import joined, offered
-from wardround.cli import print_json, say
+from site_agent.cli_service import joined, kept, offered
+from wardround.cli import print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
+from wardround.statedir import quoted
 
 policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
 
@@ -22,31 +23,38 @@ def draft(
     study: StudyId,
     state: State,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here, not to the policy in force.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE; never a policy in force.")] = False,
     json: Json = False,
 ) -> None:
     """Write a proposal that allows what the study asks, each tensor by its name, for you to read and edit."""
     from site_agent.gateway import policy
+    from wardround import outputs
     from wardround.durable import write_file
 
     here, site = joined(state)
-    asked = _asked(here, site, study)
     target = out or here.policy
-    if target.exists():
+    if out is not None:
+        outputs.file(out, force=force, keep=kept(state))
+    asked = _asked(here, site, study)
+    if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
-            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {target} FILE`",
+            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
         )
     text = policy.draft(asked, site.site)
     policy.parse(text.encode(), target)
-    write_file(target, text.encode(), mode=0o640)
+    if out is not None:
+        outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
+    else:
+        write_file(target, text.encode(), mode=0o640, replace=False)
     if json:
         print_json({"study": study, "file": str(target)})
         return
     print(f"Draft for study `{study}` written to {target}; nothing is approved by it")
     if out is not None:
-        print(f"next: `site-agent policy check {out}`; what is in force is {here.policy}")
+        say_next(f"next: `site-agent policy check {quoted(out)}`; what is in force is {here.policy}")
         return
-    print(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
+    say_next(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
 
 
 @policy_app.command("check")
@@ -61,6 +69,7 @@ def check_policy(
     from site_agent.gateway import policy
     from site_agent.state import SiteState
 
+    SiteState(state).require_folder()
     path = file or SiteState(state).policy
     data = policy.read(path)
     found = policy.parse(data, path)
@@ -73,7 +82,7 @@ def check_policy(
     print(f"a model that is this site's alone: {_models(found.models)}")
     print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
     print("quotas: " + ", ".join(f"{most} {name.replace('_', ' ')}" for name, most in found.quotas))
-    print("next: `site-agent policy explain STUDY`")
+    say_next("next: `site-agent policy explain STUDY`")
 
 
 @policy_app.command("show")
@@ -150,7 +159,7 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
         )
     if not json:
         print(f"all of it may leave; a person releases: {found.release.updates}")
-        print(f"next: `site-agent approve {study} --data NAME`")
+        say_next(f"next: `site-agent approve {study} --data NAME`")
 
 
 @policy_app.command()

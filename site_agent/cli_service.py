@@ -21,6 +21,13 @@ def joined(state: Path) -> "tuple[SiteState, Site]":
     return here, here.site()
 
 
+def kept(state: Path) -> list[Path]:
+    """What no command writes onto: the state directory, and the data that has a name there."""
+    from site_agent.trainer import data
+
+    return data.protected(state)
+
+
 def ask_service(here: "SiteState", command: str, progress: Callable[[Any], Any] | None = None, **fields: Any) -> Any:
     """Ask the running service; None where none runs (its answers are never None)."""
     from wardround import control

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wardround import canonical, durable
+from wardround import canonical, durable, statedir
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.statedir import quoted
 from wardround.study import STUDY_NAME
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
@@ -216,22 +217,35 @@ class SiteState:
             durable.make_folder(self.root / name)
 
     def joined(self) -> bool:
-        return self.site_file.exists()
+        """Whether a site is here. Raises NeedsPerson: this user may not look, or it is no place for a site."""
+        statedir.refuse_other(self.root, "site-agent")
+        return statedir.exists(self.site_file)
 
     def not_joined(self) -> NeedsPerson:
         return NeedsPerson(
             f"{self.root} has not joined a federation",
-            hint=f"`site-agent join --state {self.root}` with the invitation from the coordinator's operator; or is it "
-            "another --state?",
+            hint=f"`site-agent join --state {quoted(self.root)}` with the invitation from the coordinator's operator; "
+            "or is it another --state?",
         )
 
     def require_folder(self) -> None:
         """For commands that need no membership. Raises NeedsPerson: it is no directory, or a coordinator's."""
-        if not self.root.is_dir() or (self.root / "authority").exists():
+        statedir.refuse_other(self.root, "site-agent")
+        if not statedir.exists(self.root):
             raise NeedsPerson(
                 f"{self.root} is not a site's state directory",
-                hint=f"`site-agent join --state {self.root}` makes one; or is it another --state?",
+                hint=f"`site-agent join --state {quoted(self.root)}` makes one; or is it another --state?",
             )
+
+    def require_used(self) -> None:
+        """For commands about what is here, by the trainer's user too, who sees no identity, and after a site left.
+
+        Raises:
+            NeedsPerson: nothing of a site is here.
+        """
+        self.require_folder()
+        if not any(statedir.exists(self.root / name) for name in ("identity", "studies", "data.toml")):
+            raise self.not_joined()
 
     def site(self) -> Site:
         """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""

@@ -3,6 +3,7 @@
 Importing this needs no torch; each command imports it when it runs.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.resolving import resolve
+from wardround import outputs
 from wardround import study as study_file
 from wardround.cli import print_json, run, say
 from wardround.study import Named, StudyFile
@@ -35,6 +37,7 @@ SetOption = Annotated[
 ]
 VariantOption = Annotated[str, typer.Option("--variant", metavar="NAME", help="Use [variants.NAME] of the file.")]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Share nothing: each site trains the same network alone.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 DataOption = Annotated[Path, typer.Option("--data", metavar="DIR", help="One folder for each site.")]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to train; auto is CUDA where there is one.")]
 WorkersOption = Annotated[
@@ -53,25 +56,28 @@ WeightsOption = Annotated[
 def init(
     study: StudyArgument,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the tensors.")],
+    force: ForceOption = False,
     setting: SetOption = None,
     variant: VariantOption = "",
     weights: WeightsOption = None,
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
+    outputs.file(out, force=force, keep=[study])
     resolved = resolve(study_file.load(study, setting, variant), source=study.name)
     from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
-    from wardround.durable import write_file
     from wardround.tensors import file_header
 
     tensors = _initial(resolved, weights)
     specs = specs_of(tensors)
-    write_file(out, (file_header(specs), *(payload(tensors[spec.key]) for spec in specs)), mode=0o644)
+    pieces = (file_header(specs), *(payload(tensors[spec.key]) for spec in specs))
+    outputs.write(out, pieces, force=force, keep=[study], mode=0o644)
     digest = manifest(tensors, specs).digest()
     say(f"{len(specs)} tensors, {sum(spec.bytes for spec in specs):,} bytes, written to {out}")
     say(f"digest {digest}")
     say(f"study  {resolved.digest(digest)}")
-    say(f"next: `coordinator study create {study} --initial {out} --state DIR`")
+    words = ["coordinator", "study", "create", str(study), "--initial", str(out), "--state", "DIR"]
+    say(f"next: `{shlex.join([*words, *(word for one in setting or [] for word in ('--set', one))])}`")
 
 
 @app.command()
@@ -135,6 +141,7 @@ def compare(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept; called again, it goes on.")
     ],
+    force: ForceOption = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Runs of each row, in place of the suite's.")
     ] = None,
@@ -146,6 +153,7 @@ def compare(
     """Run every row of a suite with every seed, and keep each run. Ctrl-C keeps what is done."""
     from fl_algorithms.lab.cli_compare import run_compare
 
+    outputs.folder(out, force=force, keep=[suite, data], goes_on="suite.json")
     run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers))
 
 
@@ -153,12 +161,15 @@ def compare(
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fl-lab compare --out` filled.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to; without it DIR/report.")] = None,
+    force: ForceOption = False,
     metric: Annotated[str, typer.Option(help="Which score; without it the suite's.", show_default=False)] = "",
     reference: Annotated[str, typer.Option(metavar="ROW", help="Compare with this row.", show_default=False)] = "",
 ) -> None:
     """Write tables, plots and a page of a comparison, of the runs that are there."""
     from fl_algorithms.lab.report import write
 
+    if out is not None:
+        outputs.folder(out, force=force)
     for path in write(folder, out or folder / "report", metric, reference):
         say(f"written: {path}")
 

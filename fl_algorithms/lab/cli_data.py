@@ -1,16 +1,19 @@
 """`fl-lab data`: example data, one folder for each site. Importing this needs no torch."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from wardround import outputs
 from wardround.cli import say
 from wardround.errors import UsageProblem
 
 data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Make them in a folder that is not empty.")]
 
 
 def _raw(what: str) -> typer.models.ArgumentInfo:
@@ -19,18 +22,22 @@ def _raw(what: str) -> typer.models.ArgumentInfo:
 
 
 @data_app.command("breast-cancer")
-def breast_cancer(out: OutOption) -> None:
+def breast_cancer(out: OutOption, force: ForceOption = False) -> None:
     """Wisconsin breast cancer patients, divided into four unlike hospitals. Comes with scikit-learn."""
     from fl_algorithms.lab.data import breast_cancer as make
 
+    outputs.folder(out, force=force)
     _say_rows(make(out), out, "rows")
 
 
 @data_app.command("heart-disease")
-def heart_disease(raw: Annotated[Path, _raw("the four processed.*.data files of UCI")], out: OutOption) -> None:
+def heart_disease(
+    raw: Annotated[Path, _raw("the four processed.*.data files of UCI")], out: OutOption, force: ForceOption = False
+) -> None:
     """The four hospitals of the UCI heart disease study, divided as the papers do."""
     from fl_algorithms.lab.data import heart_disease as make
 
+    outputs.folder(out, force=force, keep=[raw])
     _say_rows(make(raw, out), out, "rows")
 
 
@@ -42,12 +49,14 @@ def skin(
     hospitals: Annotated[int, typer.Option(min=1, max=9, help="How many each source becomes.")] = 1,
     at_most: Annotated[int, typer.Option(min=0, help="Images each has to train; 0 for all.", show_default=False)] = 0,
     common: Annotated[int, typer.Option(min=0, help="Images of a common set, of what these leave.")] = 0,
+    force: ForceOption = False,
 ) -> None:
     """Dermoscopy of the four sources of HAM10000, at 32 pixels with ISIC 2017; no lesion is in both parts."""
     if common and not at_most:
         raise UsageProblem("--common takes what the hospitals leave, and they leave nothing", hint="with --at-most N")
     from fl_algorithms.lab.image_data import skin as make
 
+    outputs.folder(out, force=force, keep=[raw])
     made = make(raw, out, 32 if size == "32" else 64, hospitals=hospitals, at_most=at_most, common=common)
     if common:
         say(f"common set: {common} images of no hospital, {out / 'common' / 'common.npz'}")
@@ -55,10 +64,11 @@ def skin(
 
 
 @data_app.command("wbc")
-def wbc(raw: Annotated[Path, _raw("wbc_128.npz")], out: OutOption) -> None:
+def wbc(raw: Annotated[Path, _raw("wbc_128.npz")], out: OutOption, force: ForceOption = False) -> None:
     """White blood cells of two laboratories, with their kind and their masks."""
     from fl_algorithms.lab.image_data import wbc as make
 
+    outputs.folder(out, force=force, keep=[raw])
     _say_rows(make(raw, out), out, "images")
 
 
@@ -67,10 +77,12 @@ def nuclei(
     raw: Annotated[Path, _raw("nuclei_128.npz")],
     out: OutOption,
     by: Annotated[Literal["organ", "hospital"], typer.Option(help="What a site is.")] = "organ",
+    force: ForceOption = False,
 ) -> None:
     """Tiles of stained slides with masks of their nuclei; no slide is in both parts."""
     from fl_algorithms.lab.image_data import nuclei as make
 
+    outputs.folder(out, force=force, keep=[raw])
     _say_rows(make(raw, out, by), out, "images")
 
 
@@ -78,4 +90,4 @@ def _say_rows(made: list[tuple[str, int, int]], out: Path, what: str) -> None:
     for site, train, test in made:
         say(f"{site}: {train} {what} to train, {test} to test")
     say(f"written to {out}")
-    say(f"next: `fl-lab run STUDY.toml --data {out}`")
+    say(f"next: `fl-lab run STUDY.toml --data {shlex.quote(str(out))}`")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -17,6 +18,10 @@ SITE_EXTRA = ("torch", "torchvision", "sklearn")
 INSTALL_SITE = "`pip install 'wardround[site]'`"
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
 READER_GONE = 141  # as of a program that SIGPIPE ended: what was printed is not the whole answer
+STATELESS = (  # without a --state
+    "site-agent policy diff", "site-agent audit relay", "site-agent --version", "coordinator study check",
+)  # fmt: skip
+_program = ""  # whose command this process is
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
 _UNSEEN = re.compile(r"[^ -~]")
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -31,6 +36,8 @@ def run(app: typer.Typer) -> None:
     Its memory is hidden from the other processes of its user, and what it prints has no character that a terminal
     would obey.
     """
+    global _program
+    _program = app.info.name if isinstance(app.info.name, str) else ""
     memory.hide()
     with screened():
         _run(app)
@@ -72,12 +79,44 @@ def say_error(error: WardroundError) -> None:
     """The error and its hint, on stderr, a line each."""
     print(f"error: {escaped(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {escaped(error.hint)}", file=sys.stderr)
+        print(f"hint: {escaped(pasted(error.hint))}", file=sys.stderr)
 
 
 def say(text: str) -> None:
     """A line of narration, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(pasted(text), file=sys.stderr, flush=True)
+
+
+def say_next(text: str) -> None:
+    """A line on stdout that quotes commands, as they can be pasted."""
+    print(pasted(text))
+
+
+def pasted(text: str) -> str:
+    """``text`` with each command of this program that it quotes as it must be given here: with the same ``--state``.
+
+    Where the state directory is in the environment, or the command is another program's, nothing is added.
+    """
+    state = _state_given(sys.argv[1:])
+    if not (_program and state):
+        return text
+
+    def whole(found: re.Match[str]) -> str:
+        command = found[1]
+        if command.startswith(STATELESS) or re.search(r"--(state|ledger)\b", command):
+            return found[0]
+        return f"`{command} --state {shlex.quote(state)}`"
+
+    return re.sub(rf"`({re.escape(_program)} [^`]*)`", whole, text)
+
+
+def _state_given(words: list[str]) -> str:
+    for number, word in enumerate(words):
+        if word == "--state" and number + 1 < len(words):
+            return words[number + 1]
+        if word.startswith("--state="):
+            return word.removeprefix("--state=")
+    return ""
 
 
 def print_json(value: Any) -> None:

@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from wardround.durable import StorageFailed
 from wardround.errors import (
     BY_EXIT_CODE,
     BadData,
@@ -53,12 +54,26 @@ log = logging.getLogger(__name__)
 class ControlServer:
     """Listens at ``path`` and runs ``handler(request, progress)`` in a thread for each connection.
 
-    What the handler returns is the result; a ``WardroundError`` that it raises reaches the caller as itself.
+    What the handler returns is the result; a ``WardroundError`` that it raises reaches the caller as itself. A disk
+    that failed ends the service too, once the caller has heard of it.
     """
 
-    def __init__(self, path: Path, handler: Handler, *, users: frozenset[int] | None = None, mode: int = 0o600) -> None:
-        """``users``: the user ids that may connect; None means this process's user and root."""
+    def __init__(
+        self,
+        path: Path,
+        handler: Handler,
+        *,
+        fatal: Callable[[StorageFailed], object] | None = None,
+        users: frozenset[int] | None = None,
+        mode: int = 0o600,
+    ) -> None:
+        """``users``: the user ids that may connect; None means this process's user and root.
+
+        Args:
+            fatal: called with an error after which the service must end; None ends the process at once.
+        """
         self._path = path
+        self._fatal = fatal or _end_process
         self._handler = handler
         self._users = users if users is not None else frozenset({os.geteuid(), 0})
         self._listener = listen(path, mode=mode)
@@ -122,6 +137,11 @@ class ControlServer:
                 _PEER.set(peer_of(connection))
                 result = self._handler(_request(line), lambda item: _send(connection, {"progress": item}))
                 _send(connection, {"result": result})
+            except StorageFailed as error:
+                try:
+                    _send(connection, _failure(error))
+                finally:
+                    self._fatal(error)
             except WardroundError as error:
                 _send(connection, _failure(error))
             except (BrokenPipeError, ConnectionResetError):
@@ -402,6 +422,11 @@ def _request(line: bytes) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise UsageProblem("not a request: one JSON object on one line was wanted")
     return request
+
+
+def _end_process(error: StorageFailed) -> None:
+    log.critical("%s; %s", error.message, error.hint)
+    os._exit(error.exit_code)
 
 
 def _failure(error: WardroundError) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def verify(envelope: Envelope, payload_type: str, key: Ed25519PublicKey) -> Any:
     if envelope.payload_type != payload_type:
         raise BadData(f"signed as {envelope.payload_type[:60]!r}, wanted {payload_type!r}")
     if envelope.keyid != keyid(key):
-        raise BadData(f"signed by key {envelope.keyid[:12]}…, wanted {keyid(key)[:12]}…")
+        theirs = envelope.keyid[:12] if envelope.keyid.isalnum() else repr(envelope.keyid[:12])
+        raise BadData(f"signed by key {theirs}…, wanted {keyid(key)[:12]}…")
     try:
         key.verify(envelope.signature, encoding(payload_type, envelope.payload))
     except InvalidSignature:

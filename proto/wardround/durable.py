@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wardround.errors import CannotWrite, TryAgain
@@ -22,6 +22,11 @@ Buffer = bytes | bytearray | memoryview
 COPY_PIECE = 64 * 1024 * 1024  # bytes asked of the kernel at once
 READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by itself
 CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
+BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # of a write: not full, not forbidden, but broken
+TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
+
+
+AFTER = "check the disk, then start again: what was durable before is still there"
 
 
 class StorageFailed(CannotWrite):
@@ -43,8 +48,13 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     sync_folder(path.parent)
 
 
-def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600) -> None:
-    """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece."""
+def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600, replace: bool = True) -> None:
+    """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece.
+
+    Raises:
+        CannotWrite: it does not go there; with ``replace=False`` also because something is there.
+        StorageFailed: the disk failed.
+    """
     temporary = _temporary(path)
     pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
@@ -56,9 +66,10 @@ def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600
                 _sync(descriptor, path)
             finally:
                 os.close(descriptor)
-            temporary.replace(path)
+            _name(temporary, path, replace)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been made, where this user may not even look
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 
@@ -87,6 +98,20 @@ def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int
         temporary.unlink(missing_ok=True)
         raise
     return copied
+
+
+def _name(temporary: Path, path: Path, replace: bool) -> None:
+    """Give a finished file its name; without ``replace`` only where the name is free."""
+    if not replace:
+        try:
+            path.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or os.path.lexists(path):
+                raise
+        else:
+            temporary.unlink()
+            return
+    temporary.replace(path)
 
 
 def move(source: Path, target: Path) -> None:
@@ -125,10 +150,20 @@ def sync_folder(path: Path) -> None:
 
 
 class AppendFile:
-    """A file that only grows, each append durable before the call returns."""
+    """A file that only grows, each append durable before the call returns.
 
-    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+    After a failure that leaves unknown what the disk has, it refuses every further write: the next process that opens
+    it reads what is there.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o600, tail: int = TAIL) -> None:
+        """Open or make ``path``, and write its last ``tail`` bytes once more, durably.
+
+        Where an fsync of an earlier process failed, those bytes may stand in memory alone, and nobody would write them
+        to the disk again (as the kernel sees it they are clean).
+        """
         self.path = path
+        self._failed = False
         existed = path.exists()
         with _naming(path):
             self._descriptor = os.open(
@@ -137,25 +172,50 @@ class AppendFile:
         if not existed:
             os.fchmod(self._descriptor, mode)  # whatever the umask
             sync_folder(path.parent)
+        elif tail:
+            _write_again(path, tail)
 
     def append(self, data: Buffer, *, lasting: bool = True) -> None:
         """Write ``data`` at the end and fsync. A disk that is full leaves the file as it was.
 
         With ``lasting=False`` the fsync waits for the next one: for what can be made again.
+
+        Raises:
+            CannotWrite: full, or forbidden; nothing was written.
+            StorageFailed: whether it is written is unknown; from now on every call raises it.
         """
+        self._refuse_failed()
         size = os.fstat(self._descriptor).st_size
         try:
             with _naming(self.path):
                 _write_all(self._descriptor, data)
-        except CannotWrite:
-            os.ftruncate(self._descriptor, size)
+        except BaseException as error:
+            self._cut(size)
+            if isinstance(error, StorageFailed):
+                self._failed = True
             raise
         if lasting:
             self.sync()
 
     def sync(self) -> None:
-        """Make durable what was appended before."""
-        _sync(self._descriptor, self.path)
+        """Make durable what was appended before. Raises StorageFailed, and then for good."""
+        self._refuse_failed()
+        try:
+            _sync(self._descriptor, self.path)
+        except StorageFailed:
+            self._failed = True
+            raise
+
+    def _cut(self, size: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            self._failed = True
+            raise _disk_failed(self.path, error) from error
+
+    def _refuse_failed(self) -> None:
+        if self._failed:
+            raise StorageFailed(f"{self.path}: the disk failed before; nothing more is written to it", hint=AFTER)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -280,14 +340,25 @@ def _write_all(descriptor: int, data: Buffer) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def _write_again(path: Path, count: int) -> None:
+    """Put the last ``count`` bytes of a file where they are, so that the next fsync is about them, and fsync."""
+    with SpoolFile(path) as file:
+        start = max(0, file.size() - count)
+        with path.open("rb") as found:
+            found.seek(start)
+            file.write_at(start, found.read())
+        file.sync()
+
+
 def _sync(descriptor: int, path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        raise StorageFailed(
-            f"{path}: the disk failed to keep what was written ({error.strerror})",
-            hint="check the disk, then start again: what was durable before is still there",
-        ) from error
+        raise _disk_failed(path, error) from error
+
+
+def _disk_failed(path: Path, error: OSError) -> StorageFailed:
+    return StorageFailed(f"{path}: the disk failed to keep what was written ({error.strerror})", hint=AFTER)
 
 
 @contextmanager
@@ -296,4 +367,6 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in BROKEN_DISK:
+            raise _disk_failed(path, error) from error
         raise CannotWrite(f"{path}: {error.strerror}", hint="check free space, owner and mode of that place") from error

@@ -90,6 +90,10 @@ class Agent:
         self.stopped.wait()
         return self._error
 
+    def fail(self, error: WardroundError) -> None:
+        """Let ``wait`` return with an error."""
+        self._fail(error)
+
     def end(self) -> None:
         """Let ``wait`` return."""
         self.stopped.set()

@@ -189,8 +189,8 @@ class Desk:
                     f"study `{study}` changed while it was approved: {'; '.join(consents.differences(consent, now))}",
                     hint=f"`site-agent preview {study} --data {data}`; nothing was approved",
                 )
+            self._record(consent, "approved", person)  # first: no consent is in force that the ledger does not hold
             self._state.save_consent(consent)
-            self._record(consent, "approved", person)
         return consent
 
     def withdraw(self, study: str, person: dict[str, Any]) -> Consent:
@@ -279,6 +279,8 @@ class Desk:
             try:
                 with self._line.use() as connection:
                     self.declare(connection, consent.study, consent.revision, consent.study_digest, "withdrawn")
+            except durable.StorageFailed:
+                raise
             except WardroundError as error:
                 log.warning("%s", error.message)
                 untold.append(consent.study)

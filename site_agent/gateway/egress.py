@@ -9,26 +9,27 @@ import hashlib
 import logging
 import math
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.gateway import consent as consents
-from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
+from site_agent.gateway.connection import TRIES_IN_TROUBLE, Connection, Line, pauses
+from site_agent.gateway.evidence import HostileReceipt
 from site_agent.gateway.gate import Gate
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import Opening, Tried
 from site_agent.gateway.meter import Meter
 from site_agent.gateway.staging import Staging
-from site_agent.state import Consent, Journal, Site
+from site_agent.state import Consent, Journal
 from wardround import canonical, refusals
 from wardround.dsse import Envelope
-from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable
-from wardround.receipts import NOT_RECEIVED, Receipt
+from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable
+from wardround.receipts import OutOfOrder, Receipt
 from wardround.study import ToldSection
 from wardround.tensors import MAX_HEADER, MODEL, Entry, Manifest, TensorFile, TensorSpec
 from wardround.terminal import quoted
@@ -154,7 +155,7 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | N
     return replace(_departure(entry, file), begun=True) if entry is not None else None
 
 
-def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Site, interrupt: Interrupt) -> Receipt:
+def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, interrupt: Interrupt) -> Receipt:
     """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
 
     The `upload` line lets out the first try. A try that the coordinator answered uses a line up; the next one writes a
@@ -164,7 +165,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Sit
         Interrupted: called off; what was sent stays unresolved until the coordinator is asked.
         NotPermitted: it was sent so often that a quota is spent; what was sent stays unresolved.
         CannotWrite: the ledger does not take another line; nothing more is sent.
-        NeedsPerson: the receipt is not the coordinator's, or is for something else.
+        HostileReceipt: the receipt is not the coordinator's, or is for something else; it is kept as evidence.
         WardroundError: the coordinator refused the call itself.
     """
     last = None if departure.begun else Tried()
@@ -177,7 +178,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, site: Sit
             with line.use() as connection:
                 ledger.catch_up(connection.show_ledger)
                 envelope = connection.upload(_opening(departure, ledger), departure.file, last, interrupt)
-            return take_receipt(departure.upload_id, envelope, ledger, site)
+                return take_receipts({departure.upload_id: envelope}, connection, ledger)[departure.upload_id]
         except (Unavailable, TryAgain) as error:
             interrupt.check()
             if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
@@ -214,32 +215,61 @@ def _let_out_again(departure: Departure, last: Tried | None, ledger: Ledger, gat
     log.info("round %d of `%s`: try %d", departure.round, departure.study, tries + 1)
 
 
-def take_receipt(upload_id: str, envelope: Envelope, ledger: Ledger, site: Site) -> Receipt:
-    """The receipt in ``envelope``, verified and written into the ledger.
+def take_receipts(envelopes: Mapping[str, Envelope], connection: Connection, ledger: Ledger) -> dict[str, Receipt]:
+    """What the coordinator answered, by upload id: judged, and in the ledger in the order of the receipts' chain.
+
+    Where a receipt follows one that is not here, the coordinator is asked about the other uploads that have none: the
+    line may have broken before that one came.
+
 
     Raises:
-        NeedsPerson: not signed by the coordinator's receipt key, or not for this upload.
+        HostileReceipt: one of them cannot stand in the ledger. It is kept as evidence, its upload stays unresolved, and
+            the others are in the ledger.
+        RefusedForGood: one says that this ledger is refused (LEDGER_...), and follows a receipt that this ledger lost.
+        TryAgain: one follows a receipt of an upload that the coordinator has not decided yet.
     """
-    try:
-        receipt = Receipt.verified(envelope, Ed25519PublicKey.from_public_bytes(bytes.fromhex(site.receipt_key)))
-    except BadData as error:
-        raise NeedsPerson(
-            f"the coordinator's receipt for upload {upload_id[:12]}… cannot be believed: {error.message}",
-            hint="ask the coordinator's operator; the upload counts as unresolved until then",
-        ) from None
-    wanted: dict[str, Any] = {"upload_id": upload_id, "site": site.site, "federation": site.federation}
-    entry = ledger.unresolved.get(upload_id)
-    if entry is not None and receipt.decision != NOT_RECEIVED:
-        names = ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
-        wanted |= {name: entry[name] for name in names}
-    for name, value in wanted.items():
-        if getattr(receipt, name) != value:
-            raise NeedsPerson(
-                f"the coordinator's receipt for upload {upload_id[:12]}… has another {name} than was sent",
-                hint="ask the coordinator's operator; the upload counts as unresolved until then",
-            )
-    ledger.resolve(upload_id, envelope)
-    return receipt
+    taken, early = _chained(envelopes, ledger)
+    if not early:
+        return taken
+    asked = {one: connection.inquire(one) for one in ledger.unresolved if one not in early}
+    answers = {one: envelope for one, envelope in asked.items() if envelope is not None}
+    more, early = _chained(answers | {one: envelopes[one] for one in early}, ledger)
+    if early and len(answers) < len(asked):
+        raise TryAgain("the coordinator decided uploads in another order than it tells of them")
+    for upload_id, error in early.items():
+        disputed = ledger.dispute(upload_id, (answers | {**envelopes})[upload_id], error.message)
+        refuse_if_ledger_refused(error.receipt)
+        raise disputed
+    return taken | more
+
+
+def _chained(envelopes: Mapping[str, Envelope], ledger: Ledger) -> tuple[dict[str, Receipt], dict[str, OutOfOrder]]:
+    """Append what follows the ledger's last receipt, then what follows that. Returns it, and what follows neither."""
+    taken: dict[str, Receipt] = {}
+    hostile: HostileReceipt | None = None
+    waiting = dict(envelopes)
+    early: dict[str, OutOfOrder] = {}
+    count = -1
+    while count != len(waiting):
+        count, early = len(waiting), {}
+        for upload_id, envelope in list(waiting.items()):
+            try:
+                taken[upload_id] = ledger.resolve(upload_id, envelope)
+            except OutOfOrder as error:
+                early[upload_id] = error
+                continue
+            except BadData as error:
+                hostile = ledger.dispute(upload_id, envelope, error.message)
+            del waiting[upload_id]
+    if hostile is not None:
+        raise hostile
+    return taken, early
+
+
+def refuse_if_ledger_refused(receipt: Receipt) -> None:
+    """Raises RefusedForGood: the coordinator does not take this site's ledger, and no retry helps."""
+    if receipt.code in refusals.ENDED_LEDGERS:
+        raise refusals.refused(receipt.code, f"round {receipt.round} of `{receipt.study}`")
 
 
 def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]]]:

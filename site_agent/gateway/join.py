@@ -49,9 +49,10 @@ def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
         NeedsPerson: this directory is a site already, another authority answers, or the clocks are a day apart.
         Unavailable: the coordinator cannot be reached; run the same command again.
     """
+    already = state.joined()
     invitation = Invitation.decode(text)  # 1
     invitation.refuse_expired(now)
-    if state.joined():
+    if already:
         site = state.site()
         raise NeedsPerson(
             f"{state.root} is site `{site.site}` of federation `{site.federation}` already; its keys are untouched",

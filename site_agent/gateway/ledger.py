@@ -9,24 +9,41 @@ This module writes. ``site_agent.audit`` judges, from the files alone.
 
 import hashlib
 import json
+import logging
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from site_agent.gateway.evidence import Evidence, HostileReceipt
 from site_agent.state import COUNTS, now_text
 from wardround import __version__, canonical, durable
 from wardround.dsse import Envelope
 from wardround.errors import BadData, NeedsPerson
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, MAX_NEW_LINES, REFUSED, LedgerHead, line_hash, next_head
+from wardround.receipts import (
+    ACCEPTED,
+    EMPTY_HEAD,
+    MAX_NEW_LINES,
+    NOT_RECEIVED,
+    REFUSED,
+    Awaited,
+    LedgerHead,
+    Receipt,
+    judge,
+    line_hash,
+    next_head,
+)
+from wardround.v1 import federation_pb2 as pb
 
 FIRST_SEGMENT = "000001.jsonl"
 HEADS = "heads.jsonl"
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,8 +58,13 @@ class _Charge:
 class Ledger:
     """The one writer of a ledger folder. Safe to use from several threads.
 
-    Opening it repairs what a crash can leave: a torn last line is cut, kept in ``torn/`` and recorded. Only lines that
-    no signed head covers may be cut.
+    Opening it repairs what a crash or a failed disk can leave. A torn last line is cut, kept in ``torn/`` and recorded.
+    Whole lines that no signed head covers, whose fsync may have failed, follow the one before them and are kept: they
+    are written once more, because they may stand in memory alone. Of an upload among them nothing was sent, but it
+    counts as one that may have left until the coordinator has said otherwise: the account says too much, never too
+    little.
+
+    After a write that failed and left unknown what the disk has, the object refuses everything; the process must end.
 
     Raises:
         NeedsPerson: the ledger is broken before its unsigned tail; nothing is changed.
@@ -65,14 +87,23 @@ class Ledger:
         self._released: set[tuple[str, int]] = set()
         self._held: set[tuple[str, int, int, str]] = set()
         self._policy = ""
+        self._receipt_key: Ed25519PublicKey | None = None
+        self._names = {"site": "", "federation": ""}
+        self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
+        self._failed: durable.StorageFailed | None = None
+        self._sizes: list[int] = []
         self.ledger_id = ""
         durable.make_folder(folder)
         torn = self._read()
         self._signed = self._read_heads(bool(torn))
         if torn:
             self._cut(torn)
-        self._lines = durable.AppendFile(self._segment)
+        if unsigned := len(self._hashes) - self._signed:
+            log.warning("the ledger's last %d lines were not signed when it was last closed: they are kept", unsigned)
+        self._lines = durable.AppendFile(self._segment, tail=sum(self._sizes[self._signed :]))
+        self._sizes.clear()
         self._signatures = durable.AppendFile(folder / HEADS)
+        self._evidence = Evidence(folder)
         if torn and self.ledger_id:
             self.append("recovered", torn_bytes=len(torn))
 
@@ -99,7 +130,7 @@ class Ledger:
 
         Raises:
             CannotWrite: the disk is full; the ledger is as it was, and nothing may be sent.
-            StorageFailed: the disk failed; the process must end.
+            StorageFailed: the disk failed, now or before; the process must end.
         """
         self.append_all([(kind, fields)])
 
@@ -107,7 +138,7 @@ class Ledger:
         """Add several records, (type, fields) each, with one fsync; a full disk takes none."""
         if not records:
             return
-        with self._lock:
+        with self._lock, self._writing():
             made: list[tuple[dict[str, Any], bytes]] = []
             seq, head = len(self._hashes), self._heads[-1]
             for kind, fields in records:
@@ -119,19 +150,47 @@ class Ledger:
             for record, line in made:
                 self._note(record, line_hash(line))
 
-    def resolve(self, upload_id: str, envelope: Envelope) -> None:
-        """Append the coordinator's receipt for an upload, and sign. A receipt that is already here is not added."""
+    def resolve(self, upload_id: str, envelope: Envelope) -> Receipt:
+        """Append the coordinator's receipt for an upload that has none, if it may stand here, and sign.
+
+        Raises:
+            OutOfOrder: a receipt between this one and the last one here is missing; nothing was appended.
+            BadData: it is not a receipt, not the coordinator's, or not about that upload and this ledger; nothing was
+                appended. See ``wardround.receipts.judge``; besides, its code must be one of the contract's.
+        """
         with self._lock:
-            if upload_id in self._open_uploads:
-                self.append("receipt", upload_id=upload_id, envelope=envelope.document())
-                self.sign(lasting=False)
+            upload = self._open_uploads.get(upload_id)
+            if upload is None:
+                raise BadData(f"upload {upload_id[:12]}… has a receipt already, or is not in this ledger")
+            if self._receipt_key is None:
+                raise BadData("this ledger has no `identity` line, so no receipt can be believed")
+            awaited = Awaited(upload, self.ledger_id, self._head_after, self._previous, **self._names)
+            receipt = judge(envelope, self._receipt_key, awaited)
+            if receipt.code and receipt.code not in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
+                raise BadData("the receipt's code is none of those that a coordinator may say")
+            self.append("receipt", upload_id=upload_id, envelope=envelope.document())
+            self.sign(lasting=False)
+            return receipt
+
+    def dispute(self, upload_id: str, envelope: Envelope, why: str) -> HostileReceipt:
+        """Keep a receipt that cannot stand here as evidence; its upload stays unresolved. Returns what to raise."""
+        with self._lock:
+            return self._evidence.keep(self._open_uploads[upload_id], envelope, why)
+
+    def disputed(self, study: str, revision: int) -> bool:
+        """Whether an unresolved upload of this study was answered with a receipt that cannot stand here."""
+        with self._lock:
+            return any(
+                (self._open_uploads[one]["study"], self._open_uploads[one]["revision"]) == (study, revision)
+                for one in self._evidence.uploads & self._open_uploads.keys()
+            )
 
     def sign(self, *, lasting: bool = True) -> None:
         """Sign the head as it is now, unless it is signed already.
 
         A signature may be lost with the power and be made again; ``lasting`` ones, at the end of a connection, may not.
         """
-        with self._lock:
+        with self._lock, self._writing():
             head = self.head
             if head.lines > self._signed:
                 envelope = head.sign(self._key)
@@ -180,6 +239,13 @@ class Ledger:
         """Uploads without a receipt: id -> their record. They may have left."""
         with self._lock:
             return dict(self._open_uploads)
+
+    def receipt(self, upload_id: str) -> Receipt | None:
+        """The receipt that stands here for an upload, read from the file; None if there is none."""
+        for record in self.records("receipt"):
+            if record["upload_id"] == upload_id:
+                return Receipt.from_document(json.loads(record["envelope"]["payload"]))
+        return None
 
     def records(self, kind: str) -> Iterator[dict[str, Any]]:
         """The records of one type, oldest first, read from the file."""
@@ -242,22 +308,42 @@ class Ledger:
                 self.append("policy", event=event, sha256=sha256)
 
     def close(self) -> None:
-        """Sign and close."""
+        """Sign and close; after a failed disk, only close."""
         with self._lock:
-            if self.ledger_id:
-                self.sign()
-            self._lines.close()
-            self._signatures.close()
+            try:
+                if self.ledger_id and self._failed is None:
+                    self.sign()
+            finally:
+                self._lines.close()
+                self._signatures.close()
 
     @property
     def _segment(self) -> Path:
         return self._folder / FIRST_SEGMENT
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse after a failed disk, and remember one: what the file holds from then on is not what memory says."""
+        if self._failed is not None:
+            raise durable.StorageFailed(f"{self._failed.message}; nothing more is written", hint=self._failed.hint)
+        try:
+            yield
+        except durable.StorageFailed as error:
+            self._failed = error
+            raise
+
+    def _head_after(self, lines: int) -> str | None:
+        return self._heads[lines] if 0 <= lines < len(self._heads) else None
 
     def _note(self, record: dict[str, Any], hash_of_line: bytes) -> None:
         self._hashes.append(hash_of_line)
         self._heads.append(next_head(self._heads[-1], hash_of_line))
         if record["type"] == "genesis":
             self.ledger_id = record["ledger_id"]
+            self._previous = None if "continues" in record else EMPTY_HEAD
+        elif record["type"] == "identity":
+            self._receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
+            self._names = {name: record.get(name, "") for name in self._names}
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
             self._charge(record, 1)
@@ -274,6 +360,8 @@ class Ledger:
             self._open_uploads.pop(record["upload_id"], None)
             self._charges.pop(record["upload_id"], None)
             receipt = json.loads(record["envelope"]["payload"])
+            if receipt["decision"] != NOT_RECEIVED:
+                self._previous = hashlib.sha256(record["envelope"]["payload"].encode()).hexdigest()
             if receipt["decision"] in (ACCEPTED, REFUSED) and receipt["ledger"] is not None:
                 self._witnessed = max(self._witnessed, min(receipt["ledger"]["lines"], len(self._hashes)))
 
@@ -309,12 +397,19 @@ class Ledger:
         for number, line in enumerate(lines):
             record = self._continues(line)
             if record is not None:
-                self._note(record, line_hash(line))
+                self._take(number, record, line)
             elif number == len(lines) - 1:
                 return line + b"\n" + torn
             else:
                 raise self._broken(f"line {number + 1} of {len(lines)} does not continue the one before it")
         return torn
+
+    def _take(self, number: int, record: dict[str, Any], line: bytes) -> None:
+        try:
+            self._note(record, line_hash(line))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise self._broken(f"line {number + 1} has not the form of a record") from None
+        self._sizes.append(len(line) + 1)
 
     def _continues(self, line: bytes) -> dict[str, Any] | None:
         try:

@@ -22,13 +22,14 @@ from site_agent.gateway import egress
 from site_agent.gateway.connection import Line
 from site_agent.gateway.desk import open_gate
 from site_agent.gateway.downloads import Downloads
+from site_agent.gateway.evidence import HostileReceipt
 from site_agent.gateway.interrupt import Interrupt
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment
 from site_agent.gateway.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Journal, Offer, Site, SiteState, now_text
-from wardround import durable, refusals
+from wardround import durable
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors import TensorFile
@@ -74,24 +75,33 @@ class Rounds:
             Unavailable: the line broke; the next connection asks again.
         """
         for consent in self._state.consents():
-            self._settle(self._state.journal(consent.study))
-        for upload_id, entry in self._ledger.unresolved.items():
+            self._settle(self._caught_up(self._state.journal(consent.study)))
+        entries = self._ledger.unresolved
+        for upload_id in entries:
             interrupt.check()
+            if upload_id not in self._ledger.unresolved:
+                continue  # another one's receipt followed its
             with self._line.use() as connection:
                 envelope = connection.inquire(upload_id)
-            if envelope is None:
-                continue  # it may go on; the assignment, if it is still open, comes again
-            receipt = egress.take_receipt(upload_id, envelope, self._ledger, self._site)
-            log.info("upload %s of `%s`: %s", upload_id[:12], entry["study"], receipt.decision)
-            journal = self._state.journal(entry["study"])
-            if journal.upload_id == upload_id:
-                self._decide(journal, receipt)
+                if envelope is None:
+                    continue  # it may go on; the assignment, if it is still open, comes again
+                try:
+                    taken = egress.take_receipts({upload_id: envelope}, connection, self._ledger)
+                except HostileReceipt as error:
+                    log.error("%s. %s", error.message, error.hint)
+                    continue
+            for one, receipt in taken.items():
+                log.info("upload %s of `%s`: %s", one[:12], entries[one]["study"], receipt.decision)
+                journal = self._state.journal(entries[one]["study"])
+                if journal.upload_id == one:
+                    self._decide(journal, receipt)
 
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         offer = self._state.offer(assignment.study)
         consents.require(consent, assignment.study, offer.digest)
-        last = self._state.journal(assignment.study)
+        self._refuse_disputed(assignment)
+        last = self._caught_up(self._state.journal(assignment.study))
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
         journal = self._begin(assignment, last)
         if journal.decision:
@@ -114,11 +124,20 @@ class Rounds:
                 return True
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._gate, self._site, interrupt)
+        receipt = egress.send(departure, self._line, self._ledger, self._gate, interrupt)
         self._decide(journal, receipt)
-        if receipt.code in refusals.ENDED_LEDGERS:
-            raise refusals.refused(receipt.code, f"round {receipt.round} of `{receipt.study}`")
+        egress.refuse_if_ledger_refused(receipt)
         return False
+
+    def _refuse_disputed(self, assignment: Assignment) -> None:
+        """Nothing more of a study is sent while an upload of it has a receipt that cannot be believed."""
+        if self._ledger.disputed(assignment.study, assignment.revision):
+            raise NeedsPerson(
+                f"an upload of `{assignment.study}` was answered with a receipt that cannot stand in the ledger, and "
+                "has no other yet",
+                hint="`site-agent status` says which; show it to the coordinator's operator",
+                code="DECLINED_POLICY",
+            )
 
     def _reached(self, last: Journal, consent: Consent) -> tuple[tuple[int, int], str]:
         """The last round and attempt that was begun or sent under a consent, and with which model if that is known.
@@ -223,6 +242,14 @@ class Rounds:
             own = self._state.own_copy(journal.study)
             journal.update_digest = egress.take(self._staging, journal.update, consent, own)
 
+    def _caught_up(self, journal: Journal) -> Journal:
+        """The journal with what the ledger knows and it does not: the process ended between the two."""
+        if journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved:
+            receipt = self._ledger.receipt(journal.upload_id)
+            if receipt is not None:
+                self._decide(journal, receipt)
+        return journal
+
     def _decide(self, journal: Journal, receipt: Receipt) -> None:
         if receipt.decision == NOT_RECEIVED:
             journal.phase, journal.upload_id = "trained", ""
@@ -253,7 +280,7 @@ class Rounds:
         journal = self._state.journal(assignment.study)
         if journal.study_digest != assignment.digest:
             journal = Journal(assignment.study, assignment.revision, assignment.digest)
-        self._settle(journal)
+        self._settle(self._caught_up(journal))
         if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
             return
         if assignment.reason == "finished" and consent.state == "approved":

@@ -59,7 +59,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
 def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> None:
     if trainer is not None:
         trainer.on_death(agent.end)
-    server = control.ControlServer(state.control, Commands(state, agent).answer)
+    server = control.ControlServer(state.control, Commands(state, agent).answer, fatal=agent.fail)
     try:
         with set_by_signals(agent.stopped):
             agent.start()
@@ -70,6 +70,10 @@ def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> 
     if error is not None:
         raise error
     if trainer is not None and trainer.died:
+        if trainer.code == durable.StorageFailed.exit_code:
+            raise durable.StorageFailed(
+                "the disk failed at the trainer", hint="its last words are above; check the disk"
+            )
         raise Unavailable("the trainer's listener ended by itself", hint="its last words are above; run again")
 
 
@@ -133,6 +137,7 @@ class TrainerProcess:
         )
         self._stopping = False
         self.died = False
+        self.code = 0
         late = threading.Timer(TRAINER_START_S, self._process.kill)
         late.start()
         assert self._process.stdout is not None
@@ -146,7 +151,7 @@ class TrainerProcess:
         """Call ``act`` if it ends before it is stopped."""
 
         def watch() -> None:
-            self._process.wait()
+            self.code = self._process.wait()
             if not self._stopping:
                 self.died = True
                 act()

@@ -32,7 +32,7 @@ from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.table import data_digest
 from site_agent.trainer import kinds
 from wardround import durable
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.schema import Strict, check, read_toml
 from wardround.study import NETWORK_LABEL, StudyFile
 
@@ -89,6 +89,12 @@ class DataSource(Strict):
         return {name: Path(value) for name in kinds.PATHS if (value := getattr(self, name)) is not None}
 
     @property
+    def everything(self) -> list[Path]:
+        """What is named, the common set and the weights too."""
+        beside = [Path(text) for text in (self.common, self.weights) if text is not None]
+        return [*self.paths.values(), *beside]
+
+    @property
     def files(self) -> Source:
         """The same, as a task takes it."""
         roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
@@ -112,6 +118,15 @@ def sources(state: Path) -> dict[str, DataSource]:
     if not path.exists():
         return {}
     return {name: check(DataSource, table, path.name, name) for name, table in read_toml(path).items()}
+
+
+def protected(state: Path) -> list[Path]:
+    """What nothing that a person asks for is written onto: the state directory, and the data that has a name there."""
+    try:
+        named = [path for source in sources(state).values() for path in source.everything]
+    except WardroundError:
+        named = []  # a user who may not read where the data is, or nobody can: the data is not this user's to write
+    return [state, *named]
 
 
 def source(state: Path, name: str) -> DataSource:

@@ -15,6 +15,7 @@ from typing import Any
 from fl_algorithms.hardware import Hardware
 from site_agent import answers
 from site_agent.handoff import Worker, ask_alone, trainer_socket
+from site_agent.state import SiteState
 from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
 from wardround import control, durable
 from wardround.durable import StateLock, StorageFailed
@@ -41,13 +42,16 @@ def listen_forever(
         CannotWrite: the folders cannot be made; or the disk failed, and what was durable before is still there.
     """
     log_to_stderr()
+    SiteState(state).require_folder()
     durable.make_folder(state / "studies")
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
     with set_by_signals(Latch()) as stop:
         with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop, hardware) as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
-            server = control.ControlServer(trainer_socket(state), listener.answer, users=users, mode=SOCKET_MODE)
+            server = control.ControlServer(
+                trainer_socket(state), listener.answer, fatal=listener.end, users=users, mode=SOCKET_MODE
+            )
             try:
                 ready()
                 stop.wait()
@@ -106,9 +110,13 @@ class Listener:
                 return BOOKKEEPING[command](self._state, request)
             return self._pass_on(request, _until_gone(progress))
         except StorageFailed as error:
-            self.failed = error
-            self._stop.set()
+            self.end(error)
             raise
+
+    def end(self, error: StorageFailed) -> None:
+        """Let the listener end with what the disk did."""
+        self.failed = error
+        self._stop.set()
 
     def _pass_on(self, request: Request, progress: control.Reply) -> Any:
         with self._lock:

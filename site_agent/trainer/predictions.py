@@ -15,7 +15,7 @@ from fl_algorithms.client.session import Restored
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.segmentation import SegmentationTask
 from site_agent.trainer import kinds
-from wardround import durable
+from wardround import durable, outputs
 from wardround.errors import BadData, UsageProblem
 from wardround.study import StudyFile
 
@@ -23,11 +23,18 @@ PART = 16  # images whose masks are in memory together
 BYTE = 255
 
 
-def rows_for(study: StudyFile, given: Mapping[str, Path], out: Path) -> Path:
+def rows_for(
+    study: StudyFile, given: Mapping[str, Path], out: Path, *, force: bool = False, keep: Sequence[Path] = ()
+) -> Path:
     """What is to be predicted, if it is of the study's kind and ``out`` is a place for what comes of it.
+
+    Args:
+        force: replace what is at ``out``.
+        keep: what is never written onto; what is predicted from is neither.
 
     Raises:
         UsageProblem: it is not.
+        CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.outputs``.
     """
     gives = catalog.task(study).gives
     fitting = ("table",) if gives == catalog.COLUMNS else ("images", "arrays")
@@ -46,12 +53,20 @@ def rows_for(study: StudyFile, given: Mapping[str, Path], out: Path) -> Path:
     if out.exists() and path.exists() and out.samefile(path):
         what = "table" if form == "table" else "file of images"
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
-    if gives == catalog.MASKS and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageProblem(f"{out} exists already", hint="masks are written into a new or an empty folder")
+    (outputs.folder if gives == catalog.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
 
 
-def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str], given: Path, out: Path) -> None:
+def write(
+    restored: Restored,
+    task: Task,
+    x: Inputs,
+    names: Sequence[int | str],
+    given: Path,
+    out: Path,
+    *,
+    force: bool = False,
+) -> None:
     """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
 
     A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
@@ -66,7 +81,7 @@ def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str],
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(restored, task, x, names, given, out)
+        _write_masks(restored, task, x, names, given, out, force)
         return
     probabilities = restored.probabilities(x)
     text = io.StringIO(newline="")
@@ -76,11 +91,17 @@ def write(restored: Restored, task: Task, x: Inputs, names: Sequence[int | str],
     for name, row in zip(names, probabilities.tolist(), strict=True):
         best = max(range(len(row)), key=row.__getitem__)
         writer.writerow([name, task.classes[best], *(f"{value:.6f}" for value in row)])
-    durable.write_file(out, text.getvalue().encode())
+    outputs.write(out, text.getvalue().encode(), force=force)
 
 
 def _write_masks(
-    restored: Restored, task: SegmentationTask, x: Inputs, names: Sequence[int | str], given: Path, out: Path
+    restored: Restored,
+    task: SegmentationTask,
+    x: Inputs,
+    names: Sequence[int | str],
+    given: Path,
+    out: Path,
+    force: bool,
 ) -> None:
     from fl_algorithms.tasks.imagefiles import mask_at
     from fl_algorithms.tasks.imagerows import ImageRows
@@ -99,10 +120,10 @@ def _write_masks(
         for place, mask in zip(places.tolist(), classes, strict=True):
             whole = numbers[mask_at(mask, x.sides[place], task.settings.fit)]
             image = given / str(names[place])
-            _write_mask(out, stems[place], whole, image if image.name.lower().endswith(NIFTI) else None)
+            _write_mask(out, stems[place], whole, image if image.name.lower().endswith(NIFTI) else None, force)
 
 
-def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None) -> None:
+def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None, force: bool) -> None:
     """``image``: the NIfTI file that the mask is of."""
     from PIL import Image
 
@@ -118,4 +139,4 @@ def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None) ->
         np.savez_compressed(packed, mask=mask)
     path = out / f"{name}{ending}"
     durable.make_folder(path.parent)
-    durable.write_file(path, packed.getbuffer())
+    outputs.write(path, packed.getbuffer(), force=force)

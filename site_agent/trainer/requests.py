@@ -88,7 +88,8 @@ class Requests:
                 return self._rounds.finish(request)
             case "predict":
                 given = {form: Path(request[form]) for form in PREDICTABLE if request.get(form)}
-                return self._rounds.predict(request["study"], request["checkpoint"], given, Path(request["out"]))
+                out, force = Path(request["out"]), bool(request.get("force"))
+                return self._rounds.predict(request["study"], request["checkpoint"], given, out, force=force)
             case _:
                 raise TryAgain(
                     f"the trainer knows no request `{command[:40]}`",
@@ -137,7 +138,8 @@ def _checkpoints(state: Path, request: Request) -> dict[str, Any]:
 
 
 def _export(state: Path, request: Request) -> dict[str, Any]:
-    return vault.export(state, request["study"], request["checkpoint"], Path(request["out"]))
+    out, force = Path(request["out"]), bool(request.get("force"))
+    return vault.export(state, request["study"], request["checkpoint"], out, force=force)
 
 
 def _look(state: Path, request: Request) -> dict[str, Any]:

@@ -184,26 +184,29 @@ class Rounds:
             vault.name_contributors(request["contributors"])
         return {"checkpoints": [checkpoint.row() for checkpoint in vault.checkpoints()]}
 
-    def predict(self, name: str, kind: str, given: Mapping[str, Path], out: Path) -> dict[str, Any]:
+    def predict(
+        self, name: str, kind: str, given: Mapping[str, Path], out: Path, *, force: bool = False
+    ) -> dict[str, Any]:
         """Write what a checkpoint says of new rows or images: see ``predictions``.
 
         Args:
             given: one of ``kinds.PREDICTABLE`` and what lies there.
+            force: replace what is at ``out``.
 
         Raises:
             UsageProblem: there is no such checkpoint, or ``out`` is no place for it.
             BadData: the checkpoint is damaged, or the rows or images are not what the study needs.
-            CannotWrite: ``out`` does not take it.
+            CannotWrite: ``out`` does not take it. NotPermitted: it is, or lies in, what is never written over.
         """
         vault, found = vaults.checkpoint(self._state, name, kind)
         vaults.verify_model(found)
         study = catalog.network_of(installed(vault.document()), found.card["site"], found.card.get("network", ""))
-        path = predictions.rows_for(study, given, out)
+        path = predictions.rows_for(study, given, out, force=force, keep=tables.protected(self._state))
         make_deterministic(study.study.threads)
         task = task_of(study)
         x, names = task.read_new(path, found.preprocessing())
         restored = Restored(study, task, from_bytes(found.model.read_bytes()))
-        predictions.write(restored, task, x, names, path, out)
+        predictions.write(restored, task, x, names, path, out, force=force)
         return {"rows": len(names), "out": str(out)}
 
     def _round(self, request: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.trainer import KINDS
-from wardround import canonical, durable
+from site_agent.trainer.data import protected
+from wardround import canonical, durable, outputs
 from wardround.durable import Buffer
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.study import STUDY_NAME
@@ -357,20 +358,21 @@ def listing(state: Path, study: str) -> dict[str, Any]:
     return {"checkpoints": [item.row() for item in newest(state, study).checkpoints()]}
 
 
-def export(state: Path, study: str, kind: str, out: Path) -> dict[str, Any]:
-    """Copy a checkpoint's model, card and preprocessing into the folder ``out``.
+def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False) -> dict[str, Any]:
+    """Copy a checkpoint's model, card and preprocessing into the folder ``out``, new or empty unless ``force``.
 
     Raises:
         UsageProblem: there is no such checkpoint.
         BadData: it is damaged.
-        CannotWrite: ``out`` does not take it.
+        CannotWrite: ``out`` does not take it. NotPermitted: it is, or lies in, what is never written over.
     """
+    outputs.folder(out, force=force, keep=protected(state))
     _, found = checkpoint(state, study, kind)
     verify_model(found)
     durable.make_folder(out)
     files = []
     for name in (MODEL_FILE, CARD_FILE, PREPROCESSING_FILE):
-        durable.write_file(out / name, _read(found.folder / name))
+        outputs.write(out / name, _read(found.folder / name), force=force, keep=protected(state))
         files.append(str(out / name))
     return {"files": files}
 

@@ -1,47 +1,68 @@
-"""A coordinator that dies by SIGKILL at its N-th durable step.
+"""A coordinator that dies by SIGKILL at its N-th durable step, or whose disk fails there.
 
     python -m tests.coordinator.crashing STATE WHERE N HALF
 
-WHERE is "sync" (before an fsync of ours), "before-commit" or "after-commit" (of a database transaction). It never dies
-with N = 0. HALF is "mean" or "toy": the server half of its studies.
+WHERE is "sync" (before an fsync of ours), "before-commit" or "after-commit" (of a database transaction). With "fails-"
+before it, the disk fails there instead: an fsync gives EIO, SQLite an I/O error. Nothing happens with N = 0. HALF is
+"mean" or "toy": the server half of its studies.
 """
 
+import errno
 import os
 import signal
+import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+import sqlalchemy as sa
 
 from coordinator import roster, server
 from coordinator.state import State
 from coordinator.store import Records, Store
 from tests.coordinator.toy_half import toy_half
-from wardround import durable
 
 
 class Countdown:
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, act: Callable[[], object]) -> None:
         self._left = steps
+        self._act = act
         self._lock = threading.Lock()
 
     def step(self) -> None:
         with self._lock:
             self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            due = self._left == 0
+        if due:
+            self._act()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_fsync() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def fail_commit() -> None:
+    cause = sqlite3.OperationalError("disk I/O error")
+    cause.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    raise sa.exc.OperationalError("COMMIT", None, cause)
 
 
 def main() -> None:
-    state, where, steps = Path(sys.argv[1]), sys.argv[2], Countdown(int(sys.argv[3]))
-    real_sync, real_write = durable._sync, Store.write
+    state, where = Path(sys.argv[1]), sys.argv[2].removeprefix("fails-")
+    failing = fail_fsync if where == "sync" else fail_commit
+    steps = Countdown(int(sys.argv[3]), failing if sys.argv[2].startswith("fails-") else die)
+    real_sync, real_write = os.fsync, Store.write
 
-    def sync(descriptor: int, path: Path) -> None:
+    def sync(descriptor: int) -> None:
         if where == "sync":
             steps.step()
-        real_sync(descriptor, path)
+        real_sync(descriptor)
 
     @contextmanager
     def write(self: Store) -> Iterator[Records]:
@@ -50,12 +71,12 @@ def main() -> None:
             if where == "before-commit":
                 steps.step()
         if where == "after-commit":
-            steps.step()
+            with self._sound():
+                steps.step()
 
     if sys.argv[4] == "toy":
         roster.server_half = toy_half
-    patched: Any = durable
-    patched._sync = sync
+    os.fsync = sync
     Store.write = write  # type: ignore[method-assign]
     server.serve(State(state), "")
 

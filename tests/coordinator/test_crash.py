@@ -100,6 +100,13 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
     tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9)
+
+
+def interrupted_at_one_step_after_the_other(
+    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch, *, code: int
+) -> None:
+    """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
         monkeypatch.setattr("coordinator.roster.server_half", toy_half)
     state = State(tmp_path / "state")
@@ -126,7 +133,8 @@ def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
             while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
                 workers[0].thread.join(0.05)
                 workers[1].thread.join(0.05)
-            kills += process.poll() == -9
+            assert process.poll() in (None, code)
+            kills += process.poll() == code
             process.kill()
     assert kills >= 3
 

@@ -8,6 +8,7 @@ from site_agent import audit
 from site_agent.gateway import consent as consents
 from site_agent.gateway import policy as policies
 from site_agent.gateway.agent import Agent
+from site_agent.gateway.identity import Identity
 from site_agent.gateway.join import join
 from site_agent.gateway.service import Commands
 from site_agent.state import SiteState
@@ -109,6 +110,10 @@ class SiteWorld:
 
     def lines(self, kind: str = "") -> list[dict[str, Any]]:
         return [line for line in audit.records(self.state.ledger) if not kind or line["type"] == kind]
+
+    def identity_key(self) -> Any:
+        """The hospital's ledger key."""
+        return Identity(self.state.identity).ledger_key()
 
     def verdict(self) -> audit.Verdict:
         """With the coordinator's copy of the receipts, unless it signs them with another key."""

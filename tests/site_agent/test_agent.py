@@ -573,7 +573,7 @@ def test_a_forged_receipt_is_not_believed_and_the_upload_stays_unresolved(world:
     world.coordinator.forge_receipts = True
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
+    world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     assert world.trainer is not None
     assert not world.trainer.commands("commit")
     assert world.verdict().unresolved == 1

@@ -387,8 +387,10 @@ def test_the_commands_answer_from_a_copy_of_the_ledger_alone(state: Path, receip
     assert "DIFFERENT: " in agent("reconcile", "--ledger", ledger, "--bytes", "900000", code=1)
     out = str(tmp_path / "out")
     for kind in ("json", "csv", "ocsf"):
-        assert f"20 lines written to {out}" in agent("export", "--ledger", ledger, "--format", kind, "--out", out)
-    assert f"report written to {out}" in agent("report", "--state", str(state), "--out", out)
+        assert f"20 lines written to {out}" in agent(
+            "export", "--ledger", ledger, "--format", kind, "--out", out, "--force"
+        )
+    assert f"report written to {out}" in agent("report", "--state", str(state), "--out", out, "--force")
 
 
 def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:

@@ -185,7 +185,7 @@ def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_pa
 def test_coordinators_folder_is_no_place_for_a_table(hospital: Hospital, tmp_path: Path) -> None:
     hospital.state = tmp_path / "coordinator"
     (hospital.state / "authority").mkdir(parents=True)
-    with pytest.raises(NeedsPerson, match="coordinator is not a site's state directory"):
+    with pytest.raises(NeedsPerson, match="coordinator is a coordinator's state directory"):
         add(hospital, "p")
 
 
@@ -210,5 +210,5 @@ def test_models_of_the_trainers_user_are_asked_of_its_listener(
         handoff.Trainer, "ask", lambda _, command, **fields: asked.append((command, fields)) or {"rows": 1, "out": "o"}
     )
     give(hospital, "predict", NAME, "--checkpoint", "latest", "--table", hospital.test, "--out", "/srv/o", "--json")
-    fields = {"study": NAME, "checkpoint": "latest", "table": str(hospital.test), "out": "/srv/o"}
+    fields = {"study": NAME, "checkpoint": "latest", "table": str(hospital.test), "out": "/srv/o", "force": False}
     assert asked == [("predict", fields)]

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
 from site_agent.gateway.ledger import Ledger
+from tools import verify_ledger
 from wardround import canonical, durable
-from wardround.errors import NeedsPerson
+from wardround.errors import BadData, NeedsPerson
 from wardround.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
@@ -72,6 +73,11 @@ class Written:
         self.previous = hashlib.sha256(envelope.payload).hexdigest()
         self.ledger.resolve(upload_id, envelope)
 
+    def force(self, upload_id: str, receipt: Receipt, key: Ed25519PrivateKey = RECEIPT_KEY) -> None:
+        """Append a receipt without asking whether it may stand there, as version 0.1 did."""
+        self.ledger.append("receipt", upload_id=upload_id, envelope=receipt.sign(key).document())
+        self.ledger.sign()
+
     def rounds(self, count: int) -> "Written":
         for round_ in range(1, count + 1):
             upload_id = self.upload(round_)
@@ -125,7 +131,8 @@ def test_a_receipt_is_added_once(folder: Path) -> None:
     upload_id = written.upload(1)
     receipt = written.receipt(upload_id)
     written.resolve(upload_id, receipt)
-    written.resolve(upload_id, receipt)
+    with pytest.raises(BadData, match="has a receipt already, or is not in this ledger"):
+        written.resolve(upload_id, receipt)
     assert len(lines_of(folder)) == 4
 
 
@@ -311,24 +318,30 @@ BAD_RECEIPTS = [
     pytest.param({"previous": "11" * 32}, "does not follow the one before it: one is missing", id="previous"),
     pytest.param({"ledger": LedgerHead("x", 3, "22" * 32)}, "a head of 3 lines that this ledger never had", id="head"),
     pytest.param({"ledger": LedgerHead("x", 99, "22" * 32)}, "a head of 99 lines that this ledger never", id="long"),
+    pytest.param({"site": "b"}, "the receipt's site is not that of this ledger", id="site"),
+    pytest.param(
+        {"decision": "refused", "code": "TENSOR_NORM", "tensor": "v"}, "names a tensor that upload", id="tensor"
+    ),
+    pytest.param({"decision": "maybe"}, "signed, but not a receipt: decision", id="decision"),
+    pytest.param({"code": "TENSOR_NORM"}, "signed, but not a receipt: code", id="accepted with a code"),
+    pytest.param({"decision": "refused"}, "signed, but not a receipt: code", id="refused without a code"),
+    pytest.param({"decision": "refused", "code": "free text"}, "signed, but not a receipt: code", id="a code in words"),
+    pytest.param({"round": True}, "signed, but not a receipt: round", id="a bool for a number"),
+    pytest.param({"receipt_id": "\x1b[2J"}, "signed, but not a receipt: receipt_id", id="control characters"),
+    pytest.param({"time": "x" * 301}, "signed, but not a receipt: time", id="a long text"),
+    pytest.param({"previous": "zz" * 32}, "signed, but not a receipt: previous", id="previous is no digest"),
+    pytest.param({"ledger": LedgerHead("x", True, "22" * 32)}, "signed, but not a receipt: ledger", id="lines: true"),
+    pytest.param({"ledger": LedgerHead("x", 1, "22")}, "signed, but not a receipt: ledger", id="a short head"),
 ]
-
-
-@pytest.mark.parametrize(("changed", "said"), BAD_RECEIPTS)
-def test_a_receipt_that_says_something_else_is_found(folder: Path, changed: dict[str, Any], said: str) -> None:
-    written = Written(folder)
-    upload_id = written.upload(1)
-    written.resolve(upload_id, written.receipt(upload_id, **changed))
-    written.ledger.close()
-    verdict, code = audit.verify(folder)
-    assert (code, verdict.first_bad) == (audit.TAMPERED, 4)
-    assert said in verdict.reason
 
 
 def test_a_receipt_of_another_key_is_found(folder: Path) -> None:
     written = Written(folder)
     upload_id = written.upload(1)
-    written.resolve(upload_id, written.receipt(upload_id), Ed25519PrivateKey.generate())
+    forged = Ed25519PrivateKey.generate()
+    with pytest.raises(BadData, match="signed by key"):
+        written.resolve(upload_id, written.receipt(upload_id), forged)
+    written.force(upload_id, written.receipt(upload_id), forged)
     written.ledger.close()
     verdict, code = audit.verify(folder)
     assert (code, verdict.first_bad) == (audit.TAMPERED, 4)
@@ -427,3 +440,21 @@ def test_a_coordinator_that_knows_more_lines_than_there_are_is_told_none(folder:
     written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
     written.ledger.catch_up(lambda head, signature, hashes: 1_000_000)
     assert written.ledger.statement()[2] == []
+
+
+@pytest.mark.parametrize(("changed", "said"), BAD_RECEIPTS)
+def test_a_receipt_that_says_something_else_is_not_appended_and_found_where_it_is(
+    folder: Path, changed: dict[str, Any], said: str
+) -> None:
+    written = Written(folder)
+    upload_id = written.upload(1)
+    receipt = written.receipt(upload_id, **changed)
+    with pytest.raises(BadData) as refused:
+        written.ledger.resolve(upload_id, receipt.sign(RECEIPT_KEY))
+    assert said in refused.value.message
+    written.force(upload_id, receipt)
+    written.ledger.close()
+    verdict, code = audit.verify(folder)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, 4)
+    assert said in verdict.reason
+    assert verify_ledger.judge(folder)[:2] == (audit.TAMPERED, 4)

@@ -1,0 +1,102 @@
+"""One exit code for a wrong ``--state``, whatever is wrong with it, in every command of both programs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import state as places
+from site_agent.state import Site, SiteState
+from tests.wardround.test_outputs import all_commands, run
+
+ARGUMENTS = {
+    "site-agent approve": ["s", "--data", "d"],
+    "site-agent audit bundle": ["--out", "OUT"],
+    "site-agent audit export": ["--out", "OUT", "--format", "csv"],
+    "site-agent audit reconcile": ["--bytes", "1"],
+    "site-agent audit report": ["--out", "OUT"],
+    "site-agent data add": ["d", "--table", "TABLE", "--label", "x"],
+    "site-agent data check": ["d", "--study", "s"],
+    "site-agent data common": ["d", "TABLE"],
+    "site-agent join": ["--invitation", "INVITATION"],
+    "site-agent models export": ["s", "--checkpoint", "latest", "--out", "OUT"],
+    "site-agent models list": ["s"],
+    "site-agent policy draft": ["s"],
+    "site-agent policy explain": ["s"],
+    "site-agent predict": ["s", "--checkpoint", "latest", "--table", "TABLE", "--out", "OUT"],
+    "site-agent preview": ["s"],
+    "site-agent reject": ["s", "--round", "1"],
+    "site-agent release": ["s", "--round", "1"],
+    "site-agent withdraw": ["s"],
+    "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
+    "coordinator invite": ["north"],
+    "coordinator receipts": ["north", "--out", "OUT"],
+    "coordinator reopen": ["north", "--ledger", "00" * 16],
+    "coordinator revoke": ["north"],
+    **{f"coordinator study {one}": ["s"] for one in ("report", "start", "status", "stop")},
+    "coordinator study create": ["TABLE"],
+}
+MAKES = ("site-agent join", "coordinator init")  # what a missing or an empty folder is right for
+NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
+WITH_STATE = [
+    words
+    for words, one in all_commands().items()
+    if any("--state" in param.opts for param in one.params) and not words.startswith("fl-lab")
+]
+
+
+def wrong(folder: Path, program: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    state = folder / "state"
+    if kind == "a file":
+        state.write_text("")
+    elif kind == "empty":
+        state.mkdir()
+    elif kind == "of the other program":
+        if program == "site-agent":
+            places.create(places.State(state), "demo", "127.0.0.1:1", time.time())
+        else:
+            SiteState(state).make_folders()
+            SiteState(state).save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
+    elif kind == "unreadable":  # as for a user who may not look into it: root, who runs the tests, always may
+        state.mkdir()
+        real: Any = Path.stat
+
+        def stat(path: Path, **options: Any) -> Any:
+            if state in path.parents:
+                raise PermissionError(13, "Permission denied")
+            return real(path, **options)
+
+        monkeypatch.setattr(Path, "stat", stat)
+    return state
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "empty", "of the other program", "unreadable"])
+@pytest.mark.parametrize("command", WITH_STATE)
+def test_a_wrong_state_ends_every_command_with_78(
+    tmp_path: Path, command: str, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (kind in ("missing", "empty") and command in MAKES) or (kind == "empty" and command in NEEDS_NO_MEMBER):
+        pytest.skip("that is no wrong place for it")
+    state = wrong(tmp_path, command.split()[0], kind, monkeypatch)
+    table = tmp_path / "table.csv"
+    table.write_text("x\n1\n")
+    given = {"OUT": str(tmp_path / "out"), "TABLE": str(table), "INVITATION": str(table)}
+    words = [given.get(word, word) for word in ARGUMENTS.get(command, [])]
+    code, said = run(command, [*command.split()[1:], *words, "--state", str(state)], capsys, monkeypatch)
+    assert code == 78, said
+    first, second, *_ = said.splitlines()
+    assert first.startswith("error: "), said
+    assert str(state) in first
+    assert second.startswith("hint: ")
+    assert "--state" in second
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "of the other program"])
+def test_the_trainer_alone_says_it_too(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = wrong(tmp_path, "site-agent", kind, monkeypatch)
+    words = ["run", "--only", "trainer", "--state", str(state)]
+    code, said = run("site-agent run", words, capsys, monkeypatch)
+    assert code == 78, said
