@@ -333,8 +333,8 @@ def test_a_changed_ledger_exits_1_and_names_the_line(shell: Shell) -> None:
     assert "CHANGED: " in shell.run("audit", "verify", code=1).stdout
 
 
-def test_a_missing_ledger_exits_3(shell: Shell) -> None:
-    assert "cannot verify: there is no ledger" in shell.run("audit", "verify", code=3).stdout
+def test_a_missing_ledger_exits_78_where_no_site_is(shell: Shell) -> None:
+    assert "has not joined a federation" in shell.run("audit", "verify", code=78).stderr
 
 
 def test_gateway_and_trainer_run_together_as_one_command(shell: Shell) -> None:
