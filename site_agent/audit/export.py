@@ -76,8 +76,8 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inert(value: Any) -> str:
-    text = escaped(str(value))
-    return "'" + text if text.startswith(FORMULA) else text
+    text = str(value)
+    return ("'" if text.startswith(FORMULA) else "") + escaped(text)
 
 
 def _event(record: dict[str, Any], site: str) -> dict[str, Any]:

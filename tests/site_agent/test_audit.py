@@ -27,6 +27,7 @@ from wardround import __version__, canonical, dsse
 from wardround.errors import BadData, Unavailable
 from wardround.receipt_copy import Statement
 from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+from wardround.terminal import escaped
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ def test_a_spreadsheet_runs_nothing_of_what_a_ledger_holds(made: Made) -> None:
     hostile = ['=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
     base = json.loads(made.lines[3])
     rows = list(csv.DictReader(io.StringIO(export.as_csv([{**base, "study": text} for text in hostile]), newline="")))
-    assert [row["study"] for row in rows] == ["'" + text for text in hostile]
+    assert [row["study"] for row in rows] == ["'" + escaped(text) for text in hostile]
     assert not any(cell.startswith(export.FORMULA) for row in rows for cell in row.values())
 
 
