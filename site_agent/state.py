@@ -92,6 +92,11 @@ class Consent:
     exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
     apart: str = ""  # what that is, in words
 
+    @property
+    def train_rows(self) -> int:
+        """The rows that a study trains on: all but those that it validates with. The data's digest pins both."""
+        return self.rows - self.validation_rows
+
 
 @dataclass
 class Journal:

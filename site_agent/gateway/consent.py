@@ -4,7 +4,6 @@ A consent is for one digest: the study's settings and the exact tensors and numb
 is no consent, and ``differences`` says in words what changed.
 """
 
-import re
 from typing import Any
 
 from site_agent.gateway.policy import Asked
@@ -13,7 +12,6 @@ from wardround.errors import BadData, NeedsPerson, WardroundError
 from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 
-DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -156,7 +154,8 @@ def check_tensors(found: tuple[TensorSpec, ...], approved: list[dict[str, Any]],
 def check_numbers(
     metrics: dict[str, str], num_examples: int, num_validation: int, consent: Consent, told: ToldSection
 ) -> None:
-    """Refuse any number that was not approved, or is told more exactly than approved.
+    """Refuse any number that was not approved, is told more exactly than approved, or is outside its range; and any
+    count but that of the approved data, which is known since it was approved: a trainer has nothing to say by it.
 
     Raises:
         BadData: naming the metric or count; never its value.
@@ -167,15 +166,22 @@ def check_numbers(
                 f"metric `{name[:40]}` was not approved for `{consent.study}`; approved: {', '.join(consent.metrics)}",
                 code="DECLINED_POLICY",
             )
-        if value != "null" and not (DECIMAL.fullmatch(value) and told.number(float(value)) == value):
+        if not told.has_form(value):
             raise BadData(
                 f"metric `{name}` is not a decimal of at most {told.digits} digits, as approved for `{consent.study}`",
                 code="DECLINED_POLICY",
             )
-    for name, count in (("num_examples", num_examples), ("num_validation", num_validation)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0 or told.count(count) != count:
+        if not told.is_in_range(name, value):
             raise BadData(
-                f"{name} is not told {told.counts}, as approved for `{consent.study}`", code="DECLINED_POLICY"
+                f"metric `{name}` is outside its range, as approved for `{consent.study}`", code="DECLINED_POLICY"
+            )
+    known = {"num_examples": consent.train_rows, "num_validation": consent.validation_rows}
+    for name, count in (("num_examples", num_examples), ("num_validation", num_validation)):
+        if type(count) is not int or count != told.count(known[name]):
+            raise BadData(
+                f"the trainer's {name} is not that of the data approved for `{consent.study}`, told {told.counts}",
+                hint="`site-agent approve` again, if the data changed",
+                code="DECLINED_POLICY",
             )
 
 
