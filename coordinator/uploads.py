@@ -116,9 +116,10 @@ class Uploads:
             before = records.upload(claim.upload_id)
             site = records.get(store.sites, name=claim.site)
             assert site is not None
-            first = claim.ledger.lines - len(claim.new_lines)
-            known_heads = records.heads(claim.site, claim.ledger.ledger_id, first, claim.ledger.lines)
+            first_line = claim.ledger.lines - len(claim.new_lines)
+            known_heads = records.heads(claim.site, claim.ledger.ledger_id, first_line, claim.ledger.lines)
             newest = records.newest_head(claim.site, claim.ledger.ledger_id)
+            first = records.first_counts(claim.study, claim.revision, claim.site)
             refused = records.refused_since(claim.site, self._wall() - 3600)
         if before and (before.site, before.content) != (claim.site, claim.content):
             log.warning("site %s uses an upload id again for another upload", claim.site)
@@ -134,7 +135,7 @@ class Uploads:
         broken, heads = admission.continues_its_ledger(claim, key, site["ledger_id"], newest, known_heads)
         refusal = admission.may_count(claim, study.known if study else None)
         if refusal is None and study is not None:
-            refusal = admission.is_as_declared(claim, study.known)
+            refusal = admission.is_as_declared(claim, study.known, first)
         upload = before or _new(claim, self._wall())
 
         def remember(records: Records) -> None:

@@ -268,6 +268,7 @@ class Rounds:
             "finish", study=offer.document, revision=offer.revision, study_digest=offer.digest, site=self._site.site,
             data=consent.data, best_round=assignment.best.round if assignment.best is not None else None,
             best=best.name if best is not None else None, contributors=dict(assignment.contributed),
+            capped=dict(assignment.capped), left_out=dict(assignment.left_out),
         )  # fmt: skip
         if best is not None:
             durable.remove(best)
