@@ -3,14 +3,15 @@
 Whatever goes wrong becomes an event of this one study; a failed disk alone is raised.
 """
 
+import json
 import logging
 from dataclasses import dataclass
 
-from coordinator import distil
+from coordinator import distil, store
 from coordinator.aggregation import DamagedSpools, Spooled, aggregate
 from coordinator.blobs import Blobs
 from coordinator.roster import Study, accounts
-from coordinator.store import Store
+from coordinator.store import Records, Store
 from coordinator.study import Aggregated, Event, Halted, Round, Unusable
 from fl_algorithms.server.limits import LEFT_OUT, Account, TooFewLeft
 from wardround.durable import StorageFailed
@@ -27,6 +28,15 @@ class Conclusion:
     event: Event
     account: Account | None = None
     manifest: Manifest | None = None
+
+    def record(self, records: Records, study: Study, one: Round, now_s: int) -> None:
+        """Write the model and the account down, in the transaction that tells the study."""
+        if self.manifest is not None:
+            text = json.dumps(self.manifest.document())
+            records.add_missing(store.models, digest=self.manifest.digest(), manifest=text, made_s=now_s)
+        if self.account is not None:
+            key = {"study": study.name, "revision": study.revision, "number": one.number, "attempt": one.attempt}
+            records.change(store.rounds, key, account=json.dumps(self.account.document()))
 
 
 def conclude(records: Store, blobs: Blobs, study: Study, one: Round) -> Conclusion:

@@ -14,16 +14,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy.exc import DatabaseError
-
-from coordinator import store
+from coordinator import leftovers, store
 from coordinator.assignments import Assignments
+from coordinator.blame import StudyFailed, blamed, said
 from coordinator.blobs import Blobs
 from coordinator.conclusion import Conclusion, conclude
 from coordinator.downloads import Downloads
@@ -53,35 +51,12 @@ from coordinator.study import (
     halted,
 )
 from wardround.durable import StorageFailed
-from wardround.errors import CannotWrite, TryAgain, WardroundError
+from wardround.errors import CannotWrite, TryAgain
 
 LATER_S = 5  # after which a step of a study that could not be written is tried again
 T = TypeVar("T")
 Also = Callable[[Records], None]
 log = logging.getLogger(__name__)
-
-
-class _StudyFailed(Exception):
-    """A step of one study failed in what is that study's alone."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-@contextmanager
-def _blamed() -> Iterator[None]:
-    """What fails inside is the study's. Database and disk are not: ``Store`` says what becomes of their errors."""
-    try:
-        yield
-    except (CannotWrite, TryAgain, DatabaseError):
-        raise
-    except Exception as error:
-        raise _StudyFailed(error) from error
-
-
-def _said(error: Exception) -> str:
-    return error.message if isinstance(error, WardroundError) else f"{type(error).__name__}; its log says more"
 
 
 class Engine:
@@ -134,7 +109,7 @@ class Engine:
         except Exception as error:  # whatever stands in that row, it is that study's failure alone
             log.exception("%s: what is kept of revision %s cannot be read", name, row["revision"])
             self._studies.pop(name, None)
-            self._unreadable[name] = _said(error)
+            self._unreadable[name] = said(error)
 
     # The thread.
 
@@ -143,21 +118,13 @@ class Engine:
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aggregation")
         self._running = True
         if not self._unreadable:  # else what belongs to a study that cannot be read might be thrown away
-            self._tidy()
+            leftovers.tidy(self._store, self._blobs, self._studies.values())
         for study in list(self._studies.values()):
             if study.life.phase in (Phase.WAITING, Phase.RUNNING):
                 away_s = max(0.0, self._wall() - study.saved.wall)
                 left = study.saved.round_left(study.life), study.saved.start_left(study.life)
                 self._step_alone(study.name, Restarted(away_s, *left))
         self._thread.start()
-
-    def _tidy(self) -> None:
-        with self._store.read() as read:
-            spools = {row["id"] for row in read.all(store.uploads, decision="")} | set(self._accepted_uploads())
-            models = {row["digest"] for row in read.all(store.models)}
-            for row in read.all(store.studies):
-                models -= {row["initial"], row["newest"], json.loads(row["best"])["digest"]}
-        self._blobs.tidy(spools, stale_models=models)
 
     def stop(self) -> None:
         """Wait for an aggregation, do the jobs that are queued, and end."""
@@ -240,7 +207,7 @@ class Engine:
             self._later[name] = self._ticks() + LATER_S
         except Exception as error:
             log.exception("%s: a step failed", name)
-            self._halt(name, _said(error))
+            self._halt(name, said(error))
 
     # What others ask. All of it runs where the studies are owned.
 
@@ -395,9 +362,9 @@ class Engine:
         """
         try:
             return self._step(name, event, also, newest)
-        except _StudyFailed as failed:
+        except StudyFailed as failed:
             log.error("%s: the coordinator failed at this study", name, exc_info=failed.error)
-            self._halt(name, f"the coordinator failed at it: {_said(failed.error)}")
+            self._halt(name, f"the coordinator failed at it: {said(failed.error)}")
             raise TryAgain(f"study `{name}` is paused: the coordinator failed at it", code="TOO_BUSY") from None
 
     def _halt(self, name: str, why: str) -> None:
@@ -421,7 +388,7 @@ class Engine:
     def _step(self, name: str, event: Event, also: Also | None, newest: str) -> Study:
         before = self._studies[name]
         now = Now(self._ticks(), frozenset(self._streams))
-        with _blamed():
+        with blamed():
             life, actions = advance(before.life, before.rules, event, now)
         if life is before.life and also is None:
             return before
@@ -429,15 +396,15 @@ class Engine:
         with self._store.write() as records:
             if also is not None:
                 also(records)
-            with _blamed():
+            with blamed():
                 for action in actions:
                     study = self._write_down(records, study, action)
                 records.put(store.studies, **study.row(self._wall(), self._ticks()))
         self._studies[name] = study
-        with _blamed():
+        with blamed():
             for action in actions:
                 self._act(study, action)
-            self._forget(before, study)
+            leftovers.forget(self._blobs, before, study, self._studies.values())
         self._tell_followers(name)
         return study
 
@@ -495,12 +462,7 @@ class Engine:
             return
 
         def record(records: Records) -> None:
-            if end.manifest is not None:
-                text, made_s = json.dumps(end.manifest.document()), int(self._wall())
-                records.add_missing(store.models, digest=end.manifest.digest(), manifest=text, made_s=made_s)
-            if end.account is not None:
-                key = {"study": study.name, "revision": study.revision, "number": one.number, "attempt": one.attempt}
-                records.change(store.rounds, key, account=json.dumps(end.account.document()))
+            end.record(records, study, one, int(self._wall()))
 
         try:
             self._advance(study.name, end.event, record, end.manifest.digest() if end.manifest is not None else "")
@@ -508,34 +470,13 @@ class Engine:
             raise
         except Exception as error:
             log.exception("%s: round %d could not be recorded", study.name, one.number)
-            self._halt(study.name, f"round {one.number} could not be recorded: {_said(error)}")
+            self._halt(study.name, f"round {one.number} could not be recorded: {said(error)}")
 
     # What follows.
 
     def _push(self, site: str, item: "Study | Assignment | None") -> None:
         if item is not None and (stream := self._streams.get(site)):
             stream.put(item)
-
-    def _forget(self, before: Study, study: Study) -> None:
-        """Remove the spools of a round whose model is durable, and models that nobody will ask for again."""
-        over = before.life.round
-        if over and (study.life.models > before.life.models or study.life.phase in ENDED):
-            self._blobs.drop_spools([over.answers[site].upload for site in over.accepted])
-        last = study.life.last
-        if over and last and (last.number, last.attempt) == (over.number, over.attempt):  # it has just ended
-            left_out = [answer for answer in last.answers.values() if answer.kind == Kind.LEFT_OUT]
-            self._blobs.drop_spools([answer.upload for answer in left_out])  # a further attempt asks for them anew
-        if study.life.phase in ENDED and last:
-            self._blobs.drop_spools([last.answers[site].upload for site in last.accepted])
-        stale = {before.newest, before.best_digest} - {""}
-        self._blobs.drop_models(stale - {digest for one in self._studies.values() for digest in one.models})
-
-    def _accepted_uploads(self) -> Iterable[str]:
-        """The updates that a model is still to be made of."""
-        for study in self._studies.values():
-            for one in (study.life.round, study.life.last):
-                if one and one.number > study.life.models and study.life.phase not in ENDED:
-                    yield from (one.answers[site].upload for site in one.accepted)
 
     def _seen(self, site: str) -> None:
         with self._store.write() as records:
