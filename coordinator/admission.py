@@ -15,7 +15,6 @@ update that fails 8 or later was this site's word in this round; one that fails 
 Who the sender is, is not checked here: ``coordinator.service`` has, on every call and chunk.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,12 +28,10 @@ from wardround import canonical, receipts
 from wardround.errors import BadData
 from wardround.networks import own_tensors
 from wardround.receipts import EMPTY_HEAD, LedgerHead
-from wardround.study import StudyFile, ToldSection
+from wardround.study import StudyFile
 from wardround.tensors import Manifest, TensorFile, TensorSpec
 
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
-MAX_COUNT = 2**40
-_DECIMAL = re.compile(r"-?\d{1,20}(\.\d{1,20})?(e[+-]\d{2,3})?")
 
 ANSWERS_THE_ROUND = frozenset(
     {
@@ -132,8 +129,13 @@ def may_count(claim: Claim, known: Known | None) -> Refusal | None:
     return None
 
 
-def is_as_declared(claim: Claim, known: Known) -> Refusal | None:
-    """Checks 8 to 12: exactly the tensors that the study has this site share, and numbers in the form that it says."""
+def is_as_declared(claim: Claim, known: Known, first: tuple[int, int] | None = None) -> Refusal | None:
+    """Checks 8 to 12: exactly the tensors that the study has this site share, and numbers as it says.
+
+    Args:
+        first: the training and validation rows that this site told with its first accepted update of this revision:
+            its data was approved once, so they may not grow beyond the study's [limits].
+    """
     assert known.life.round
     closing = known.life.round.closing
     own = own_tensors(known.file, claim.site, known.shared)
@@ -143,11 +145,15 @@ def is_as_declared(claim: Claim, known: Known) -> Refusal | None:
     names = [name for name, _ in claim.metrics]
     if len(set(names)) != len(names) or not set(names) <= set(told.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11
-    if not all(_is_told_number(value, told) for _, value in claim.metrics):
+    if not all(told.has_form(value) and told.is_in_range(name, value) for name, value in claim.metrics):
         return Refusal("METRICS_UNDECLARED")
-    counts = (claim.num_examples, claim.num_validation)
-    if not all(0 <= count <= MAX_COUNT and count == told.count(count) for count in counts if count):
+    limits, counts = known.file.limits, (claim.num_examples, claim.num_validation)
+    if not all(0 <= count <= limits.max_examples and count == told.count(count) for count in counts if count):
         return Refusal("COUNT_INVALID")  # 12
+    if first is not None and any(
+        now > limits.count_growth * max(told_first, 1) for now, told_first in zip(counts, first, strict=True)
+    ):
+        return Refusal("COUNT_INVALID")
     if not closing and claim.num_examples < 1:
         return Refusal("COUNT_INVALID")
     return None
@@ -163,11 +169,6 @@ def _manifest_refusal(sent: tuple[TensorSpec, ...], shared: tuple[TensorSpec, ..
         if found.dtype != wanted.dtype:
             return Refusal("MANIFEST_DTYPE", found.key)  # 10
     return None
-
-
-def _is_told_number(text: str, told: ToldSection) -> bool:
-    """Whether ``text`` is a number as the study tells numbers: so many digits, and no more."""
-    return text == "null" or (bool(_DECIMAL.fullmatch(text)) and told.number(float(text)) == text)
 
 
 def is_what_was_announced(sent: Manifest, claim: Claim) -> Refusal | None:

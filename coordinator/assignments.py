@@ -3,9 +3,10 @@
 import logging
 
 from coordinator.downloads import Downloads
-from coordinator.roster import ENDED_REASONS, Assignment, ModelRef, Study, contributed_rounds
+from coordinator.roster import ENDED_REASONS, Assignment, ModelRef, Study, accounts, contributed_rounds, rounds_of
 from coordinator.store import Store
 from coordinator.study import Phase
+from wardround.durable import StorageFailed
 from wardround.errors import BadData
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class Assignments:
             shown = life.last
             return Assignment(
                 *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
-                ENDED_REASONS[life.phase], self._contributed(study),
+                ENDED_REASONS[life.phase], *self._participation(study),
             )  # fmt: skip
         return None
 
@@ -48,9 +49,19 @@ class Assignments:
         except BadData as error:
             log.error("%s: the model for site %s: %s", study.name, site, error.message)
             return None
+        except StorageFailed:
+            raise
+        except Exception:  # of this study's method: the site's stream carries other studies too
+            log.exception("%s: the model for site %s cannot be said", study.name, site)
+            return None
 
-    def _contributed(self, study: Study) -> dict[str, list[int]]:
+    def _participation(self, study: Study) -> tuple[dict[str, list[int]], dict[str, list[int]], dict[str, list[int]]]:
+        """Of a finished study each site's rounds: contributed, capped, left out."""
         if study.life.phase != Phase.FINISHED:
-            return {}
+            return {}, {}, {}
+        sites = study.rules.sites
         with self._store.read() as read:
-            return contributed_rounds(study, read)
+            made = accounts(study, read)
+            contributed = contributed_rounds(study, read)
+        capped = rounds_of(sites, [(number, account.capped) for number, account in made])
+        return contributed, capped, rounds_of(sites, [(number, account.left_out) for number, account in made])

@@ -184,6 +184,8 @@ def study_check(file: FileArgument, setting: SetOption = None) -> None:
     print_json(resolved.document())
     section = resolved.study
     say(f"{file.name}: {section.rounds} rounds of {resolved.algorithm.name}, sites {', '.join(section.sites)}")
+    for bound in resolved.bounds():
+        say(f"limit: {bound}")
 
 
 @study_app.command("create")
@@ -237,7 +239,7 @@ def study_status(
     as_json: JsonOption = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the study has ended or paused.")] = False,
 ) -> None:
-    """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused or failed."""
+    """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""
     if not follow:
         status = _ask(state, "status", study=study)
         print_json(status) if as_json else _print_status(status)
@@ -270,6 +272,8 @@ def study_report(
         print_json(told)
     else:
         _print_status(told)
+        for bound in told["limits"]:
+            print(f"limit: {bound}")
         _print_table(
             ("round", "outcome", "contributed", "did not", "seconds"),
             [
@@ -398,7 +402,7 @@ def _end(status: dict[str, Any]) -> None:
     if status["incomplete"]:
         say(f"Finished without some sites in some rounds: {', '.join(status['incomplete'])}")
         raise typer.Exit(INCOMPLETE)
-    if status["state"] in ("paused", "failed"):
+    if status["state"] == "paused":
         raise NeedsPerson(
             f"study `{status['id']}` is {status['state']}: {status['why']}",
             hint=f"`coordinator study report {status['id']}` says who did what",
@@ -432,8 +436,17 @@ def _print_status(status: dict[str, Any]) -> None:
         for site, row in status["sites"].items()
     ]
     _print_table(("site", "state", "rounds", "code"), rows)
+    for site, row in status["sites"].items():
+        if row["rounds_left_out"]:
+            print(f"accepted and left out of the model: {site} in {_rounds(row['rounds_left_out'])}")
+        if row["rounds_capped"]:
+            print(f"counted for less than its rows: {site} in {_rounds(row['rounds_capped'])}")
     if status["incomplete"]:
         print(f"not in every round: {', '.join(status['incomplete'])}")
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {', '.join(map(str, numbers))}"
 
 
 def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

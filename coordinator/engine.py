@@ -14,15 +14,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from coordinator import distil, store
-from coordinator.aggregation import aggregate
+from coordinator import leftovers, store
 from coordinator.assignments import Assignments
+from coordinator.blame import StudyFailed, blamed, said
 from coordinator.blobs import Blobs
+from coordinator.conclusion import Conclusion, conclude
 from coordinator.downloads import Downloads
 from coordinator.roster import Assignment, Stream, Study, TwoLines, study_from_row
 from coordinator.store import Records, Store
@@ -30,13 +31,13 @@ from coordinator.study import (
     ENDED,
     Action,
     Aggregate,
-    Aggregated,
     Answer,
     Answered,
     Clock,
     Closed,
     Event,
     Gone,
+    Halted,
     Kind,
     Now,
     Opened,
@@ -46,12 +47,13 @@ from coordinator.study import (
     Restarted,
     Round,
     Tell,
-    Unusable,
     advance,
+    halted,
 )
 from wardround.durable import StorageFailed
-from wardround.errors import BadData
+from wardround.errors import CannotWrite, TryAgain
 
+LATER_S = 5  # after which a step of a study that could not be written is tried again
 T = TypeVar("T")
 Also = Callable[[Records], None]
 log = logging.getLogger(__name__)
@@ -61,7 +63,8 @@ class Engine:
     """The studies of one coordinator.
 
     Args:
-        fatal: called with an error after which the process must end; what is durable is then read again.
+        fatal: called with an error after which the process must end, a failed disk: what is durable is then read again.
+            An error in one study pauses that study, and nothing else.
         wall: Unix time, for the record. ``ticks``: a clock that does not jump, for deadlines.
     """
 
@@ -90,9 +93,23 @@ class Engine:
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._workers: ThreadPoolExecutor | None = None
+        self._unreadable: dict[str, str] = {}  # studies whose record is damaged: the others go on without them
+        self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
         with records.read() as read:
             for row in read.all(store.studies):  # the later revision replaces the earlier
-                self._studies[row["name"]] = study_from_row(read, row)
+                self._load(read, row)
+
+    def _load(self, read: Records, row: store.Row) -> None:
+        name = str(row["name"])
+        try:
+            self._studies[name] = study_from_row(read, row)
+            self._unreadable.pop(name, None)
+        except StorageFailed:
+            raise
+        except Exception as error:  # whatever stands in that row, it is that study's failure alone
+            log.exception("%s: what is kept of revision %s cannot be read", name, row["revision"])
+            self._studies.pop(name, None)
+            self._unreadable[name] = said(error)
 
     # The thread.
 
@@ -100,17 +117,13 @@ class Engine:
         """Begin to own the studies, and take up what the last process left."""
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aggregation")
         self._running = True
-        with self._store.read() as read:
-            spools = {row["id"] for row in read.all(store.uploads, decision="")} | set(self._accepted_uploads())
-            models = {row["digest"] for row in read.all(store.models)}
-            for row in read.all(store.studies):
-                models -= {row["initial"], row["newest"], json.loads(row["best"])["digest"]}
-        self._blobs.tidy(spools, stale_models=models)
+        if not self._unreadable:  # else what belongs to a study that cannot be read might be thrown away
+            leftovers.tidy(self._store, self._blobs, self._studies.values())
         for study in list(self._studies.values()):
             if study.life.phase in (Phase.WAITING, Phase.RUNNING):
                 away_s = max(0.0, self._wall() - study.saved.wall)
                 left = study.saved.round_left(study.life), study.saved.start_left(study.life)
-                self._advance(study.name, Restarted(away_s, *left))
+                self._step_alone(study.name, Restarted(away_s, *left))
         self._thread.start()
 
     def stop(self) -> None:
@@ -155,7 +168,7 @@ class Engine:
                 pass
             try:
                 self._let_time_pass()
-            except BaseException as error:
+            except StorageFailed as error:
                 self._fatal(error)
                 return
         with self._gate:
@@ -165,21 +178,47 @@ class Engine:
                 job()
 
     def _patience(self) -> float | None:
-        deadlines = [study.life.next_deadline for study in self._studies.values()]
-        times = [deadline for deadline in deadlines if deadline is not None]
+        times = [time for study in self._studies.values() if (time := self._next_time(study)) is not None]
         return max(0.0, min(times) - self._ticks()) if times else None
+
+    def _next_time(self, study: Study) -> float | None:
+        """When a study must be looked at without anything having happened."""
+        deadline = study.life.next_deadline
+        return None if deadline is None else max(deadline, self._later.get(study.name, deadline))
 
     def _let_time_pass(self) -> None:
         now = self._ticks()
         for study in list(self._studies.values()):
-            deadline = study.life.next_deadline
-            if deadline is not None and deadline <= now:
-                self._advance(study.name, Clock())
+            time = self._next_time(study)
+            if time is not None and time <= now:
+                self._step_alone(study.name, Clock())
+
+    def _step_alone(self, name: str, event: Event) -> None:
+        """A step that nobody waits for: what goes wrong in it is that study's, and the others go on.
+
+        Raises:
+            StorageFailed: the process must end.
+        """
+        self._later.pop(name, None)
+        try:
+            self._advance(name, event)
+        except StorageFailed:
+            raise
+        except (CannotWrite, TryAgain) as error:
+            log.error("%s: %s; trying again in %d s", name, error.message, LATER_S)
+            self._later[name] = self._ticks() + LATER_S
+        except Exception as error:
+            log.exception("%s: a step failed", name)
+            self._halt(name, said(error))
 
     # What others ask. All of it runs where the studies are owned.
 
     def studies(self) -> list[Study]:
         return self.call(lambda: sorted(self._studies.values(), key=lambda study: study.name))
+
+    def unreadable(self) -> dict[str, str]:
+        """Studies whose record here is damaged, and why; nothing can be done for them until it is restored."""
+        return self.call(lambda: dict(self._unreadable))
 
     def find(self, name: str) -> Study | None:
         return self.call(lambda: self._studies.get(name))
@@ -317,23 +356,57 @@ class Engine:
     # One step of a study.
 
     def _advance(self, name: str, event: Event, also: Also | None = None, newest: str = "") -> Study:
-        """Judge, write down, act. If the writing fails, nothing has happened."""
+        """Judge, write down, act. If the writing fails, nothing has happened. What fails in the study itself pauses it.
+
+        Raises:
+            TryAgain: the study was paused for that.
+            Exception: as ``also`` and the store; that says nothing about the study.
+        """
+        try:
+            return self._step(name, event, also, newest)
+        except StudyFailed as failed:
+            log.error("%s: the coordinator failed at this study", name, exc_info=failed.error)
+            self._halt(name, f"the coordinator failed at it: {said(failed.error)}")
+            raise TryAgain(f"study `{name}` is paused: the coordinator failed at it", code="TOO_BUSY") from None
+
+    def _halt(self, name: str, why: str) -> None:
+        """Pause a study in which something failed, unless it is; if need be in memory alone.
+
+        Raises:
+            StorageFailed: the process must end.
+        """
+        if self._studies[name].life.phase not in (Phase.WAITING, Phase.RUNNING):
+            return
+        try:
+            self._step(name, Halted(why), None, "")
+        except StorageFailed:
+            raise
+        except Exception:
+            log.exception("%s: that it is paused could not be written; at the next start it is tried again", name)
+            study = self._studies[name]
+            self._studies[name] = replace(study, life=halted(study.life, why))
+            self._tell_followers(name)
+
+    def _step(self, name: str, event: Event, also: Also | None, newest: str) -> Study:
         before = self._studies[name]
         now = Now(self._ticks(), frozenset(self._streams))
-        life, actions = advance(before.life, before.rules, event, now)
+        with blamed():
+            life, actions = advance(before.life, before.rules, event, now)
         if life is before.life and also is None:
             return before
         study = replace(before, life=life, newest=newest or before.newest).saved_at(self._wall(), self._ticks())
         with self._store.write() as records:
             if also is not None:
                 also(records)
-            for action in actions:
-                study = self._write_down(records, study, action)
-            records.put(store.studies, **study.row(self._wall(), self._ticks()))
+            with blamed():
+                for action in actions:
+                    study = self._write_down(records, study, action)
+                records.put(store.studies, **study.row(self._wall(), self._ticks()))
         self._studies[name] = study
-        for action in actions:
-            self._act(study, action)
-        self._forget(before, study)
+        with blamed():
+            for action in actions:
+                self._act(study, action)
+            leftovers.forget(self._blobs, before, study, self._studies.values())
         self._tell_followers(name)
         return study
 
@@ -379,33 +452,27 @@ class Engine:
     def _aggregate(self, study: Study, one: Round) -> None:
         """In the worker: make the next model, and let the study know."""
         try:
-            with self._store.read() as records:
-                updates = []
-                for site in one.accepted:
-                    upload = records.upload(one.answers[site].upload)
-                    assert upload is not None
-                    updates.append((site, upload.num_examples, upload.id))
-            label = f"{study.name}-{study.revision}-{one.number}"
-            common = distil.copy_of(study.file, self._blobs)
-            manifest = aggregate(self._blobs, study.half, study.newest, updates, one.number, label, common)
-            digest = manifest.digest()
-
-            def keep(records: Records) -> None:
-                text = json.dumps(manifest.document())
-                records.add_missing(store.models, digest=digest, manifest=text, made_s=int(self._wall()))
-
-            self.call(lambda: self._concluded(study, Aggregated(), keep, digest))
-        except BadData as error:
-            log.error("%s: round %d: %s", study.name, one.number, error.message)
-            why = error.message
-            self.call(lambda: self._concluded(study, Unusable(why), None, ""))
-        except BaseException as error:  # a full or failing disk, or a fault of ours: the next start does it again
+            end = conclude(self._store, self._blobs, study, one)
+            self.call(lambda: self._concluded(study, one, end))
+        except StorageFailed as error:
             self._fatal(error)
 
-    def _concluded(self, study: Study, event: Event, also: Also | None, newest: str) -> None:
-        present = self._studies[study.name]
-        if present.revision == study.revision and present.life.aggregating and present.life.round == study.life.round:
-            self._advance(study.name, event, also, newest)
+    def _concluded(self, study: Study, one: Round, end: Conclusion) -> None:
+        """Let the study know, if it still waits for this aggregation."""
+        now = self._studies[study.name]
+        if now.revision != study.revision or not now.life.aggregating or now.life.round != one:
+            return
+
+        def record(records: Records) -> None:
+            end.record(records, study, one, int(self._wall()))
+
+        try:
+            self._advance(study.name, end.event, record, end.manifest.digest() if end.manifest is not None else "")
+        except StorageFailed:
+            raise
+        except Exception as error:
+            log.exception("%s: round %d could not be recorded", study.name, one.number)
+            self._halt(study.name, f"round {one.number} could not be recorded: {said(error)}")
 
     # What follows.
 
@@ -416,24 +483,6 @@ class Engine:
     def _push(self, site: str, item: "Study | Assignment | TwoLines | None") -> None:
         if item is not None and (stream := self._streams.get(site)):
             stream.put(item)
-
-    def _forget(self, before: Study, study: Study) -> None:
-        """Remove the spools of a round whose model is durable, and models that nobody will ask for again."""
-        over = before.life.round
-        if over and (study.life.models > before.life.models or study.life.phase in ENDED):
-            self._blobs.drop_spools([over.answers[site].upload for site in over.accepted])
-        if study.life.phase in ENDED and study.life.last:
-            last = study.life.last
-            self._blobs.drop_spools([last.answers[site].upload for site in last.accepted])
-        stale = {before.newest, before.best_digest} - {""}
-        self._blobs.drop_models(stale - {digest for one in self._studies.values() for digest in one.models})
-
-    def _accepted_uploads(self) -> Iterable[str]:
-        """The updates that a model is still to be made of."""
-        for study in self._studies.values():
-            for one in (study.life.round, study.life.last):
-                if one and one.number > study.life.models and study.life.phase not in ENDED:
-                    yield from (one.answers[site].upload for site in one.accepted)
 
     def _seen(self, site: str) -> None:
         with self._store.write() as records:

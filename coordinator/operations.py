@@ -224,6 +224,8 @@ class Operations:
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
             digest = file.digest(tensors.manifest().digest())
+            if (why := self._engine.unreadable().get(file.study.name)) is not None:
+                raise _unreadable(file.study.name, why)
             present = self._engine.find(file.study.name)
             if present and present.digest == digest:
                 return self._created(present, new=False)
@@ -305,6 +307,8 @@ class Operations:
 
     def _study(self, name: str) -> Study:
         found = self._engine.find(name)
+        if found is None and (why := self._engine.unreadable().get(name)) is not None:
+            raise _unreadable(name, why)
         if found is None:
             known = ", ".join(study.name for study in self._engine.studies()) or "none yet"
             raise BadData(f"there is no study `{name[:64]}` here", hint=f"studies here: {known}")
@@ -317,6 +321,13 @@ class Operations:
 def ends_here(error: BaseException) -> None:
     """``fatal`` for a command without a service: its own error, to be said and to end it."""
     raise error if isinstance(error, WardroundError) else RuntimeError("the engine failed") from error
+
+
+def _unreadable(study: str, why: str) -> NeedsPerson:
+    return NeedsPerson(
+        f"what is kept here of study `{study}` is damaged: {why}",
+        hint="the other studies go on; restore the state directory from a backup, or give the new study another name",
+    )
 
 
 def _refuse_unusable(tensors: TensorFile) -> None:

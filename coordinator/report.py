@@ -11,9 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 from coordinator import store
-from coordinator.roster import VAL_LOSS, Study, contributed_rounds
+from coordinator.roster import VAL_LOSS, Study, accounts, contributed_rounds, rounds_of
 from coordinator.store import Records, Upload
 from coordinator.study import Outcome, Phase, site_states
+from fl_algorithms.server.best import mean_loss
+from fl_algorithms.server.limits import Account
 from wardround.terminal import escaped
 
 CHART_WIDTH, CHART_HEIGHT, MARGIN = 640, 200, 44
@@ -26,6 +28,9 @@ def status(study: Study, records: Records, busy: frozenset[str], held: frozenset
     """
     life = study.life
     contributed = contributed_rounds(study, records)
+    made = accounts(study, records)
+    left_out = rounds_of(study.rules.sites, [(number, account.left_out) for number, account in made])
+    capped = rounds_of(study.rules.sites, [(number, account.capped) for number, account in made])
     shown = life.round or life.last
     present = life.round.number if life.round else max(life.models, life.last.number if life.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
@@ -49,6 +54,8 @@ def status(study: Study, records: Records, busy: frozenset[str], held: frozenset
                 "code": codes.get(site, ""),
                 "ready": site in life.ready,
                 "rounds_contributed": contributed[site],
+                "rounds_left_out": left_out[site],
+                "rounds_capped": capped[site],
             }
             for site in study.rules.sites
         },
@@ -62,7 +69,7 @@ def full(
     """All that is known of a study, in plain JSON: the status and every attempt at every round."""
     uploads = {upload.id: upload for upload in records.uploads_of(study.name, study.revision)}
     rows = records.all(store.rounds, study=study.name, revision=study.revision)
-    attempts = [_attempt(row, uploads) for row in rows]
+    attempts = [_attempt(row, uploads, study.file.limits.max_weight) for row in rows]
     said = status(study, records, busy, held)
     for site, row in said["sites"].items():
         own = [upload for upload in uploads.values() if upload.site == site]
@@ -81,6 +88,7 @@ def full(
         "algorithm": study.file.algorithm.name,
         "model": study.file.model.name,
         "quorum": study.rules.needed,
+        "limits": list(study.file.bounds()),
         "initial_digest": study.initial,
         "bytes_per_update": study.bytes_per_update,
         "tensors": [{"name": spec.key, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in study.shared],
@@ -103,7 +111,8 @@ def _best(study: Study) -> dict[str, Any] | None:
     return {"round": study.best.round, "val_loss": study.best.loss, "digest": study.best_digest}
 
 
-def _attempt(row: store.Row, uploads: dict[str, Upload]) -> dict[str, Any]:
+def _attempt(row: store.Row, uploads: dict[str, Upload], max_weight: float) -> dict[str, Any]:
+    account = Account.from_document(json.loads(row["account"])) if row["account"] else Account()
     answers = {}
     for site, (kind, code, upload_id) in json.loads(row["answers"] or "{}").items():
         upload = uploads.get(upload_id)
@@ -130,18 +139,15 @@ def _attempt(row: store.Row, uploads: dict[str, Upload]) -> dict[str, Any]:
         "answers": answers,
         "base_digest": row["base"],
         "model_digest": row["model"],
-        "val_loss": _mean_loss(answers),
+        "val_loss": _mean_loss(answers, max_weight),
+        **account.document(),
     }
 
 
-def _mean_loss(answers: dict[str, Any]) -> float | None:
-    """The sites' told validation losses of the base model, weighted by their told validation rows."""
-    told = []
-    for answer in answers.values():
-        text = answer.get("metrics", {}).get(VAL_LOSS, "null")
-        if text != "null" and answer["num_validation"]:
-            told.append((float(text), answer["num_validation"]))
-    return sum(loss * rows for loss, rows in told) / sum(rows for _, rows in told) if told else None
+def _mean_loss(answers: dict[str, Any], max_weight: float) -> float | None:
+    """The sites' told validation losses of the base model, weighted as the best global model's are."""
+    told = [answer for answer in answers.values() if VAL_LOSS in answer.get("metrics", {})]
+    return mean_loss([(answer["metrics"][VAL_LOSS], answer["num_validation"]) for answer in told], max_weight)
 
 
 def page(told: dict[str, Any]) -> str:
@@ -158,6 +164,7 @@ def page(told: dict[str, Any]) -> str:
             "Method",
             f"{told['algorithm']} on model {told['model']}; quorum {told['quorum']} of {len(told['sites'])} sites",
         ),
+        ("Limits", "; ".join(told["limits"])),
         ("Each update", f"{told['bytes_per_update']:,} bytes in {len(told['tensors'])} tensors"),
         ("Best global model", f"round {best['round']}, validation loss {best['val_loss']:.4g}" if best else "none"),
         ("Study digest", told["study_digest"]),
@@ -204,7 +211,7 @@ def _round_row(row: dict[str, Any]) -> tuple[str, ...]:
         "closing" if row["closing"] else str(row["round"]),
         str(row["attempt"]),
         row["outcome"],
-        ", ".join(row["contributors"]),
+        ", ".join(_contributor(site, row) for site in row["contributors"]),
         "; ".join(_absence(site, row) for site in row["asked"] if site not in row["contributors"]),
         "" if row["seconds"] is None else f"{row['seconds']:.2f}",
         "" if row["val_loss"] is None else f"{row['val_loss']:.4g}",
@@ -212,8 +219,14 @@ def _round_row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _contributor(site: str, row: dict[str, Any]) -> str:
+    return f"{site} (counts for {row['shares'][site]:.3g}, less than its rows)" if site in row["capped"] else site
+
+
 def _absence(site: str, row: dict[str, Any]) -> str:
     answer = row["answers"].get(site)
+    if site in row["left_out"]:
+        return f"{site}: accepted and left out, {row['left_out'][site]}"
     return f"{site}: {answer['answer']} {answer['code']} {answer['tensor']}".strip() if answer else f"{site}: no answer"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,13 @@ from coordinator.study import Life, Outcome, Phase, Round, Rules
 from fl_algorithms import catalog
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import ServerHalf, server_half
+from fl_algorithms.server.limits import Account
 from wardround.networks import own_tensors
 from wardround.study import StudyFile
 from wardround.tensors import Entry, Manifest, TensorSpec
 
 VAL_LOSS = "val_loss"
-ENDED_REASONS = {
-    Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED", Phase.FAILED: "FAILED",
-}  # fmt: skip
+ENDED_REASONS = {Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Study:
         """With the best global model after ``one`` closed: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(one.number - 1, told_losses(one, records))
+        best = self.best.offered(one.number - 1, told_losses(one, records), self.file.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
     def row(self, wall: float, ticks: float) -> Row:
@@ -188,7 +187,9 @@ class Assignment:
     base: ModelRef
     best: ModelRef | None
     reason: str = ""
-    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of a finished study
+    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # site -> rounds, of a finished study
+    capped: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,3 +238,17 @@ def contributed_rounds(study: Study, records: Records) -> dict[str, list[int]]:
                 if kind == "accepted":
                     contributed[site].append(row["number"])
     return contributed
+
+
+def rounds_of(sites: Sequence[str], named: Sequence[tuple[int, Collection[str]]]) -> dict[str, list[int]]:
+    """Each site's rounds in which it is named."""
+    return {site: [number for number, those in named if site in those] for site in sites}
+
+
+def accounts(study: Study, records: Records) -> list[tuple[int, Account]]:
+    """The rounds whose model is made, in their order, with what became of each accepted update."""
+    return [
+        (row["number"], Account.from_document(json.loads(row["account"])))
+        for row in records.all(store.rounds, study=study.name, revision=study.revision)
+        if row["outcome"] == Outcome.CLOSED and row["account"]
+    ]

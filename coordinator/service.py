@@ -379,7 +379,12 @@ def event_message(item: Study | Assignment | TwoLines) -> pb.Event:
     if item.best is not None:
         message.best.CopyFrom(_model(item.best))
     if item.kind == "stop":
-        rounds = [pb.Contribution(site=site, rounds=numbers) for site, numbers in item.contributed.items()]
+        rounds = [
+            pb.Contribution(
+                site=site, rounds=numbers, capped=item.capped.get(site, ()), left_out=item.left_out.get(site, ())
+            )
+            for site, numbers in item.contributed.items()
+        ]
         message.stop.CopyFrom(pb.Stop(reason=item.reason, contributions=rounds))
     elif item.kind == "validate":
         message.validate.SetInParent()

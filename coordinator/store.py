@@ -94,6 +94,7 @@ rounds = Table(
     Column("outcome", String(20)),
     Column("answers", Text),
     Column("model", String(64)),
+    Column("account", Text),  # what became of each accepted update: ``fl_algorithms.server.limits.Account``
 )  # fmt: skip
 uploads = Table(
     "uploads", metadata,
@@ -315,6 +316,18 @@ class Records:
         """In site order."""
         rows = [Upload.from_row(row) for row in self.all(uploads, study=study, revision=revision)]
         return sorted(rows, key=lambda upload: (upload.round, upload.attempt, upload.site))
+
+    def first_counts(self, study: str, revision: int, site: str) -> tuple[int, int] | None:
+        """The training and validation rows that a site told with its first accepted update of a revision."""
+        table = uploads.c
+        chosen = (
+            sa.select(table.num_examples, table.num_validation)
+            .where(table.study == study, table.revision == revision, table.site == site, table.decision == "accepted")
+            .order_by(table.decided_s)
+            .limit(1)
+        )
+        found = self._connection.execute(chosen).first()
+        return (int(found[0]), int(found[1])) if found else None
 
     def refused_since(self, site: str, since_s: float) -> int:
         """How many uploads of a site were refused."""

@@ -3,11 +3,13 @@
     created ──start──▶ waiting ──all ready, or deadline and quorum──▶ running ──after the closing round──▶ finished
                           ▲                                            │   ▲
                           └──────start, too few ready──── paused ◀─────┘   └──start
-    stopped: by the operator. failed: a mean that no float32 can hold.
+    stopped: by the operator. Nothing that a site sends ends a study: what it spoils is left out, or the study pauses.
 
 A round is open until every site that was asked has answered, or until its deadline. It closes when enough answers are
 accepted updates; else it is tried once more, and then the study pauses. An accepted update has a receipt, so it counts:
-a further attempt at the round keeps it and asks only the others. After the last round comes one that only validates.
+a further attempt at the round keeps it and asks only the others. An update that cannot be averaged is left out by name,
+and the round goes on if enough are left; what fails in the coordinator itself pauses the study. After the last round
+comes one that only validates.
 
 Time is a number of seconds on any clock that does not jump; the caller brings it, and who is connected.
 """
@@ -16,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from pydantic import TypeAdapter
 
 ATTEMPTS = 2  # of a round, before the study pauses
 GRACE_S = 60.0  # after a restart a deadline is at least this far away: the sites must first come back
@@ -28,10 +32,9 @@ class Phase(StrEnum):
     PAUSED = "paused"
     FINISHED = "finished"
     STOPPED = "stopped"
-    FAILED = "failed"
 
 
-ENDED = (Phase.FINISHED, Phase.STOPPED, Phase.FAILED)
+ENDED = (Phase.FINISHED, Phase.STOPPED)
 
 
 class Kind(StrEnum):
@@ -41,6 +44,7 @@ class Kind(StrEnum):
     REFUSED = "refused"
     DECLINED = "declined"
     WITHDRAWN = "withdrawn"
+    LEFT_OUT = "left_out"  # it was accepted, has its receipt, and could not be averaged; the code says why
 
 
 class Outcome(StrEnum):
@@ -103,7 +107,7 @@ class Life:
         round: the attempt under way, also while it is aggregated.
         last: the attempt before it, for those who ask how it went.
         tries: attempts at the present round since the study was last started.
-        why: in words of our own, why the study paused or failed.
+        why: in words of our own, why the study paused.
     """
 
     phase: Phase = Phase.CREATED
@@ -132,16 +136,11 @@ class Life:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Life":
-        return cls(
-            **{
-                **document,
-                "phase": Phase(document["phase"]),
-                "ready": frozenset(document["ready"]),
-                "missed": frozenset(document["missed"]),
-                "round": _round_from(document["round"]),
-                "last": _round_from(document["last"]),
-            }
-        )
+        """What ``document`` gave. Raises ValueError: it is not that."""
+        return _LIFE.validate_python(document)
+
+
+_LIFE = TypeAdapter(Life)
 
 
 # What happened.
@@ -180,12 +179,22 @@ class Stop:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The round's model is durable."""
+    """The round's model is durable. ``left_out``: accepted updates that are not in it, site -> code."""
+
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """The accepted updates cannot be combined; ``why`` says it in words of our own."""
+    """Without the updates ``left_out`` (site -> code) too few are left; ``why`` says it in words of our own."""
+
+    why: str
+    left_out: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Halted:
+    """Something in the coordinator failed that another attempt would not mend: a person must look."""
 
     why: str
 
@@ -204,7 +213,7 @@ class Restarted:
     start_left_s: float
 
 
-Event = Ready | Gone | Answered | Start | Stop | Aggregated | Unusable | Clock | Restarted
+Event = Ready | Gone | Answered | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
 
 
 @dataclass(frozen=True)
@@ -225,7 +234,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Make the next model of the accepted updates, then send ``Aggregated`` or ``Unusable``."""
+    """Make the next model of the accepted updates, then send ``Aggregated``, ``Unusable`` or ``Halted``."""
 
     round: Round
 
@@ -281,11 +290,15 @@ def _recorded(life: Life, rules: Rules, event: Event, now: Now, actions: list[Ac
             return replace(
                 life, phase=Phase.STOPPED, round=None, aggregating=False, last=life.round or life.last, why=""
             )
-        case Aggregated() if life.round and life.aggregating:
-            return _closed(replace(life, models=life.round.number), actions)
-        case Unusable(why) if life.round and life.aggregating:
-            actions += [Closed(life.round, Outcome.FAILED), Tell(Phase.FAILED)]
-            return replace(life, phase=Phase.FAILED, round=None, aggregating=False, last=life.round, why=why)
+        case Aggregated(left_out) if life.round and life.aggregating:
+            return _closed(replace(_without(life, left_out), models=life.round.number), actions)
+        case Unusable(why, left_out) if life.round and life.aggregating:
+            return _failed(replace(_without(life, left_out), aggregating=False), actions, why)
+        case Halted(why) if life.phase in (Phase.WAITING, Phase.RUNNING):
+            if life.round:
+                actions.append(Closed(life.round, Outcome.FAILED))
+            actions.append(Tell(Phase.PAUSED))
+            return halted(life, why)
         case Restarted():
             return _restarted(life, rules, event, now, actions)
     return life
@@ -358,7 +371,8 @@ def _finished(life: Life, actions: list[Action]) -> Life:
     return life
 
 
-def _failed(life: Life, actions: list[Action]) -> Life:
+def _failed(life: Life, actions: list[Action], why: str = "") -> Life:
+    """``why``: what to say if that was the last attempt; "" where too few updates were accepted."""
     assert life.round
     actions.append(Closed(life.round, Outcome.FAILED))
     life = replace(life, round=None, last=life.round, missed=_missed(life, life.round))
@@ -366,8 +380,20 @@ def _failed(life: Life, actions: list[Action]) -> Life:
         return life
     assert life.last
     actions.append(Tell(Phase.PAUSED))
-    said = f"round {life.last.number} had too few accepted updates, {life.last.attempt} times"
+    said = why or f"round {life.last.number} had too few accepted updates, {life.last.attempt} times"
     return replace(life, phase=Phase.PAUSED, why=said)
+
+
+def halted(life: Life, why: str) -> Life:
+    """Paused, with what was accepted kept for the next attempt."""
+    return replace(life, phase=Phase.PAUSED, round=None, aggregating=False, last=life.round or life.last, why=why)
+
+
+def _without(life: Life, left_out: Mapping[str, str]) -> Life:
+    for site, code in left_out.items():
+        assert life.round
+        life = _answered(life, site, replace(life.round.answers[site], kind=Kind.LEFT_OUT, code=code))
+    return life
 
 
 def _missed(life: Life, ended: Round) -> frozenset[str]:
@@ -393,13 +419,6 @@ def _restarted(life: Life, rules: Rules, event: Restarted, now: Now, actions: li
         actions.append(Aggregate(life.round))
         return life
     return replace(life, round=replace(life.round, deadline=left(event.round_left_s, rules.round_deadline_s)))
-
-
-def _round_from(document: dict[str, Any] | None) -> Round | None:
-    if document is None:
-        return None
-    answers = {site: Answer(**{**row, "kind": Kind(row["kind"])}) for site, row in document["answers"].items()}
-    return Round(**{**document, "asked": tuple(document["asked"]), "answers": answers})
 
 
 def site_states(

@@ -132,6 +132,7 @@ class Uploads:
         """
         with self._store.read() as records:
             before = records.upload(claim.upload_id)
+            first = records.first_counts(claim.study, claim.revision, claim.site)
             refused = records.refused_since(claim.site, self._wall() - HOUR_S)
         if before and (before.site, before.content) != (claim.site, claim.content):
             log.warning("site %s uses an upload id again for another upload", claim.site)
@@ -148,7 +149,7 @@ class Uploads:
         study = self._engine.find(claim.study)
         refusal = admission.may_count(claim, study.known if study else None)
         if refusal is None and study is not None:
-            refusal = admission.is_as_declared(claim, study.known)
+            refusal = admission.is_as_declared(claim, study.known, first)
         upload = before or _new(claim, self._wall())
 
         if refusal or broken:

@@ -9,7 +9,7 @@ import difflib
 import functools
 import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -64,6 +64,8 @@ from wardround.schema import Strict, check
 from wardround.study import DEFAULT_NETWORK, Named, StudyFile
 
 VAL_LOSS = "val_loss"
+LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
+SHARE = (0.0, 1.0)
 COMMON = "common"  # the folder of the common set in the lab's data
 SITES, COORDINATOR = "sites", "coordinator"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
@@ -72,13 +74,22 @@ COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A learning problem that a hospital may have data for."""
+    """A learning problem that a hospital may have data for.
+
+    ``ranges`` has, for each metric that a study may tell, its lowest and highest value: what lies outside is told as
+    the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has ``LOSS_RANGE``.
+    """
 
     name: str
     settings: type[Strict]
     implementation: str  # called with the settings
     metrics: tuple[str, ...]  # the names that a study may tell, beside val_loss
     gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def range_of(self, metric: str) -> tuple[float, float] | None:
+        """The lowest and highest value of a metric; None where nobody said."""
+        return self.ranges.get(metric, LOSS_RANGE if metric == VAL_LOSS else None)
 
 
 @dataclass(frozen=True)
@@ -320,6 +331,7 @@ TABULAR = TaskRow(
     settings=TabularSettings,
     implementation="fl_algorithms.tasks.tabular:TabularTask",
     metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
+    ranges={"accuracy": SHARE, "balanced_accuracy": SHARE, "auc": SHARE, "macro_f1": SHARE},
 )
 
 IMAGE_CLASSES = TaskRow(
@@ -328,6 +340,7 @@ IMAGE_CLASSES = TaskRow(
     implementation="fl_algorithms.tasks.images:ImageTask",
     metrics=TABULAR.metrics,
     gives=IMAGES,
+    ranges=TABULAR.ranges,
 )
 
 SEGMENTATION = TaskRow(
@@ -336,6 +349,7 @@ SEGMENTATION = TaskRow(
     implementation="fl_algorithms.tasks.segmentation:SegmentationTask",
     metrics=("dice",),
     gives=MASKS,
+    ranges={"dice": SHARE},
 )
 
 

@@ -12,6 +12,7 @@ from fl_algorithms.catalog import (
     MODELS,
     VAL_LOSS,
     MethodRow,
+    TaskRow,
     each_network,
     method,
     model,
@@ -25,7 +26,9 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSet
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
 from wardround.schema import Strict, check
-from wardround.study import DEFAULT_NETWORK, Named, StudyFile
+from wardround.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
+
+MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-say.md has what was measured
 
 
 def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
@@ -62,12 +65,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     _refuse_odd_assignment(study, source)
     _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
     _refuse_unlike_sizes(study, method_row, source)
-    for name in study.told.metrics:
-        if name not in (VAL_LOSS, *task_row.metrics):
-            raise BadData(
-                f"{source}: `metrics` in [told] names `{name}`, which task `{task_row.name}` does not have",
-                hint=nearest(name, (VAL_LOSS, *task_row.metrics)),
-            )
+    told = _with_ranges(study.told, task_row, source)
     return study.model_copy(
         update={
             "task": named(task_row.name, task_settings),
@@ -75,9 +73,53 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "networks": dict(sorted(networks.items())),
             "assigned": dict(sorted(study.assigned.items())),
             "algorithm": named(method_row.name, method_settings),
+            "told": told,
+            "limits": _filled(study),
             "common": study.common if method_row.common else None,
         }
     )
+
+
+def _with_ranges(told: ToldSection, row: TaskRow, source: str) -> ToldSection:
+    """With the range of each told metric, as the study narrows it or as the task has it."""
+    for name in told.metrics:
+        if name not in (VAL_LOSS, *row.metrics):
+            raise BadData(
+                f"{source}: `metrics` in [told] names `{name}`, which task `{row.name}` does not have",
+                hint=nearest(name, (VAL_LOSS, *row.metrics)),
+            )
+    for name in told.ranges:
+        if name not in told.metrics:
+            raise BadData(
+                f"{source}: `ranges` in [told] names `{name[:40]}`, which the study does not tell",
+                hint=nearest(name, told.metrics),
+            )
+    ranges = {}
+    for name in sorted(told.metrics):
+        whole = row.range_of(name)
+        if whole is None:
+            raise BadData(
+                f"{source}: task `{row.name}` says no range for its metric `{name}`, so it cannot be told",
+                hint="whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out",
+            )
+        low, high = ranges[name] = told.ranges.get(name, whole)
+        if low < whole[0] or high > whole[1]:
+            raise BadData(
+                f"{source}: `ranges` in [told] gives `{name}` {low:g} to {high:g}, the task has {whole[0]:g} to "
+                f"{whole[1]:g}",
+                hint="a study may narrow a range and not widen it",
+            )
+    return told.model_copy(update={"ranges": ranges})
+
+
+def _filled(study: StudyFile) -> LimitsSection:
+    """The limits with the multiple of the median norm: where sites pass over their own data, a hospital that has a
+    hundred times the rows takes a hundred times the steps, and its update may honestly be as much larger.
+    """
+    if study.limits.norm_multiple is not None:
+        return study.limits
+    multiple = MULTIPLE_OF_STEPS if study.training.local_steps is not None else MULTIPLE_OF_EPOCHS
+    return study.limits.model_copy(update={"norm_multiple": multiple})
 
 
 def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str, table: str) -> None:

@@ -17,7 +17,8 @@ Requests and answers are small JSON lines over a Unix socket; tensors cross as s
     validate     the same                                    -> {num_examples, num_validation, metrics}
     commit       {study: NAME, revision, round}              -> {}
     discard      {study: NAME, revision, round}              -> {}
-    finish       {study, revision, study_digest, site, data, best_round, best, contributors?} -> {checkpoints}
+    finish       {study, revision, study_digest, site, data, best_round, best, contributors?, capped?,
+                  left_out?}                                 -> {checkpoints}
     checkpoints  {study: NAME}                               -> {checkpoints}
     export       {study: NAME, checkpoint, out}              -> {files}
     predict      {study: NAME, checkpoint, table | images | arrays, out} -> {rows, out}

@@ -133,6 +133,11 @@ class Consent:
         """The account that was approved; None of a consent from before there were any."""
         return Shown(**self.account) if self.account else None
 
+    @property
+    def train_rows(self) -> int:
+        """The rows that a study trains on: all but those that it validates with. The data's digest pins both."""
+        return self.rows - self.validation_rows
+
 
 @dataclass
 class Journal:

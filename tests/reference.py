@@ -366,3 +366,24 @@ def on_simplex(values: Vector) -> Vector:
         middle = (low + high) / 2
         low, high = (middle, high) if sum(max(v - middle, 0) for v in values) > 1 else (low, middle)
     return [max(value - low, 0) for value in values]
+
+
+# One site's say
+
+
+def capped_shares(counts: list[int], most: Fraction) -> list[Fraction]:
+    """Each site's share: the highest level such that nobody is above ``most``, the others in proportion, by bisection.
+
+    Of n sites none can be held below 1 / n.
+    """
+    if len(counts) < 3 or most >= 1:
+        return [Fraction(count, sum(counts)) for count in counts]
+    if most * len(counts) <= 1:
+        return [Fraction(1, len(counts))] * len(counts)
+    low, high = Fraction(0), Fraction(max(counts))  # nobody weighs more than the level; at the right one shares fit
+    for _ in range(200):
+        level = (low + high) / 2
+        weights = [min(Fraction(count), level) for count in counts]
+        low, high = (level, high) if max(weights) <= most * sum(weights) else (low, level)
+    weights = [min(Fraction(count), low) for count in counts]
+    return [weight / sum(weights) for weight in weights]

@@ -232,7 +232,7 @@ def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "d
 
 def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.lab.federation import load_sites, run_federation
+    from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
 
     task = task_of(study)
     outcomes: list[Outcome] = []
@@ -245,6 +245,8 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None,
                     say(f"warning: {site}: {warning}")
         start = _initial(one, weights, told=not outcomes)
         outcomes.append(run_federation(one, task, sites, start=start, device=device))
+        for sentence in said_of_limits(outcomes[-1].accounts):
+            say(f"warning: {sentence}")
         say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes
 

@@ -4,7 +4,7 @@ What crosses between them is what would cross the network: float32 deltas, count
 sites in sorted order. So the final model is the same bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.sources import find, find_common
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
+from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import Common, SiteData, Task
 from fl_algorithms.tasks.common import read_common, require_common
+from wardround.errors import BadData
 from wardround.study import StudyFile
 from wardround.tensors import Manifest, PayloadHasher, TensorSpec
 
@@ -39,6 +41,7 @@ class Outcome:
     checkpoints: dict[str, dict[str, Checkpoint]]
     shared: dict[str, Tensor]  # what the coordinator keeps, by name as in a safetensors file
     sessions: dict[str, SiteSession]  # as they are after the closing round
+    accounts: tuple[Account, ...] = ()  # of each round: whose update was capped, or left out
 
 
 def run_federation(
@@ -49,12 +52,16 @@ def run_federation(
     start: Mapping[str, Tensor] | None = None,
     device: Device = CPU,
 ) -> Outcome:
-    """Run a resolved study with every site in every round, and its closing validation.
+    """Run a resolved study with every site in every round, and its closing validation. The study's limits hold as at
+    the coordinator: a site beyond them trains on, and is not in that round's model.
 
     Args:
         task: the study's; the sites' own ones are made of it.
         data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
         start: the initial model; without it as the study's seed draws it.
+
+    Raises:
+        BadData: so many updates are beyond the study's limits that a coordinator would pause it.
     """
     rounds, row = study.study.rounds, catalog.method(study)
     sessions = {
@@ -66,6 +73,7 @@ def run_federation(
     half = server_half(study, specs_of(start))
     model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
     best, best_model = BestGlobal(), model
+    accounts: list[Account] = []
     common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
@@ -76,11 +84,15 @@ def run_federation(
             results[site] = step(round_number, base)
             kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
         if row.one_global_model:
-            judged = best.offered(round_number - 1, told_losses(study, results))
+            judged = best.offered(round_number - 1, told_losses(study, results), study.limits.max_weight)
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
-            model = aggregate(study, half, model, round_number, results, common)
+            try:
+                model, account = aggregate(study, half, model, round_number, results, common, accounts)
+            except TooFewLeft as error:
+                raise _paused(study, round_number, error) from None
+            accounts.append(account)
             if progress is not None:
                 progress(round_number, rounds)
 
@@ -88,7 +100,7 @@ def run_federation(
         finished = session.finish(best.round, downlink(half, best_model, site, rounds + 1))
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
     digest = manifest(model, half.kept_specs).digest() if model else None
-    return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions)
+    return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions, tuple(accounts))
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
@@ -123,7 +135,7 @@ def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tu
     if catalog.VAL_LOSS not in study.told.metrics:
         return []
     return [
-        (study.told.number(result.metrics[catalog.VAL_LOSS]), study.told.count(result.num_validation))
+        (study.told.metric(catalog.VAL_LOSS, result.metrics[catalog.VAL_LOSS]), study.told.count(result.num_validation))
         for _, result in sorted(results.items())
     ]
 
@@ -135,11 +147,17 @@ def aggregate(
     round_number: int,
     results: Mapping[str, RoundResult],
     common: Common | None = None,
-) -> dict[str, Tensor]:
-    """What the coordinator keeps next, by the code that it runs, with counts as they are told.
+    before: Sequence[Account] = (),
+) -> tuple[dict[str, Tensor], Account]:
+    """What the coordinator keeps next, by the code that it runs, with counts as they are told; and whose updates are in
+    it.
 
     Args:
         common: the common set, where the coordinator distils.
+        before: the accounts of the rounds before.
+
+    Raises:
+        TooFewLeft: fewer updates than the study's quorum are within its limits.
     """
     updates = [
         Update(
@@ -149,8 +167,36 @@ def aggregate(
         )
         for site, result in sorted(results.items())
     ]
-    before = _source(model)
-    return _tensors(half.kept_specs, lambda sink: half.aggregate(Round(round_number, before, updates, sink, common)))
+    kept = _source(model)
+
+    def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
+        def write(sink: Callable[[bytes], object]) -> None:
+            half.aggregate(Round(round_number, kept, chosen, sink, common, study.limits.max_weight))
+
+        return _tensors(half.kept_specs, write)
+
+    return averaged(study, half, updates, before, make)
+
+
+def said_of_limits(accounts: Sequence[Account]) -> list[str]:
+    """Whom the study's limits touched, a sentence each."""
+    capped: dict[str, list[int]] = {}
+    said = []
+    for number, account in enumerate(accounts, start=1):
+        said += [f"site {site} is not in round {number}'s model: {why}" for site, why in account.left_out.items()]
+        for site in account.capped:
+            capped.setdefault(site, []).append(number)
+    for site, rounds in sorted(capped.items()):
+        said.append(f"site {site} counted for less than its rows in {len(rounds)} of {len(accounts)} rounds")
+    return said
+
+
+def _paused(study: StudyFile, round_number: int, error: TooFewLeft) -> BadData:
+    return BadData(
+        f"round {round_number}: only {len(error.account.norms) - len(error.account.left_out)} of the "
+        f"{study.study.needed} updates that it needs are within the study's limits: {error.message}",
+        hint="a coordinator would pause here: look at the site's data, or raise `norm_multiple` in [limits]",
+    )
 
 
 def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fl_algorithms.server.halves import averaging_weights
+
 
 @dataclass(frozen=True)
 class BestGlobal:
@@ -17,17 +19,13 @@ class BestGlobal:
     round: int | None = None
     loss: float | None = None
 
-    def offered(self, model_round: int, told: Iterable[tuple[str, int]]) -> "BestGlobal":
+    def offered(self, model_round: int, told: Iterable[tuple[str, int]], max_weight: float = 1.0) -> "BestGlobal":
         """The best after model ``model_round`` was judged by each site's (told loss, told validation rows).
 
-        A loss that is no finite decimal ("null") is left out; without any, nothing changes. The sum is exact before its
-        one rounding, so the order of the sites does not matter.
+        Without a loss that counts, nothing changes. See ``mean_loss``.
         """
-        judged = [(loss, n) for loss, n in ((_number(text), n) for text, n in told) if loss is not None and n > 0]
-        if model_round < 1 or not judged:
-            return self
-        loss = math.fsum(n * loss for loss, n in judged) / sum(n for _, n in judged)
-        if self.loss is not None and loss > self.loss:
+        loss = mean_loss(told, max_weight) if model_round >= 1 else None
+        if loss is None or (self.loss is not None and loss > self.loss):
             return self
         return BestGlobal(model_round, loss)
 
@@ -38,6 +36,24 @@ class BestGlobal:
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "BestGlobal":
         return cls(document["round"], None if document["loss"] is None else float(document["loss"]))
+
+
+def mean_loss(told: Iterable[tuple[str, int]], max_weight: float = 1.0) -> float | None:
+    """The mean of (told loss, told validation rows), weighted by the rows; None where there is none.
+
+    A loss that is no finite decimal ("null") is left out, as one of no rows is. No site weighs more than
+    ``max_weight``, as in a mean of updates. The sum is exact before its one rounding, so the order of the sites does
+    not matter; losses whose sum no float can hold say nothing.
+    """
+    judged = [(loss, n) for loss, n in ((_number(text), n) for text, n in told) if loss is not None and n > 0]
+    if not judged:
+        return None
+    weights = averaging_weights([n for _, n in judged], max_weight)
+    try:
+        loss = math.fsum(weight * loss for weight, (loss, _) in zip(weights, judged, strict=True)) / math.fsum(weights)
+    except (OverflowError, ValueError):  # beyond a float; or infinities of both signs
+        return None
+    return loss if math.isfinite(loss) else None
 
 
 def _number(text: str) -> float | None:

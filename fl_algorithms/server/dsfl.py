@@ -10,7 +10,7 @@ Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 22(1), 2023, section 3.2. ht
 import numpy as np
 
 from fl_algorithms.server.fedmd import agreed
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import DsFlSettings
 
 
@@ -24,7 +24,7 @@ def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> Serve
 
             def new(start: int, count: int, key: str = spec.key, classes: int = classes) -> F64:
                 first, last = start // classes, -(-(start + count) // classes)  # whole rows around the block
-                mean = mean_delta(round_.updates, key, first * classes, (last - first) * classes, uniform=True)
+                mean = round_.uniform_delta(key, first * classes, (last - first) * classes)
                 rows = mean.reshape(-1, classes)
                 if settings.aggregation == "era":
                     rows = entropy_reduced(rows, settings.temperature)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,6 @@ from fl_algorithms.server.halves import (
     Sink,
     Specs,
     Update,
-    mean_delta,
     write_tensor,
 )
 from fl_algorithms.settings.methods import FedDfSettings
@@ -79,7 +78,7 @@ def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHal
                     write_tensor(spec, partial(_next, reply), round_.sink)
 
     keeps = tuple(Kept(spec, spec.key) for student in students for spec in student.kept)
-    return _half(leaves, keeps, students, aggregate)
+    return replace(_half(leaves, keeps, students, aggregate), weighted=True)
 
 
 def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
@@ -195,11 +194,11 @@ def _network(student: Student, kept: BlockSource, update: Update, sink: Sink) ->
 
 def _mean(student: Student, round_: Round, sink: Sink) -> None:
     """Over the student's sites that answered; as it was kept, where none did."""
-    updates = [update for update in round_.updates if update.site in student.sites]
+    answered = any(update.site in student.sites for update in round_.updates)
     for base, spec in zip(student.kept, student.own, strict=True):
 
         def value(start: int, count: int, key: str = spec.key, base: str = base.key) -> F64:
-            delta = mean_delta(updates, key, start, count) if updates else np.zeros(count)
+            delta = round_.mean_delta(key, start, count, student.sites) if answered else np.zeros(count)
             return delta + round_.kept.block(base, start, count)
 
         write_tensor(spec, value, sink)

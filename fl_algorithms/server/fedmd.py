@@ -6,7 +6,7 @@ Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019
 https://arxiv.org/abs/1910.03581
 """
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import FedMdSettings
 from wardround.tensors import TensorSpec
 
@@ -22,7 +22,7 @@ def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
         for spec, mean in zip(leaves, consensus, strict=True):
 
             def new(start: int, count: int, key: str = spec.key) -> F64:
-                return mean_delta(round_.updates, key, start, count, uniform=True)
+                return round_.uniform_delta(key, start, count)
 
             write_tensor(mean, new, round_.sink)
 

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import ServerOptimizer, ServerSettings
 from wardround.tensors import MODEL, TensorSpec
 
@@ -39,7 +39,7 @@ def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> S
             return round_.kept.block(spec.key, start, count).astype(np.float64)
 
         def delta(spec: TensorSpec, start: int, count: int) -> F64:
-            return mean_delta(round_.updates, spec.key, start, count)
+            return round_.mean_delta(spec.key, start, count)
 
         def m(spec: TensorSpec, start: int, count: int) -> F64:
             return next_first(server, kept(moment(1, spec), start, count), delta(spec, start, count))
@@ -60,7 +60,7 @@ def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> S
             for spec in moved:
                 write_tensor(moment(order, spec), partial({1: m, 2: v}[order], spec), round_.sink)
 
-    return ServerHalf(leaves, (*(Kept(spec, spec.key) for spec in leaves), *moments), leaves, aggregate)
+    return ServerHalf(leaves, (*(Kept(spec, spec.key) for spec in leaves), *moments), leaves, aggregate, weighted=True)
 
 
 def next_first(server: ServerOptimizer, m: F64, delta: F64) -> F64:

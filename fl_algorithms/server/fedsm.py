@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import FedSmSettings
 from wardround.tensors import TensorSpec
 
@@ -37,7 +37,7 @@ def fedsm(settings: FedSmSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
         sent = {update.site: update.deltas for update in round_.updates}
 
         def mean(spec: TensorSpec, start: int, count: int) -> F64:
-            return mean_delta(round_.updates, spec.key, start, count) + round_.kept.block(spec.key, start, count)
+            return round_.mean_delta(spec.key, start, count) + round_.kept.block(spec.key, start, count)
 
         def trained(position: int, spec: TensorSpec, start: int, count: int) -> F64:
             theta = round_.kept.block(of_site(position, spec).key, start, count).astype(np.float64)
@@ -60,7 +60,7 @@ def fedsm(settings: FedSmSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
             for spec in personal:
                 write_tensor(of_site(position, spec), partial(pulled, position, spec), round_.sink)
 
-    return ServerHalf(leaves, keeps, comes, aggregate, chosen)
+    return ServerHalf(leaves, keeps, comes, aggregate, chosen, weighted=True)
 
 
 def of_site(position: int, spec: TensorSpec) -> TensorSpec:

@@ -9,10 +9,10 @@ Three lists of tensors, which for the mean are one:
 Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``unlike`` has its list.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import fsum, prod
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +25,14 @@ from wardround.study import StudyFile
 from wardround.tensors import TensorSpec
 
 BLOCK = 65536  # elements; the arithmetic is elementwise, so the result does not depend on it
+FEWEST_CAPPED = 3  # updates; of two a share of one half would make their counts mean nothing
 Specs = tuple[TensorSpec, ...]
 Sink = Callable[[bytes], object]
 F64 = NDArray[np.float64]
+
+
+class BeyondFloat32(BadData):
+    """The updates, each finite, give a value that no float32 can hold."""
 
 
 class BlockSource(Protocol):
@@ -65,6 +70,7 @@ class Round:
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
         common: the common set, for a half that distils: the path of the coordinator's copy, or the set as read.
+        max_weight: the largest share of one site in a mean that is weighted by counts.
     """
 
     number: int
@@ -72,6 +78,21 @@ class Round:
     updates: Sequence[Update]
     sink: Sink
     common: object = None
+    max_weight: float = 1.0
+
+    def mean_delta(self, key: str, start: int, count: int, sites: Collection[str] | None = None) -> F64:
+        """sum_i w_i delta_i / sum_i w_i of one block, summed in float64 in site order; see ``averaging_weights``.
+
+        Args:
+            sites: over these alone.
+        """
+        updates = [update for update in self.updates if sites is None or update.site in sites]
+        weights = averaging_weights([update.num_examples for update in updates], self.max_weight)
+        return _mean(updates, weights, key, start, count)
+
+    def uniform_delta(self, key: str, start: int, count: int) -> F64:
+        """The same with each site counting alike."""
+        return _mean(self.updates, [1.0] * len(self.updates), key, start, count)
 
 
 def everything(kept: BlockSource, site: str, round_number: int) -> None:
@@ -85,8 +106,9 @@ class ServerHalf:
     Attributes:
         sources: (kept tensors, site, round) -> for each of ``comes`` the key of the kept tensor that this site
             downloads; None: those of the same key. May read small tensors; asked again it says the same.
-        aggregate: writes the next kept tensors. Raises BadData: a value is beyond float32.
+        aggregate: writes the next kept tensors. Raises BeyondFloat32: a value is.
         unlike: site -> its own list, in place of ``leaves`` and ``comes``: these are then the whole initial model's.
+        weighted: whether it weights sites by their counts anywhere.
     """
 
     leaves: Specs
@@ -95,6 +117,7 @@ class ServerHalf:
     aggregate: Callable[[Round], None]
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
     unlike: Mapping[str, Specs] = field(default_factory=dict)
+    weighted: bool = False
 
     @cached_property
     def kept_specs(self) -> Specs:
@@ -153,27 +176,51 @@ def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sin
         compute: (first element, count) -> the values of that block.
 
     Raises:
-        BadData: a value is beyond float32; the message names the tensor.
+        BeyondFloat32: a value is; the message names the tensor.
     """
     size = prod(spec.shape)
     for start in range(0, size, BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):
             new = compute(start, min(BLOCK, size - start)).astype("<f4")
         if not np.isfinite(new).all():
-            raise BadData(f"`{spec.key}` would be beyond float32, though each update is finite")
+            raise BeyondFloat32(f"`{spec.key}` would be beyond float32, though each update is finite")
         sink(new.tobytes())
 
 
-def mean_delta(updates: Sequence[Update], key: str, start: int, count: int, *, uniform: bool = False) -> F64:
-    """sum_i n_i delta_i / sum_i n_i of one block, summed in float64 in site order; with ``uniform`` every n_i is 1.
+def averaging_weights(counts: Sequence[int], max_weight: float) -> list[float]:
+    """What each update counts for in a mean: its count, cut where its share would be above ``max_weight``.
+
+    The others keep their proportions (water-filling): a site that is cut has exactly the largest share, and cutting it
+    may bring the next one above. Of fewer than three updates none is cut; where the largest share is below 1 / n, all
+    count alike. Float64 in the order given: the same counts give the same bits.
 
     Raises:
         ValueError: no update, or one that counts for less than 1.
     """
-    weights = [1 if uniform else update.num_examples for update in updates]
-    if not updates or min(weights) < 1:
-        raise ValueError(f"a mean needs updates that each count for at least 1, got {weights}")
+    if not counts or min(counts) < 1:
+        raise ValueError(f"a mean needs updates that each count for at least 1, got {list(counts)}")
+    weights = [float(count) for count in counts]
+    if len(counts) < FEWEST_CAPPED or max_weight >= 1:
+        return weights
+    if max_weight * len(counts) <= 1:
+        return [1.0] * len(counts)
+    cut: set[int] = set()
+    while True:
+        rest = fsum(weight for place, weight in enumerate(weights) if place not in cut)
+        level = max_weight * rest / (1 - max_weight * len(cut))  # a share of max_weight, of the sum that it makes
+        total = rest + len(cut) * level
+        above = {place for place, weight in enumerate(weights) if place not in cut and weight > max_weight * total}
+        if not above:
+            return [level if place in cut else weight for place, weight in enumerate(weights)]
+        cut |= above
+        if len(cut) == len(counts):
+            return [1.0] * len(counts)  # by rounding, where the largest share is barely above 1 / n
+
+
+def _mean(updates: Sequence[Update], weights: Sequence[float], key: str, start: int, count: int) -> F64:
+    if not updates:
+        raise ValueError("a mean needs updates")
     total = np.zeros(count, dtype=np.float64)
     for weight, update in zip(weights, updates, strict=True):
-        total += float(weight) * update.deltas.block(key, start, count).astype(np.float64)
-    return total / float(sum(weights))
+        total += weight * update.deltas.block(key, start, count).astype(np.float64)
+    return total / fsum(weights)

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import LcFedSettings
 from wardround.tensors import TensorSpec
 
@@ -35,7 +35,7 @@ def lcfed(settings: LcFedSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
 
         def mean(spec: TensorSpec, start: int, count: int) -> F64:
             base = round_.kept.block(spec.key, start, count)
-            return mean_delta(round_.updates, spec.key, start, count, uniform=True) + base
+            return round_.uniform_delta(spec.key, start, count) + base
 
         def trained(position: int, spec: TensorSpec, start: int, count: int) -> F64:
             old = round_.kept.block(of_site(position, spec).key, start, count).astype(np.float64)

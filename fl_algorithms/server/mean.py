@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import MethodSettings
 
 
@@ -31,8 +31,8 @@ def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
         for spec in leaves:
 
             def new(start: int, count: int, key: str = spec.key) -> F64:
-                return mean_delta(round_.updates, key, start, count) + round_.kept.block(key, start, count)
+                return round_.mean_delta(key, start, count) + round_.kept.block(key, start, count)
 
             write_tensor(spec, new, round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate)
+    return ServerHalf(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate, weighted=True)

@@ -8,7 +8,7 @@ The site half is ``fl_algorithms.client.scaffold``. Karimireddy et al., ICML 202
 
 from functools import partial
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, mean_delta, write_tensor
+from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import ScaffoldSettings
 from wardround.tensors import TensorSpec
 
@@ -24,7 +24,7 @@ def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], leaves: Specs) 
             rate = settings.server_learning_rate if spec.name in controlled else 1.0
             if spec.bundle == CONTROL:
                 rate = len(round_.updates) / len(sites)
-            mean = mean_delta(round_.updates, spec.key, start, count, uniform=True)
+            mean = round_.uniform_delta(spec.key, start, count)
             return round_.kept.block(spec.key, start, count) + rate * mean
 
         for spec in leaves:

@@ -9,6 +9,7 @@
     [training]     the local steps
     [checkpoints]  how the best models are chosen
     [told]         which numbers leave beside the tensors, and how exactly
+    [limits]       how much one site may move the model
     [common]       a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
 
@@ -32,6 +33,7 @@ from wardround.terminal import is_plain, refuse_control_characters
 
 SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 STUDY_NAME = SITE_NAME
+DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
 METRIC_NAME = re.compile(r"[a-z0-9_]{1,40}")
 NETWORK_LABEL = re.compile(r"[a-z0-9-]{1,40}")
 DEFAULT_NETWORK = "default"  # the label of [model]
@@ -47,7 +49,9 @@ class StudySection(Strict):
     start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
     seed: int = Field(default=1, ge=0, le=2**53 - 1)
     threads: int = Field(default=1, ge=1, le=256)
-    max_update_norm: float | None = Field(default=None, gt=0)  # L2 over all of an update's tensors; None: only finite
+    max_update_norm: float | None = Field(
+        default=None, gt=0
+    )  # L2 over all of an update's tensors; None: [limits] learns it
 
     @field_validator("name")
     @classmethod
@@ -128,11 +132,15 @@ class CheckpointSection(Strict):
 
 
 class ToldSection(Strict):
-    """The numbers that leave beside the tensors, and how exactly they are told."""
+    """The numbers that leave beside the tensors, and how exactly they are told.
+
+    ``ranges`` is metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
+    """
 
     metrics: tuple[str, ...] = ("val_loss",)
     digits: int = Field(default=4, ge=1, le=9)  # significant decimal digits
     counts: Literal["exact", "bucketed", "uniform"] = "exact"
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict, max_length=256)
 
     @field_validator("metrics")
     @classmethod
@@ -141,6 +149,14 @@ class ToldSection(Strict):
             if not METRIC_NAME.fullmatch(name):
                 raise ValueError(f"metric {name!r} is not 1 to 40 of a-z, 0-9 and _")
         return metrics
+
+    @field_validator("ranges")
+    @classmethod
+    def _ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if not low < high:
+                raise ValueError(f"the range of {name[:40]!r} is {low:g} to {high:g}: give the lowest value first")
+        return ranges
 
     def count(self, n: int) -> int:
         """A number of records as it is told: itself, the nearest power of two below or at it, or 1."""
@@ -154,6 +170,49 @@ class ToldSection(Strict):
             return "null"
         told = f"{value:.{self.digits}g}"
         return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
+
+    def metric(self, name: str, value: float | None) -> str:
+        """Metric ``name`` as it is told: cut to its range, then as ``number``. What is not finite is "null"."""
+        if value is None or not math.isfinite(value):
+            return "null"
+        low, high = self.ranges.get(name, (-math.inf, math.inf))
+        return self.number(min(max(value, low), high))
+
+    def has_form(self, text: str) -> bool:
+        """Whether ``text`` is a number as this study tells numbers: "null", or so many digits and no more."""
+        return text == "null" or (bool(DECIMAL.fullmatch(text)) and self.number(float(text)) == text)
+
+    def is_in_range(self, name: str, text: str) -> bool:
+        """Whether ``text``, which has the form, is in the range of metric ``name``; one without a range never is."""
+        if text == "null":
+            return True
+        if name not in self.ranges:
+            return False
+        low, high = (float(self.number(bound)) for bound in self.ranges[name])
+        return low <= float(text) <= high
+
+
+class LimitsSection(Strict):
+    """How much one site may move the model. Always on unless a study says otherwise, so that a consent shows it.
+
+    ``fl_algorithms.server.limits`` applies the first two, at the coordinator and in the lab.
+    """
+
+    max_weight: float = Field(default=0.5, gt=0, le=1)  # one site's largest share in a mean of three or more; 1: no cap
+    norm_multiple: float | None = (
+        None  # an update's largest norm in medians; 0: none is learned; None: resolving fills it
+    )
+    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # told by one site, of training or validation rows
+    count_growth: float = Field(
+        default=2.0, ge=1, le=1000
+    )  # of a site's counts over those of its first accepted update
+
+    @field_validator("norm_multiple")
+    @classmethod
+    def _multiple(cls, multiple: float | None) -> float | None:
+        if multiple is not None and multiple != 0 and multiple < 2:
+            raise ValueError(f"{multiple:g} is neither at least 2 nor 0, which is no limit")
+        return multiple
 
 
 class CommonSection(Strict):
@@ -173,6 +232,7 @@ class StudyFile(Strict):
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
     told: ToldSection = ToldSection()
+    limits: LimitsSection = LimitsSection()
     common: CommonSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
@@ -190,7 +250,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        A table that came with later releases stands in it where the study uses it, so older studies keep their digests.
+        [networks], [assigned] and [common] stand in it where the study uses them; [limits] always, because it holds
+        where nobody wrote it.
         """
         document = canonical.with_text_floats(self.model_dump(mode="json"))
         assert isinstance(document, dict)
@@ -198,8 +259,21 @@ class StudyFile(Strict):
             if not document[table]:
                 del document[table]
         if self.common is None:
-            del document["common"]  # so that a study without one is what it was before there were any
+            del document["common"]
         return document
+
+    def bounds(self) -> tuple[str, ...]:
+        """How much one site may move the model, in words."""
+        limits, given = self.limits, self.study.max_update_norm
+        share = f"one site's share of a mean of three or more is at most {limits.max_weight:g}"
+        if given is not None:
+            norm = f"an update's norm is at most {given:g}"
+        elif limits.norm_multiple:
+            norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
+        else:
+            norm = "nothing limits an update's norm"
+        rows = f"a site tells at most {limits.max_examples} rows, and {limits.count_growth:g} times what it told first"
+        return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
 
     def digest(self, initial_model: str) -> str:
         """The study's digest (hex) with the digest (hex) of its initial model."""

@@ -17,8 +17,7 @@ from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 from wardround.v1.federation_pb2 import RefusalCode
 
-DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
-ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
+ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator'"'"'s operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
 DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
@@ -252,7 +251,8 @@ def check_tensors(found: tuple[TensorSpec, ...], approved: list[dict[str, Any]],
 def check_numbers(
     metrics: dict[str, str], num_examples: int, num_validation: int, consent: Consent, told: ToldSection
 ) -> None:
-    """Refuse any number that was not approved, or is told more exactly than approved.
+    """Refuse any number that was not approved, is told more exactly than approved, or is outside its range; and any
+    count but that of the approved data, which is known since it was approved: a trainer has nothing to say by it.
 
     Raises:
         BadData: naming the metric or count; never its value.
@@ -263,15 +263,22 @@ def check_numbers(
                 f"metric `{name[:40]}` was not approved for `{consent.study}`; approved: {', '.join(consent.metrics)}",
                 code="DECLINED_POLICY",
             )
-        if value != "null" and not (DECIMAL.fullmatch(value) and told.number(float(value)) == value):
+        if not told.has_form(value):
             raise BadData(
                 f"metric `{name}` is not a decimal of at most {told.digits} digits, as approved for `{consent.study}`",
                 code="DECLINED_POLICY",
             )
-    for name, count in (("num_examples", num_examples), ("num_validation", num_validation)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0 or told.count(count) != count:
+        if not told.is_in_range(name, value):
             raise BadData(
-                f"{name} is not told {told.counts}, as approved for `{consent.study}`", code="DECLINED_POLICY"
+                f"metric `{name}` is outside its range, as approved for `{consent.study}`", code="DECLINED_POLICY"
+            )
+    known = {"num_examples": consent.train_rows, "num_validation": consent.validation_rows}
+    for name, count in (("num_examples", num_examples), ("num_validation", num_validation)):
+        if type(count) is not int or count != told.count(known[name]):
+            raise BadData(
+                f"the trainer's {name} is not that of the data approved for `{consent.study}`, told {told.counts}",
+                hint="`site-agent approve` again, if the data changed",
+                code="DECLINED_POLICY",
             )
 
 

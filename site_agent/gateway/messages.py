@@ -46,6 +46,8 @@ class Assignment:
     best: ModelRef | None = None
     reason: str = ""
     contributed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (site, rounds), of a finished study
+    capped: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of these, where it counted for less than its rows
+    left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # where its accepted update is in no model
 
     @property
     def key(self) -> tuple[str, int, str, int, int, str]:
@@ -191,6 +193,8 @@ def assignment_from(message: pb.Assignment) -> Assignment:
         best=_ref(message.best) if message.HasField("best") else None,
         reason=pb.Stop.Reason.Name(message.stop.reason).lower() if kind == STOP else "",
         contributed=tuple((row.site, tuple(row.rounds)) for row in message.stop.contributions),
+        capped=tuple((row.site, tuple(row.capped)) for row in message.stop.contributions if row.capped),
+        left_out=tuple((row.site, tuple(row.left_out)) for row in message.stop.contributions if row.left_out),
     )  # fmt: skip
 
 

@@ -299,7 +299,8 @@ class Rounds:
         self._ask(
             "finish", study=offer.document, revision=offer.revision, study_digest=offer.digest, site=self._site.site,
             data=consent.data, best_round=assignment.best.round if assignment.best is not None else None,
-            best=best, contributors=dict(assignment.contributed),
+            best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
+            left_out=dict(assignment.left_out),
         )  # fmt: skip
         if best is not None:
             self._staging.remove(best)

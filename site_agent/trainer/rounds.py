@@ -181,7 +181,7 @@ class Rounds:
             for checkpoint in session.finish(request["best_round"], downlink):
                 self._keep(asked, checkpoint, data)
         if request.get("contributors"):
-            vault.name_contributors(request["contributors"])
+            vault.name_contributors(request["contributors"], request.get("capped", {}), request.get("left_out", {}))
         return {"checkpoints": [checkpoint.row() for checkpoint in vault.checkpoints()]}
 
     def predict(
@@ -472,7 +472,7 @@ def _numbers(study: StudyFile, result: RoundResult) -> dict[str, Any]:
     return {
         "num_examples": told.count(result.num_examples),
         "num_validation": told.count(result.num_validation),
-        "metrics": {name: told.number(result.metrics.get(name)) for name in told.metrics},
+        "metrics": {name: told.metric(name, result.metrics.get(name)) for name in told.metrics},
     }
 
 

@@ -285,11 +285,15 @@ class Vault:
         folders = [self.folder / "checkpoints" / kind for kind in KINDS]
         return [CheckpointFile(folder, _card(folder)) for folder in folders if (folder / MODEL_FILE).exists()]
 
-    def name_contributors(self, contributors: dict[str, list[int]]) -> None:
-        """Write into each card which sites contributed to which rounds."""
+    def name_contributors(
+        self, contributors: dict[str, list[int]], capped: dict[str, list[int]], left_out: dict[str, list[int]]
+    ) -> None:
+        """Write into each card which sites contributed to which rounds; and in which a site counted for less than its
+        rows, or its update was beyond the study's limits.
+        """
         for checkpoint in self.checkpoints():
             with TensorFile(checkpoint.model) as model:
-                card = {**checkpoint.card, "contributors": contributors}
+                card = {**checkpoint.card, "contributors": contributors, "capped": capped, "left_out": left_out}
                 payload = (data for _, data in model.chunks())
                 self._write_model(checkpoint.folder, card, model.specs, payload)
 

@@ -22,7 +22,8 @@ SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
 SITES = ("alpha", "bravo", "charlie")
 OPEN = Life(Phase.RUNNING, models=1, ready=frozenset(SITES), round=Round(2, 1, ("alpha", "bravo"), {}, 0.0))
 DOCUMENT = study_document()
-DOCUMENT["told"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact"}
+RANGES = {"val_loss": ["0.0", "1000000.0"], "accuracy": ["0.0", "1.0"]}
+DOCUMENT["told"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact", "ranges": RANGES}
 KNOWN = Known(1, "d" * 64, StudyFile.from_document(DOCUMENT), SHARED, OPEN)
 
 
@@ -124,7 +125,7 @@ def test_a_closing_validation_takes_no_tensors() -> None:
     assert admission.is_as_declared(CLAIM, closing) == Refusal("MANIFEST_NAMES", "bias")
 
 
-@pytest.mark.parametrize("value", ["0.1234", "null", "12", "-0.5", "1.234e-05", "1.234e+10", "0"])
+@pytest.mark.parametrize("value", ["0.1234", "null", "12", "1.234e-05", "1e+06", "0"])
 def test_a_number_as_the_study_tells_it_is_taken(value: str) -> None:
     assert admission.is_as_declared(replace(CLAIM, metrics=(("val_loss", value),)), KNOWN) is None
 
@@ -142,6 +143,10 @@ def test_a_number_as_the_study_tells_it_is_taken(value: str) -> None:
         pytest.param((("val_loss", " 0.5"),), id="space"),
         pytest.param((("val_loss", "0.5"), ("val_loss", "0.5")), id="twice"),
         pytest.param((("patients", "3"),), id="undeclared"),
+        pytest.param((("val_loss", "-0.5"),), id="a loss below its range"),
+        pytest.param((("val_loss", "1.001e+06"),), id="a loss above its range"),
+        pytest.param((("accuracy", "1.001"),), id="more than all are right"),
+        pytest.param((("val_loss", "1e+308"),), id="what no mean could hold"),
     ],
 )
 def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, str], ...]) -> None:
@@ -151,7 +156,8 @@ def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, st
 @pytest.mark.parametrize(
     ("form", "count", "taken"),
     [
-        ("exact", 10, True), ("exact", 0, False), ("exact", 2**41, False), ("bucketed", 8, True),
+        ("exact", 10, True), ("exact", 0, False), ("exact", 10**7, True), ("exact", 10**7 + 1, False),
+        ("bucketed", 8, True),
         ("bucketed", 10, False), ("uniform", 1, True), ("uniform", 10, False),
     ],
 )  # fmt: skip
@@ -160,6 +166,16 @@ def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> N
     known = replace(KNOWN, file=KNOWN.file.model_copy(update={"told": told}))
     claim = replace(CLAIM, num_examples=count, num_validation=0)
     assert admission.is_as_declared(claim, known) == (None if taken else Refusal("COUNT_INVALID"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "taken"),
+    [((10, 3), True), ((20, 6), True), ((21, 3), False), ((10, 7), False), ((2, 1), True)],
+    ids=["as before", "twice", "more than twice", "more than twice to validate", "fewer"],
+)
+def test_a_sites_counts_do_not_grow_beyond_what_it_told_first(counts: tuple[int, int], taken: bool) -> None:
+    claim = replace(CLAIM, num_examples=counts[0], num_validation=counts[1])
+    assert admission.is_as_declared(claim, KNOWN, (10, 3)) == (None if taken else Refusal("COUNT_INVALID"))
 
 
 def update_file(path: Path, **tensors: np.ndarray) -> TensorFile:

@@ -161,7 +161,10 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
     assert (status["id"], status["state"], status["round"], status["rounds"]) == ("trial", "waiting", 0, 2)
     assert status["study_digest"] == digest
     assert len(status["model_digest"]) == 64
-    assert status["sites"]["alpha"] == {"state": "waiting", "code": "", "ready": False, "rounds_contributed": []}
+    assert status["sites"]["alpha"] == {
+        "state": "waiting", "code": "", "ready": False, "rounds_contributed": [], "rounds_left_out": [],
+        "rounds_capped": [],
+    }  # fmt: skip
     told = json.loads(commands.run("study", "report", "trial", "--json")[0])
     assert told["rounds_closed"] == []
     commands.run("study", "stop", "trial")
@@ -197,8 +200,9 @@ def test_following_without_a_service_says_how_to_start_one(commands: Commands) -
 
 
 def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(commands: Commands) -> None:
-    out, _ = commands.run("study", "check", commands.study)
+    out, said = commands.run("study", "check", commands.study)
     assert json.loads(out)["training"]["batch_size"] == 32
+    assert "limit: one site's share of a mean of three or more is at most 0.5\nlimit: an update's norm is " in said
     commands.study.write_text(STUDY.replace("local_steps", "local_step"))
     _, said = commands.run("study", "check", commands.study, code=65)
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said

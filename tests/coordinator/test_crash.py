@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator import state as places
+from coordinator import store
 from coordinator.blobs import Blobs
 from coordinator.operations import Operations, Parts, ends_here
 from coordinator.state import State
@@ -24,6 +25,8 @@ from tests.coordinator.test_rounds import SPECS, expected_model
 from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
 from wardround import __version__
+from wardround.durable import StorageFailed
+from wardround.errors import CannotWrite, NeedsPerson
 from wardround.receipts import Receipt
 from wardround.tensors import TensorFile
 from wardround.v1 import federation_pb2 as pb
@@ -166,12 +169,12 @@ def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     """The accepted set is frozen before the aggregation begins; whoever comes next does it again."""
     sites = place.begin(sites=list(SITES), rounds=1)
     reached = threading.Event()
-    monkeypatch.setattr("coordinator.engine.aggregate", lambda *_: reached.set() or held())
+    monkeypatch.setattr("coordinator.conclusion.aggregate", lambda *_: reached.set() or held())
     gate = threading.Event()
 
     def held() -> None:
         gate.wait(20)
-        raise OSError("as if the process had ended here")
+        raise StorageFailed("as if the process had ended here")
 
     for site in sites:
         site.answer(site.next_assignment())
@@ -179,7 +182,7 @@ def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     monkeypatch.undo()
     gate.set()
     place.restart()
-    assert isinstance(place.failures.pop(), OSError)
+    assert isinstance(place.failures.pop(), StorageFailed)
     place.until(lambda status: status["closing"])
     with TensorFile(place.coordinator.parts.blobs.model(place.status()["model_digest"])) as model:
         assert b"".join(data for _, data in model.chunks()) == b"".join(expected_model([SITES]))
@@ -241,5 +244,110 @@ def test_a_base_model_damaged_on_disk_is_noticed_by_its_digest(place: Place) -> 
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     update = delta("alpha", 1, SPECS)
     site.send(site.opening(assignment, update), update.payload)
-    status = place.until(lambda status: status["state"] == "failed")
+    status = place.until(lambda status: status["state"] == "paused")
+    assert status["why"].startswith("round 1 could not be aggregated: ")
     assert status["why"].endswith("no longer has the digest of its name")
+
+
+def test_a_byte_that_changes_in_a_spool_is_never_averaged_and_its_site_is_asked_again(place: Place) -> None:
+    """The receipt is given and stays true: the round waits for the same update once more and goes on without none."""
+    sites = place.begin(rounds=1, quorum=2)
+    assignments = [site.next_assignment() for site in sites]
+    first = sites[0].answer(assignments[0])
+    path = Blobs(place.state.blobs).spool(first.upload_id)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    for site, assignment in zip(sites[1:], assignments[1:], strict=True):
+        site.answer(assignment)
+    again = sites[0].next_assignment()
+    assert (again.round, again.attempt) == (1, 2)
+    attempt = place.ask("report", study="trial")["attempts"][0]
+    assert attempt["answers"]["alpha"] | {"metrics": {}} == {
+        "answer": "left_out", "code": "PAYLOAD_DIGEST", "tensor": "", "metrics": {},
+    }  # fmt: skip
+    assert not path.exists()
+    assert sites[0].answer(again).decision == "accepted"
+    place.until(lambda status: status["closing"])
+    with TensorFile(place.coordinator.parts.blobs.model(place.status()["model_digest"])) as model:
+        assert b"".join(data for _, data in model.chunks()) == b"".join(expected_model([("alpha", "bravo", "charlie")]))
+
+
+def test_a_disk_that_goes_on_changing_a_spool_pauses_the_study_and_says_whose(place: Place) -> None:
+    (site,) = place.begin(sites=["alpha"])
+    real = Blobs.spool
+
+    def damaging(blobs: Blobs, upload_id: str) -> Path:
+        path = real(blobs, upload_id)
+        if path.exists() and threading.current_thread().name.startswith("aggregation"):
+            path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+        return path
+
+    Blobs.spool = damaging  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            site.answer(site.next_assignment())
+        status = place.until(lambda status: status["state"] == "paused")
+    finally:
+        Blobs.spool = real  # type: ignore[method-assign]
+    assert status["why"] == "what is kept here of the accepted update of `alpha` is damaged; it was not averaged"
+    assert status["sites"]["alpha"] | {"code": "PAYLOAD_DIGEST", "state": "left_out"} == status["sites"]["alpha"]
+    place.ask("start", study="trial")
+    assert site.next_assignment().stop.reason == pb.Stop.PAUSED
+    assert site.answer(site.next_assignment()).decision == "accepted"
+    place.until(lambda status: status["round"] == 2)
+
+
+def test_a_full_disk_while_averaging_pauses_the_study_and_start_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the process before, and with it every other study."""
+    sites = place.begin(sites=list(SITES), rounds=1)
+
+    def full(*_: object) -> None:
+        raise CannotWrite("blobs: no space left")
+
+    monkeypatch.setattr("coordinator.conclusion.aggregate", full)
+    for site in sites:
+        site.answer(site.next_assignment())
+    status = place.until(lambda status: status["state"] == "paused")
+    assert status["why"] == "round 1 could not be aggregated: blobs: no space left"
+    monkeypatch.undo()
+    place.ask("start", study="trial")
+    assert place.until(lambda status: status["closing"])["sites"]["alpha"]["rounds_contributed"] == [1]
+
+
+def test_a_step_that_cannot_be_written_now_is_tried_again_and_stops_no_other_study(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.engine.LATER_S", 0.05)
+    place.begin(sites=["alpha"], round_deadline_s=1)
+    engine, real, failed = place.coordinator.engine, store.Store.write, []
+
+    def full(records: store.Store) -> object:
+        if threading.current_thread().name == "engine" and len(failed) < 3:
+            failed.append(True)
+            raise CannotWrite("coordinator.db: no space left")
+        return real(records)
+
+    monkeypatch.setattr(store.Store, "write", full)
+    assert place.until(lambda status: status["attempt"] == 2)["state"] == "running"
+    assert len(failed) == 3
+    assert engine.find("trial") is not None
+
+
+def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_says_so(place: Place) -> None:
+    (site,) = place.begin(sites=["alpha", "bravo"][:1])
+    site.answer(site.next_assignment())
+    place.until(lambda status: status["round"] == 2)
+    with place.coordinator.parts.store.write() as records:
+        records.change(store.studies, {"name": "trial"}, life="{}")
+    models = set((place.state.blobs / "models").iterdir())
+    place.restart()
+    assert set((place.state.blobs / "models").iterdir()) == models
+    with pytest.raises(NeedsPerson) as refusal:
+        place.status()
+    assert refusal.value.message.startswith("what is kept here of study `trial` is damaged: ")
+    assert refusal.value.hint == (
+        "the other studies go on; restore the state directory from a backup, or give the new study another name"
+    )
+    with pytest.raises(NeedsPerson, match="what is kept here of study `trial` is damaged"):
+        place.create(sites=["alpha"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import engine, store
+from coordinator import conclusion, store
 from coordinator.assignments import Assignments
 from coordinator.downloads import Downloads
 from tests.coordinator.conftest import SITES, Place
@@ -20,6 +20,7 @@ from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
 from wardround import rpc
+from wardround.durable import StorageFailed
 from wardround.tensors import Manifest
 from wardround.v1 import federation_pb2 as pb
 
@@ -177,23 +178,23 @@ def test_after_a_restart_each_site_is_asked_the_same_again(place: Place) -> None
 def test_a_crash_between_the_kept_file_and_its_commit_is_done_again_to_the_same_bits(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, made, went_on = engine.aggregate, threading.Event(), threading.Event()
+    real, made, went_on = conclusion.aggregate, threading.Event(), threading.Event()
 
     def cut_off(*given: Any) -> Manifest:
         real(*given)
         made.set()
         went_on.wait(20)
-        raise OSError("as if the process had ended here")
+        raise StorageFailed("as if the process had ended here")
 
     sites = place.begin(rounds=1)
-    monkeypatch.setattr("coordinator.engine.aggregate", cut_off)
+    monkeypatch.setattr("coordinator.conclusion.aggregate", cut_off)
     for site in sites:
         site.answer(site.next_assignment())
     assert made.wait(20)
-    monkeypatch.setattr("coordinator.engine.aggregate", real)
+    monkeypatch.setattr("coordinator.conclusion.aggregate", real)
     went_on.set()
     place.restart()
-    assert isinstance(place.failures.pop(), OSError)
+    assert isinstance(place.failures.pop(), StorageFailed)
     place.until(lambda status: status["closing"])
     assert same(kept_now(place), kept_after([SITES]))
 
@@ -212,7 +213,7 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     assert "trial: the model for site alpha: " in caplog.text
 
 
-def test_when_what_is_kept_is_damaged_the_study_fails_and_the_sites_hear_it(place: Place) -> None:
+def test_when_what_is_kept_is_damaged_the_study_pauses_and_the_sites_hear_it(place: Place) -> None:
     sites = place.begin()
     assignments = [site.next_assignment() for site in sites]
     kept = place.coordinator.parts.blobs.model(place.status()["model_digest"])
@@ -221,8 +222,8 @@ def test_when_what_is_kept_is_damaged_the_study_fails_and_the_sites_hear_it(plac
     update = delta(sites[2].name, 1, SPECS)
     kept.write_bytes(b"rubbish")
     sites[2].send(sites[2].opening(assignments[2], update), update.payload)
-    place.until(lambda status: status["state"] == "failed")
-    assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.FAILED}
+    place.until(lambda status: status["state"] == "paused")
+    assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.PAUSED}
 
 
 def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Place) -> None:

@@ -121,6 +121,7 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
     alpha.decline(alpha.next_assignment(), "DECLINED_DATA_CHANGED")
     assert place.status()["sites"]["alpha"] | {"rounds_contributed": []} == {
         "state": "declined", "code": "DECLINED_DATA_CHANGED", "ready": True, "rounds_contributed": [],
+        "rounds_left_out": [], "rounds_capped": [],
     }  # fmt: skip
     for site in (bravo, charlie):
         site.answer(site.next_assignment())
@@ -205,18 +206,23 @@ def test_the_operator_stops_a_study_and_the_sites_hear_it(place: Place) -> None:
         place.ask("start", study="trial")
 
 
-def test_updates_whose_mean_no_float32_can_hold_fail_the_study(place: Place) -> None:
+def test_updates_whose_mean_no_float32_can_hold_pause_the_study_and_name_who_was_left_out(place: Place) -> None:
+    """Every site sends the largest float32: none stands out, and all are needed. A new start asks again."""
     sites = place.begin()
     huge = np.finfo("<f4").max
-    for number in (1, 2):  # the largest float32 twice is beyond it; once, with the 1 of the initial model, is not
-        for site in sites:
-            update = delta(site.name, number, SPECS).with_tensor(1, np.full((2, 3), huge))
-            assert site.answer(site.next_assignment(), update).decision == "accepted"
-    status = place.until(lambda status: status["state"] == "failed")
-    assert status["why"] == "`layer.weight` would be beyond float32, though each update is finite"
-    assert status["round"] == 2
-    assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.FAILED}
-    assert list((place.state.blobs / "uploads").iterdir()) == []
+    for site in sites:  # once, with the 1 of the initial model, is not beyond it
+        site.answer(site.next_assignment(), delta(site.name, 1, SPECS).with_tensor(1, np.full((2, 3), huge)))
+    for site in [*sites, sites[0]]:  # the two others' updates are kept for the second attempt
+        update = delta(site.name, 2, SPECS).with_tensor(1, np.full((2, 3), huge))
+        assert site.answer(site.next_assignment(), update).decision == "accepted"
+    status = place.until(lambda status: status["state"] == "paused")
+    assert status["why"].startswith("round 2 cannot be averaged: site alpha: norm 8.335e+38, the largest of a sum in ")
+    assert status["why"].endswith("which `layer.weight` would be beyond float32, though each update is finite")
+    assert (status["round"], status["sites"]["alpha"]["state"]) == (2, "left_out")
+    place.ask("start", study="trial")
+    again = sites[0].next_assignment()
+    assert again.stop.reason == pb.Stop.PAUSED
+    assert sites[0].next_assignment().attempt == 3
 
 
 def test_the_same_content_is_the_same_study_and_new_content_a_new_revision(place: Place) -> None:

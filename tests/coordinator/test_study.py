@@ -17,6 +17,7 @@ from coordinator.study import (
     Closed,
     Event,
     Gone,
+    Halted,
     Kind,
     Life,
     Now,
@@ -255,14 +256,38 @@ def test_the_operator_can_stop_a_study_anywhere(where: str) -> None:
     assert story.life.phase == Phase.STOPPED
     assert story.actions()[-1] == Tell(Phase.STOPPED)
     frozen = story.life
-    assert story.happens(Start(), Aggregated(), Unusable("late"), Clock()).life == frozen
+    assert (
+        story.happens(Start(), Aggregated(), Unusable("late", {"a": "TENSOR_NORM"}), Halted("late"), Clock()).life
+        == frozen
+    )
 
 
-def test_updates_that_cannot_be_combined_fail_the_study() -> None:
-    story = Story().begins().accepts(*SITES).happens(Unusable("beyond float32"))
-    assert story.life.phase == Phase.FAILED
-    assert story.life.why == "beyond float32"
-    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.FAILED)]
+def test_an_update_that_cannot_be_averaged_is_left_out_and_the_round_goes_on() -> None:
+    story = Story().begins().accepts(*SITES).happens(Aggregated({"b": "TENSOR_NORM"}))
+    assert story.life.last
+    assert story.life.last.accepted == ("a", "c")
+    assert story.life.last.answers["b"] == Answer(Kind.LEFT_OUT, "TENSOR_NORM", "b")
+    assert (story.life.models, story.round.number, story.round.asked) == (1, 2, SITES)
+
+
+def test_when_too_few_updates_are_left_the_round_is_tried_again_and_the_others_keep_theirs() -> None:
+    story = Story(replace(RULES, needed=3)).begins().accepts(*SITES)
+    story.happens(Unusable("too large", {"b": "TENSOR_NORM"}))
+    assert (story.round.attempt, story.round.accepted, story.round.unanswered) == (2, ("a", "c"), ("b",))
+    story.accepts("b").happens(Unusable("too large again", {"b": "TENSOR_NORM"}))
+    assert (story.life.phase, story.life.why) == (Phase.PAUSED, "too large again")
+    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.PAUSED)]
+    assert story.happens(Start()).round.accepted == ("a", "c")
+
+
+@pytest.mark.parametrize("aggregating", [True, False])
+def test_a_fault_in_the_coordinator_pauses_the_study_and_keeps_what_was_accepted(aggregating: bool) -> None:
+    story = Story().begins().accepts(*(SITES if aggregating else ("a", "b"))).happens(Halted("no disk"))
+    assert (story.life.phase, story.life.why) == (Phase.PAUSED, "no disk")
+    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.PAUSED)]
+    story.happens(Start())
+    assert story.round.attempt == 2
+    assert story.round.accepted == (SITES if aggregating else ("a", "b"))
 
 
 def test_after_a_restart_the_rest_of_a_deadline_counts_but_the_sites_get_time_to_come_back() -> None:
@@ -290,14 +315,17 @@ EVENTS = st.one_of(
     st.sampled_from(SITES).map(Ready),
     st.sampled_from(SITES).map(lambda site: Gone(site, "DECLINED_WITHDRAWN")),
     st.tuples(st.sampled_from(SITES), st.sampled_from([YES, NO, DECLINED])).map(lambda pair: Answered(*pair)),
-    st.sampled_from([Start(), Stop(), Aggregated(), Unusable("x"), Clock()]),
+    st.sampled_from([Start(), Stop(), Aggregated(), Halted("x"), Clock()]),
+    st.sampled_from(SITES).map(lambda site: {site: "TENSOR_NORM"}),
     st.floats(0, 2000),
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=60), st.sets(st.sampled_from(SITES)))
-def test_whatever_happens_the_life_stays_sound(events: list[Event | float], connected: set[str]) -> None:
+def test_whatever_happens_the_life_stays_sound(
+    events: list[Event | float | dict[str, str]], connected: set[str]
+) -> None:
     story = Story(connected=tuple(connected))
     models = 0
     for event in events:
@@ -307,6 +335,10 @@ def test_whatever_happens_the_life_stays_sound(events: list[Event | float], conn
             current = story.life.round
             if current and not story.life.aggregating and event.site in current.unanswered:
                 story.happens(event)  # admission lets nothing else through
+        elif isinstance(event, dict):
+            if story.life.aggregating and set(event) <= set(story.round.accepted):
+                enough = len(story.round.accepted) > RULES.needed
+                story.happens(Aggregated(event) if enough else Unusable("x", event))
         else:
             before = story.life
             story.happens(event)

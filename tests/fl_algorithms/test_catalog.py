@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +211,18 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
             id="metric",
         ),
         pytest.param(
+            study_tables(told={"metrics": ["val_loss"], "ranges": {"val_los": [0, 1]}}),
+            "study.toml: `ranges` in [told] names `val_los`, which the study does not tell",
+            "did you mean `val_loss`?",
+            id="range of no metric",
+        ),
+        pytest.param(
+            study_tables(told={"metrics": ["accuracy"], "ranges": {"accuracy": [0, 2]}}),
+            "study.toml: `ranges` in [told] gives `accuracy` 0 to 2, the task has 0 to 1",
+            "a study may narrow a range and not widen it",
+            id="wider range",
+        ),
+        pytest.param(
             study_tables("silo"),
             "study.toml: algorithm `silo` runs only in the lab",
             "`fl-lab run study.toml --data DIR --set algorithm.name=silo`",
@@ -242,6 +255,36 @@ def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch
         "segmentation": catalog.SEGMENTATION,
         "spirometry": row,
     }
+
+
+@pytest.mark.usefixtures("scanned_anew")
+def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = catalog.TaskRow("tabular2", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
+    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
+    told = {"metrics": ["val_loss", "accuracy"]}
+    with pytest.raises(BadData) as refusal:
+        resolve(StudyFile.model_validate(study_tables(told=told)))
+    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be told"
+    hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
+    assert (refusal.value.message, refusal.value.hint) == (said, hint)
+    ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
+    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": ranged})
+    found = resolve(StudyFile.model_validate(study_tables(told=told))).told.ranges
+    assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
+
+
+def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
+    told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
+    study = resolve(StudyFile.model_validate(study_tables(told=told)))
+    assert study.told.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
+    assert study.document()["told"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
+    assert resolve(study) == study
+
+
+def test_every_metric_of_our_own_tasks_has_a_range() -> None:
+    for row in (catalog.TABULAR, catalog.IMAGE_CLASSES, catalog.SEGMENTATION):
+        assert all(row.range_of(name) == (0.0, 1.0) for name in row.metrics)
+        assert row.range_of("val_loss") == (0.0, 1e6)
 
 
 @pytest.mark.usefixtures("scanned_anew")

@@ -59,7 +59,7 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
             step = session.validate if closing else session.train
             results[-1][site] = step(number, downlink(half, kept, site, number))
         if not closing:
-            kept = aggregate(study, half, kept, number, results[-1], toy_common())
+            kept, _ = aggregate(study, half, kept, number, results[-1], toy_common())
     digest = manifest(kept, half.kept_specs).digest() if kept else None
     return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
 

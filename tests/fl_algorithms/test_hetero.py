@@ -419,7 +419,7 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
         )
         for site in sites
     }
-    return start, aggregate(study, half, start, 1, results, common), made
+    return start, aggregate(study, half, start, 1, results, common)[0], made
 
 
 def test_every_student_learns_what_all_networks_say_together() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ from typer.testing import CliRunner
 
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Checkpoint
+from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
-from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, told_losses
+from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, said_of_limits, told_losses
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.study import LimitsSection, StudyFile
 from wardround.tensors import TensorFile
 
 STUDY = """
@@ -309,3 +310,43 @@ def _tables(folder: Path) -> dict[str, Any]:
     tables = tomllib.loads((folder / "study.toml").read_text())
     tables.pop("variants")
     return tables
+
+
+def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One site's update a million times too large, as wrong units make it, and one with most of the rows."""
+    sites = ("ash", "birch", "cedar", "douglas")
+    tables = toy_study("fedavg").model_dump()
+    tables["study"] |= {"sites": sites, "quorum": 3, "rounds": 2}
+    study = resolve(StudyFile.model_validate(tables))
+    data = {site: toy_data(site, rows=400 if site == "ash" else 22) for site in sites}
+    honest = federate(study, data)
+    assert said_of_limits(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
+    assert honest.digest != federate(study.model_copy(update={"limits": LimitsSection(max_weight=1)}), data).digest
+
+    real = SiteSession.train
+
+    def in_other_units(session: SiteSession, number: int, *given: Any) -> RoundResult:
+        result = real(session, number, *given)
+        if session._context.site != "birch" or number != 2:
+            return result
+        large = {bundle: {name: 1e6 * one for name, one in part.items()} for bundle, part in result.uplink.items()}
+        return replace(result, uplink=large)
+
+    monkeypatch.setattr(SiteSession, "train", in_other_units)
+    said = said_of_limits(federate(study, data).accounts)
+    assert said[0].startswith("site birch is not in round 2's model: norm ")
+    all_needed = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 4})})
+    with pytest.raises(BadData) as refusal:
+        federate(all_needed, data)
+    assert refusal.value.message.startswith(
+        "round 2: only 3 of the 4 updates that it needs are within the study's limits: site birch: norm "
+    )
+    assert refusal.value.hint == (
+        "a coordinator would pause here: look at the site's data, or raise `norm_multiple` in [limits]"
+    )
+
+
+def test_a_loss_beyond_its_range_is_told_as_the_bound_so_that_a_site_that_diverges_goes_on() -> None:
+    study = toy_study("fedavg")
+    result = RoundResult({}, 22, 9, {"val_loss": 3e7}, ())
+    assert told_losses(study, {"ash": result}) == [("1e+06", 9)]

@@ -56,7 +56,7 @@ class Rounds:
             for site, session in self.sessions.items()
             if only is None or site in only
         }
-        self.kept = aggregate(self.study, self.half, self.kept, self.number, results)
+        self.kept, _ = aggregate(self.study, self.half, self.kept, self.number, results)
         return results
 
 

@@ -112,7 +112,7 @@ class Federation:
     def round(self) -> dict[str, RoundResult]:
         number = len(self.results) + 1
         results = {site: session.train(number, self.base(site)) for site, session in self.sessions.items()}
-        self.kept = aggregate(self.study, self.half, self.kept, number, results)
+        self.kept, _ = aggregate(self.study, self.half, self.kept, number, results)
         self.results.append(results)
         return results
 

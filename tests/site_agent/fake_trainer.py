@@ -49,7 +49,8 @@ class FakeTrainer:
         self.common = ""
         self.weights: dict[str, Any] | None = None
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
-        self.num_examples: Any = 80
+        self.num_examples: Any = 80  # of the 100 rows that ``_check`` says, as a trainer tells them that is honest
+        self.num_validation: Any = 20
         self.poison = ""
         self.digest = "ab" * 32
         self.seen = "as approved"
@@ -132,7 +133,7 @@ class FakeTrainer:
         return self._numbers()
 
     def _numbers(self) -> dict[str, Any]:
-        return {"num_examples": self.num_examples, "num_validation": 20, "metrics": self.metrics}
+        return {"num_examples": self.num_examples, "num_validation": self.num_validation, "metrics": self.metrics}
 
     def _commit(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}

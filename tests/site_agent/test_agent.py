@@ -369,7 +369,7 @@ def test_a_count_in_another_form_than_approved_does_not_leave(
     world.trainer.num_examples = -1
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
-    assert "num_examples is not told exact" in caplog.text
+    assert "the trainer's num_examples is not that of the data approved for `hearts`, told exact" in caplog.text
 
 
 def test_only_a_code_of_a_trainers_failure_reaches_the_coordinator(world: SiteWorld) -> None:

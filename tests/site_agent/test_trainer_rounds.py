@@ -353,12 +353,14 @@ def test_cards_say_where_a_model_comes_from_and_in_the_end_who_contributed(hospi
     run(hospital, 1, 2)
     fields = {key: hospital.round(3)[key] for key in ("study", "revision", "study_digest", "site", "data")}
     contributors = {"north": [1, 2], "south": [1]}
-    said = hospital.ask("finish", **fields, best_round=None, best=None, contributors=contributors)
+    limited = {"capped": {"north": [2]}, "left_out": {"south": [2]}}
+    said = hospital.ask("finish", **fields, best_round=None, best=None, contributors=contributors, **limited)
     row = next(row for row in said["checkpoints"] if row["kind"] == "latest")
     folder = Path(row["path"]).parent
     card = json.loads((folder / "card.json").read_text())
     assert card["study_digest"] == STUDY_DIGEST
     assert card["contributors"] == contributors
+    assert {key: card[key] for key in limited} == limited
     assert card["torch"] == torch.__version__
     assert (card["device"], card["threads"], card["split"], card["metric"]) == ("cpu", 1, "test", "accuracy")
     assert card["data_digest"] == sources(hospital.state)["patients"].digest

@@ -244,11 +244,12 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     spelt = (
         '{"initial_model":"' + "ab" * 32 + '","study":{"algorithm":{"mu":"0.001","name":"fedprox"},'
         '"checkpoints":{"loss_reduction":"sample_mean","validation_fraction":"0.2"},'
+        '"limits":{"count_growth":"2.0","max_examples":10000000,"max_weight":"0.5","norm_multiple":null},'
         '"model":{"hidden":[4,2],"name":"mlp"},'
         '"study":{"max_update_norm":null,"name":"heart","quorum":null,"round_deadline_s":3600,"rounds":3,"seed":1,'
         '"sites":["charite","st-olav"],"start_deadline_s":604800,"threads":1,"title":""},'
         '"task":{"label":"disease","name":"tabular"},'
-        '"told":{"counts":"exact","digits":4,"metrics":["val_loss"]},'
+        '"told":{"counts":"exact","digits":4,"metrics":["val_loss"],"ranges":{}},'
         '"training":{"batch_size":32,"betas":["0.9","0.999"],"drop_last":false,"init_private":"site",'
         '"iterator":"round","learning_rate":"0.001","local_epochs":1,"local_steps":null,"momentum":"0.0",'
         '"optimizer":"adamw","optimizer_lifetime":"run","weight_decay":"0.01"}}}'
@@ -258,7 +259,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     assert (
         file.digest("ab" * 32)
         == hashlib.sha256(spelt.encode()).hexdigest()
-        == "920e9d0a02c7fb0e7382407a56090fa95249c2797a66966f427fc6d43ca9b055"
+        == "aad035a70d8329da9956b910f083b1c7b73804a2a992d87aa15451cc1ddc56ca"
     )
 
 
@@ -291,3 +292,42 @@ def test_a_metric_is_told_with_no_more_digits_than_the_study_says(value: float, 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf"), 1.797e308])
 def test_a_metric_that_is_undefined_is_told_as_null(value: float | None) -> None:
     assert ToldSection(digits=2).number(value) == "null"
+
+
+def test_a_metric_beyond_its_range_is_told_as_the_bound_and_nothing_else_is_in_range() -> None:
+    told = ToldSection(metrics=("val_loss",), ranges={"val_loss": (0.0, 1e6)})
+    cases = {0.12345: "0.1235", 1e9: "1e+06", -3.0: "0", float("nan"): "null", float("inf"): "null", 999_999.0: "1e+06"}
+    assert {value: told.metric("val_loss", value) for value in cases} == cases
+    assert all(told.is_in_range("val_loss", text) for text in cases.values())
+    assert told.metric("val_loss", None) == "null"
+    assert not any(told.is_in_range("val_loss", text) for text in ("-1e-09", "1.001e+06"))
+    assert not told.is_in_range("auc", "0.5")
+
+
+@pytest.mark.parametrize("digits", range(1, 10))
+@given(st.floats(-10, 10))
+def test_what_is_told_of_a_range_is_in_it_however_it_is_rounded(digits: int, value: float) -> None:
+    told = ToldSection(digits=digits, ranges={"x": (-0.123456789, 1.987654321)})
+    text = told.metric("x", value)
+    assert told.has_form(text)
+    assert told.is_in_range("x", text)
+
+
+@pytest.mark.parametrize("text", ["0.12345", "0.10", "nan", "inf", "1e999", "0,5", " 0.5", "０.5", "", "1" * 30])
+def test_text_in_another_form_is_no_number_of_the_study(text: str) -> None:
+    assert not ToldSection().has_form(text)
+
+
+def test_a_range_is_given_lowest_first(written: Path) -> None:
+    error = fault(SMALL + "[told]\nranges = { val_loss = [1, 0] }\n", written)
+    assert "the range of 'val_loss' is 1 to 0: give the lowest value first" in error.message
+
+
+def test_the_limits_are_said_in_words(written: Path) -> None:
+    rows = "a site tells at most 10000000 rows, and 2 times what it told first"
+    share = "one site's share of a mean of three or more is at most 0.5"
+    learned = "an update's norm is at most 10 times the median of this and the last rounds"
+    assert study(SMALL, written, "limits.norm_multiple=10").bounds() == (share, learned, rows)
+    given_norm = study(SMALL, written, "study.max_update_norm=2.5", "limits.max_weight=1")
+    assert given_norm.bounds()[:2] == ("nothing limits one site's share of a mean", "an update's norm is at most 2.5")
+    assert study(SMALL, written, "limits.norm_multiple=0").bounds()[1] == "nothing limits an update's norm"

@@ -71,6 +71,7 @@ def upgrade() -> None:
         sa.Column("outcome", sa.String(20)),
         sa.Column("answers", sa.Text),
         sa.Column("model", sa.String(64)),
+        sa.Column("account", sa.Text),
     )
     op.create_table(
         "uploads",

@@ -259,12 +259,16 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[_Union[Stop.Reason, str]] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("site", "rounds")
+    __slots__ = ("site", "rounds", "capped", "left_out")
     SITE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CAPPED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     site: str
     rounds: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, site: _Optional[str] = ..., rounds: _Optional[_Iterable[int]] = ...) -> None: ...
+    capped: _containers.RepeatedScalarFieldContainer[int]
+    left_out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, site: _Optional[str] = ..., rounds: _Optional[_Iterable[int]] = ..., capped: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("study", "revision", "model", "offset")

@@ -1,0 +1,165 @@
+"""How much one site may move the model: the cap on its weight in a mean, and the limit on its update's norm.
+
+Both are the study's [limits], hold at the coordinator and in the lab by this code, and need nothing but the updates of
+the round and the norms of the rounds before. So the same contributing sites give the same model.
+
+The norm of an update is held against the median of those that are like it: of sites that send the same tensors, in this
+round and in the last rounds that closed. Three norms make a median that one site cannot choose; with fewer nothing is
+learned. An update beyond the limit is left out by name, and so is, one at a time, the largest update of a sum that no
+float32 can hold.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median_low
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fl_algorithms.server.halves import BLOCK, BeyondFloat32, BlockSource, ServerHalf, Specs, Update, averaging_weights
+from wardround.errors import BadData
+from wardround.study import StudyFile
+
+ENOUGH = 3  # norms, for a median that one site cannot choose
+REMEMBERED = 5  # closed rounds whose norms are looked at
+LEFT_OUT = "TENSOR_NORM"  # the code of a site whose accepted update is not averaged
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of each accepted update of a round.
+
+    Attributes:
+        norms: L2 over all of an update's tensors, of every site that had one accepted.
+        limits: what each was held against; a site without one is not in it.
+        shares: of the averaged sites' updates in the mean, where the method weights by counts.
+        capped: the sites whose share is smaller than their count would give.
+        left_out: site -> why its update is not in the model, in words.
+    """
+
+    norms: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    capped: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Plain JSON; a norm that is infinite has no place in it, and none is: updates are finite float32."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Account":
+        return cls(**{**document, "capped": tuple(document["capped"])})
+
+
+class TooFewLeft(BadData):
+    """Not enough updates are left to average. ``account`` names those that were left out."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__("; ".join(f"site {site}: {why}" for site, why in account.left_out.items()))
+        self.account = account
+
+
+def averaged(
+    study: StudyFile,
+    half: ServerHalf,
+    updates: Sequence[Update],
+    before: Sequence[Account],
+    make: Callable[[Sequence[Update]], T],
+) -> tuple[T, Account]:
+    """What ``make`` gives for the updates within the limits, and the account of them all.
+
+    Args:
+        updates: the accepted ones, in site order.
+        before: the accounts of the closed rounds, the last one last.
+        make: aggregates; called again without the largest update where the result is beyond float32.
+
+    Raises:
+        TooFewLeft: some were left out, and fewer than the study's quorum are left.
+        BadData: as ``make``.
+    """
+    norms = {update.site: norm(update.deltas, half.leaves_of(update.site)) for update in updates}
+    limits, left_out = {}, {}
+    if study.limits.norm_multiple and study.study.max_update_norm is None:
+        limits = learned_limits(half, norms, before, study.limits.norm_multiple)
+        left_out = {
+            site: f"norm {norms[site]:.4g}, the limit is {limit:.4g}: {study.limits.norm_multiple:g} medians"
+            for site, limit in limits.items()
+            if norms[site] > limit
+        }
+    kept = [update for update in updates if update.site not in left_out]
+    while kept and (not left_out or len(kept) >= study.study.needed):
+        shares, capped = shares_of(half, kept, study.limits.max_weight)
+        try:
+            made = make(kept)
+        except BeyondFloat32 as error:
+            largest = max(kept, key=lambda update: norms[update.site])  # of equal ones the first in site order
+            left_out[largest.site] = f"norm {norms[largest.site]:.4g}, the largest of a sum in which {error.message}"
+            kept.remove(largest)
+        else:
+            return made, Account(norms, limits, shares, capped, dict(sorted(left_out.items())))
+    raise TooFewLeft(Account(norms, limits, left_out=dict(sorted(left_out.items()))))
+
+
+def norm(deltas: BlockSource, specs: Specs) -> float:
+    """L2 over all tensors, read block by block."""
+    squares = 0.0
+    for spec in specs:
+        size = math.prod(spec.shape)
+        for start in range(0, size, BLOCK):
+            block = deltas.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
+            squares += float(np.einsum("i,i->", block, block))  # one thread, so the same bits everywhere
+    return math.sqrt(squares)
+
+
+def learned_limits(
+    half: ServerHalf, norms: Mapping[str, float], before: Sequence[Account], multiple: float
+) -> dict[str, float]:
+    """Site -> the largest norm that its update may have; a site of which too little is known is not in it.
+
+    It is ``multiple`` times the larger of two medians: of this round's norms, and of those averaged in the last rounds.
+    The larger, because norms fall while a model learns, and a site that still learns when others do not is no offender.
+    """
+    alike: dict[Specs, list[str]] = {}
+    for site in norms:
+        alike.setdefault(half.leaves_of(site), []).append(site)
+    found: dict[str, float] = {}
+    for specs, sites in alike.items():
+        here = [norms[site] for site in sites]
+        past = [
+            value
+            for account in before[-REMEMBERED:]
+            for site, value in account.norms.items()
+            if site not in account.left_out and half.leaves_of(site) == specs
+        ]
+        limit = multiple * max((median_low(values) for values in (here, past) if len(values) >= ENOUGH), default=0.0)
+        if limit > 0:
+            found |= dict.fromkeys(sites, limit)
+    return found
+
+
+def shares_of(
+    half: ServerHalf, updates: Sequence[Update], max_weight: float
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Each site's share in the mean that it is in, and the sites whose share the cap made smaller."""
+    if not half.weighted:
+        return {}, ()
+    alike: dict[Specs, list[Update]] = {}
+    for update in updates:
+        alike.setdefault(half.leaves_of(update.site), []).append(update)
+    shares: dict[str, float] = {}
+    capped: list[str] = []
+    for some in alike.values():
+        counts = [update.num_examples for update in some]
+        weights = averaging_weights(counts, max_weight)
+        total = math.fsum(weights)
+        shares |= {update.site: weight / total for update, weight in zip(some, weights, strict=True)}
+        capped += [
+            update.site
+            for update, weight, count in zip(some, weights, counts, strict=True)
+            if weight / total < count / sum(counts)
+        ]
+    return dict(sorted(shares.items())), tuple(sorted(capped))
