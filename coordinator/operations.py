@@ -19,12 +19,16 @@ from coordinator.roster import Study, new_study
 from coordinator.state import State
 from coordinator.store import Records, Store
 from coordinator.study import ENDED, Phase, Start, Stop
-from wardround.control import Reply
+from wardround.control import Reply, wanted
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.study import StudyFile
 from wardround.tensors import TensorFile
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
+FIELDS: dict[str, dict[str, type]] = {  # of a request, where it is not {study}
+    "invite": {"site": str, "expires_s": int}, "sites": {}, "revoke": {"site": str},
+    "create": {"document": dict, "initial": str}, "reopen": {"site": str, "ledger": str},
+}  # fmt: skip
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -96,19 +100,24 @@ class Operations:
         """One command of a control connection.
 
         Raises:
-            UsageProblem: it is not known here.
+            UsageProblem: it is not known here, or not of its form.
         """
         fields = dict(request)
         name = str(fields.pop("command", ""))
         if name == "follow":
-            return self.follow(fields["study"], progress)
+            return self.follow(*wanted(fields, study=str), progress)
         if name == "receipts":
-            return self.receipts(fields["site"], progress)
+            return self.receipts(*wanted(fields, site=str), progress)
         if name not in self._commands:
             raise UsageProblem(
                 f"the running service knows no command `{name[:40]}`",
                 hint="the service and the command are of different versions: restart the service",
             )
+        wanted(fields, **FIELDS.get(name, {"study": str}))
+        if name == "create" and fields.get("common") is not None:
+            wanted(fields, common=str)
+        if unknown := fields.keys() - {*FIELDS.get(name, ("study",)), *(("common",) if name == "create" else ())}:
+            raise UsageProblem(f"the command `{name}` takes no `{min(unknown)[:40]}`")
         return self._commands[name](**fields)
 
     def invite(self, site: str, expires_s: int) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def read_record(number, line):
         record = canonical(line)
     except ValueError as error:
         raise Tampered(number, f"is not as it was written: {error}") from None
-    if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in FIELDS_OF:
+    kind = record.get("type") if isinstance(record, dict) else None
+    if not isinstance(kind, str) or kind not in FIELDS_OF or record.get("v") != 1:
         raise Tampered(number, "is no record of a known type")
     for name in ["seq", "ts", "prev", *FIELDS_OF[record["type"]].split()]:
         if name not in record:

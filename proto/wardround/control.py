@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BY_EXIT_CODE, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
+from wardround.errors import BY_EXIT_CODE, BadData, CannotWrite, NotPermitted, Unavailable, UsageProblem, WardroundError
 
 MAX_LINE = 8 * 1024 * 1024
 Reply = Callable[[Any], None]
@@ -88,6 +88,7 @@ def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, 
 
     Raises:
         Unavailable: nobody listens there, or no answer came in ``timeout_s``.
+        BadData: what came is no answer.
         WardroundError: what the service's handler raised.
     """
     with connect(path) as connection, connection.makefile("rb") as stream:
@@ -98,9 +99,7 @@ def call(path: Path, request: dict[str, Any], progress: Reply | None = None, *, 
                 if "result" in answer:
                     return answer["result"]
                 if "error" in answer:
-                    said = answer["error"]
-                    kind = BY_EXIT_CODE.get(said["exit_code"], WardroundError)
-                    raise kind(said["message"], hint=said["hint"], code=said["code"])
+                    raise as_error(answer["error"])
                 if progress is not None:
                     progress(answer.get("progress"))
         except TimeoutError:
@@ -176,7 +175,7 @@ def _send(connection: socket.socket, item: Any) -> None:
 def _request(line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
         raise UsageProblem("not a request: one JSON object on one line was wanted")
@@ -188,6 +187,39 @@ def _failure(error: WardroundError) -> dict[str, Any]:
     return {"error": said}
 
 
+def as_error(said: Any) -> WardroundError:
+    """The error that an answer holds, as itself.
+
+    Raises:
+        BadData: it holds none.
+    """
+    texts = [said.get(key) for key in ("message", "hint", "code")] if isinstance(said, dict) else []
+    code = said.get("exit_code") if texts else None
+    if not texts or not all(isinstance(text, str) for text in texts) or type(code) is not int:
+        raise BadData("the service's answer is none: an error without its form")
+    message, hint, name = (str(text) for text in texts)
+    return BY_EXIT_CODE.get(code, WardroundError)(message, hint=hint, code=name)
+
+
+def wanted(request: dict[str, Any], **kinds: type) -> tuple[Any, ...]:
+    """The fields of a request by name, each of its kind; a bool is no int.
+
+    Raises:
+        UsageProblem: one is missing, or of another kind.
+    """
+    for name, kind in kinds.items():
+        if type(request.get(name)) is not kind:
+            what = {"str": "a text", "int": "a whole number", "dict": "a table"}.get(kind.__name__, kind.__name__)
+            raise UsageProblem(f"the request's `{name}` is not {what}", hint="is one of the two of another version?")
+    return tuple(request[name] for name in kinds)
+
+
 def _lines(stream: Any) -> Iterator[dict[str, Any]]:
     while line := stream.readline(MAX_LINE):
-        yield json.loads(line)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise BadData("the service's answer is none: JSON objects were wanted")
+        yield answer

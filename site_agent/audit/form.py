@@ -55,11 +55,27 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in enumerate(Lines(folder)):
         try:
-            yield record_in(line)
+            record = record_in(line)
+            if record["type"] == "receipt":
+                receipt_in(record)
+            yield record
         except BadData as error:
             raise BadData(
                 f"ledger line {number} cannot be read: {error.message}", hint="`site-agent audit verify` says more"
             ) from None
+
+
+def receipt_in(record: dict[str, Any]) -> dict[str, Any]:
+    """What the receipt in a `receipt` record says, unsigned, for showing.
+
+    Raises:
+        BadData: it is none.
+    """
+    receipt = read(record["envelope"]["payload"].encode())
+    for name, form in RECEIPT.items():
+        if not isinstance(receipt, dict) or not form(receipt.get(name)):
+            raise BadData(f"its envelope holds no receipt: {name}")
+    return receipt  # type: ignore[no-any-return]
 
 
 def record_in(line: bytes) -> dict[str, Any]:
@@ -97,9 +113,9 @@ def read(data: bytes) -> Any:
 
 def check(record: Any) -> None:
     """Raises BadData: not a record of a known type, or one of its fields has not its form."""
-    if not isinstance(record, dict) or record.get("v") != 1 or record.get("type") not in REQUIRED:
+    kind = record.get("type") if isinstance(record, dict) else None
+    if not isinstance(kind, str) or kind not in REQUIRED or record.get("v") != 1:
         raise BadData("it is no record of a known type")
-    kind = record["type"]
     for name in (*COMMON, *REQUIRED[kind]):
         if name not in record:
             raise BadData(f"it does not have the form of a `{kind}` record: no {name}")
@@ -186,3 +202,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
     "envelope": _object(payload_type=_text, payload=_text, keyid=_text, signature=_text),
     "continues": _object(ledger_id=_text, lines=_count, head=_digest),
 }  # fmt: skip
+RECEIPT: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("receipt_id", "study", "decision", "code", "upload_id"), _text),
+    **dict.fromkeys(("revision", "round", "attempt"), _count),
+}

@@ -16,7 +16,9 @@ from typing import Any
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
-from site_agent.state import exposed
+from site_agent.state import exposed, tensor_rows
+from wardround import canonical
+from wardround.errors import BadData
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
 STYLE = """
@@ -55,7 +57,7 @@ def page(folder: Path, consents: Path, verdict: Verdict, code: int) -> str:
     """The page. ``consents`` is the folder of approvals; ``verdict`` what verification said of the ledger.
 
     Raises:
-        BadData: a line of the ledger cannot be read.
+        BadData: a line of the ledger, or a consent, cannot be read.
     """
     studies: dict[str, _Study] = defaultdict(_Study)
     receipts: dict[str, dict[str, Any]] = {}
@@ -76,7 +78,7 @@ def page(folder: Path, consents: Path, verdict: Verdict, code: int) -> str:
             case "consent" | "blocked" | "held" | "released" | "rejected":
                 studies[record["study"]].others.append(record)
     for file in sorted(consents.glob("*.json")) if consents.is_dir() else []:
-        studies[file.stem].consent = json.loads(file.read_bytes())
+        studies[file.stem].consent = _approved(file)
     body = [
         _head(identity, first, last, verdict, code, control),
         *(_study(name, study, receipts) for name, study in sorted(studies.items())),
@@ -89,6 +91,22 @@ def page(folder: Path, consents: Path, verdict: Verdict, code: int) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<style>{STYLE}</style>\n</head>\n<body>\n{''.join(body)}</body>\n</html>\n"
     )
+
+
+def _approved(file: Path) -> dict[str, Any]:
+    """A consent as far as the page shows it: ``leaves``, ``stays`` and ``apart``.
+
+    Raises:
+        BadData: the file is damaged.
+    """
+    try:
+        consent = canonical.read(file.read_bytes())
+        tensor_rows(consent["stays"])
+        if not isinstance(consent["leaves"], list):
+            raise TypeError
+    except (BadData, OSError, KeyError, TypeError, ValueError, AttributeError):
+        raise BadData(f"{file} is damaged: it holds no consent", hint="restore it from a backup") from None
+    return consent  # type: ignore[no-any-return]
 
 
 def _head(
@@ -203,7 +221,7 @@ def _norm(upload: dict[str, Any]) -> float | None:
     """The L2 norm of a whole update, from its tensors' norms; None where there is none."""
     try:
         squares = [float(row["l2"]) ** 2 for row in upload["tensors"]]
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     norm = math.sqrt(sum(squares))
     return norm if squares and math.isfinite(norm) else None

@@ -112,6 +112,10 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
     document = canonical.loads(message.document)
     parsed = StudyFile.from_document(document, f"study `{study}`")
     manifest = rpc.manifest_from(message.initial_model)
+    if parsed.document() != document:  # each key is there, in the form that is hashed and shown
+        raise BadData(
+            f"the coordinator offers `{study}` with a document that is not resolved", code="MESSAGE_MALFORMED"
+        )
     if parsed.study.name != study:
         raise BadData(f"the coordinator offers `{study}` with another study's file", code="MESSAGE_MALFORMED")
     if study_digest(document, manifest.digest()) != digest:
@@ -133,7 +137,8 @@ def offer_or_none(message: pb.StudyOffer, site: str) -> Offer | None:
 
 def assignment_from(message: pb.Assignment) -> Assignment:
     kind = message.WhichOneof("kind")
-    if kind is None or not STUDY_NAME.fullmatch(message.study):
+    known = message.stop.reason in pb.Stop.Reason.values()  # an open enum: any number comes through
+    if kind is None or not STUDY_NAME.fullmatch(message.study) or not known:
         raise BadData("the coordinator's assignment is of no known kind", code="MESSAGE_MALFORMED")
     return Assignment(
         study=message.study, revision=message.revision, digest=message.digest.hex(), round=message.round,

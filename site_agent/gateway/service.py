@@ -86,23 +86,33 @@ class Commands:
             self._agent.refresh()
             return {}
         if command == "approve":
-            consent = self._agent.desk.approve(request["study"], request["data"], request["by"], progress)
+            study, data = control.wanted(request, study=str, data=str)
+            consent = self._agent.desk.approve(study, data, _person(request), progress)
             return {
                 "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
                 "exposure": consent.exposure, "apart": consent.apart,
             }  # fmt: skip
         if command == "withdraw":
-            return {"told": self._agent.withdraw(request["study"], request["by"])}
+            return {"told": self._agent.withdraw(*control.wanted(request, study=str), _person(request))}
         if command == "waiting":
-            return self._agent.desk.waiting(request["study"], request["round"])
+            return self._agent.desk.waiting(*control.wanted(request, study=str, round=int))
         if command in ("released", "rejected"):
-            going = self._agent.decide(request["study"], request["round"], command, request["update"], request["by"])
-            return {"going": going}
+            study, round_, update = control.wanted(request, study=str, round=int, update=str)
+            return {"going": self._agent.decide(study, round_, command, update, _person(request))}
         if command == "leave":
-            return {"untold": self._agent.leave(request["by"])}
+            return {"untold": self._agent.leave(_person(request))}
         raise UsageProblem(
             f"the running service knows no command {str(command)[:40]!r}", hint="is it an older version?"
         )
+
+
+def _person(request: dict[str, Any]) -> dict[str, Any]:
+    """Who gave the command, in the form that the ledger keeps."""
+    (by,) = control.wanted(request, by=dict)
+    name, uid = control.wanted(by, name=str, uid=int)
+    if uid < 0:
+        raise UsageProblem("the request's `uid` is no user's")
+    return {"name": name, "uid": uid}
 
 
 class TrainerProcess:
