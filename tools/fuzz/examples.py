@@ -319,11 +319,16 @@ class CoordinatorWorld:
 
 
 class FullLedger(Made):
-    """A ledger with a line of every type."""
+    """A ledger with a line of every type. ``cites``: its first line names an older one that it continues."""
 
-    def __init__(self, rounds: int = 2, **more: Any) -> None:
-        self._rounds = rounds
-        super().__init__(16 + 3 * rounds, **more)
+    def __init__(self, rounds: int = 2, *, tail: int = 0, cites: bool = False) -> None:
+        self._cites = cites
+        super().__init__(16 + 3 * rounds, tail=tail)
+
+    def _line(self, kind: str, /, **fields: Any) -> None:
+        if kind == "genesis" and self._cites:
+            fields["continues"] = {"ledger_id": "ab" * 16, "lines": 9, "head": "cd" * 32}
+        super()._line(kind, **fields)
 
     def _begin(self) -> None:
         super()._begin()

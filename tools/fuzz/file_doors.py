@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from site_agent import audit
-from site_agent.audit import export, reconcile, report, show
+from site_agent.audit import bundle, export, reconcile, report, show
 from site_agent.gateway import consent as consents
 from site_agent.gateway import policy as policies
 from site_agent.gateway.identity import Identity
@@ -31,7 +31,7 @@ from tools.fuzz.examples import (
     tensor_file,
     tensors,
 )
-from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml
+from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
 from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts
 from wardround import canonical, dsse, identity
 from wardround.invitation import PREFIX, Invitation
@@ -63,6 +63,8 @@ def chained_again(made: FullLedger) -> Mutator:
     """One record of the lines changed, and then every line after it and the last head made right again, as somebody
     with the ledger's key would."""
 
+    ledger_id = json.loads(made.lines[0])["ledger_id"]
+
     def mutate(random: Random, data: bytes) -> bytes:
         lines, *rest = parts(data) or [b""]
         changed = JSON_LINES(random, lines).split(b"\n")
@@ -76,7 +78,7 @@ def chained_again(made: FullLedger) -> Mutator:
                 pass
             head = next_head(head, line_hash(line))
             out.append(line)
-        signed = LedgerHead(made._ledger_id, len(out), head).sign(made.ledger_key).document()
+        signed = LedgerHead(ledger_id, len(out), head).sign(made.ledger_key).document()
         return frames([_joined(out), canonical.dumps(signed) + b"\n", *rest[1:]])
 
     return mutate
@@ -94,7 +96,7 @@ def _ledger_mutator(made: FullLedger) -> Mutator:
 
 def _verify(folder: Path) -> Door:
     """Both verifiers on a changed ledger, with the coordinator's receipts beside it: they must agree."""
-    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(after="ab" * 32)]
+    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(cites=True)]
     names = (LINES, HEADS, "receipts")
 
     def take(data: bytes) -> None:
@@ -157,6 +159,30 @@ def _show(folder: Path) -> Door:
         return (again if random.random() < 0.4 else plain)(random, data)
 
     return Door([frames([_joined(made.lines), _joined(made.heads), consent])], mutate, take)
+
+
+def _bundle(folder: Path) -> Door:
+    """An auditor's archive, by both verifiers: they must agree."""
+    made = FullLedger()
+    state, out = folder / "site", folder / "bundle.tar"
+    site = SiteFiles()
+    site.write(state)
+    made.write(state / "ledger")
+    make: Any = getattr(bundle, "make", None) or bundle.write
+    make(state, made.ledger_key, out)
+    whole = out.read_bytes()
+
+    def take(data: bytes) -> None:
+        out.write_bytes(data)
+        code = bundle.verify_bundle(out)[1]  # type: ignore[attr-defined]
+        theirs = verify_ledger.judge(out, bundle=True)[0]
+        if code != theirs:
+            raise Broken(f"the verifiers disagree: {code} and {theirs}")
+
+    def inner(name: str) -> Mutator:
+        return JSON_LINES if name.endswith(("jsonl", "json")) else in_toml if name.endswith("toml") else BYTES
+
+    return Door([whole], of_tar(inner), take)
 
 
 def _receipt_document(folder: Path) -> Door:
@@ -468,4 +494,6 @@ TARGETS = [
     Target("relay.count", "what a relay counted", _count, 15),
     Target("table", "a table of patients", _table, 10),
 ]  # fmt: skip
+if hasattr(bundle, "verify_bundle"):
+    TARGETS.append(Target("bundle", "an auditor's archive, by both verifiers", _bundle, 20))
 __all__ = ["TARGETS", "ledger_key"]
