@@ -175,7 +175,8 @@ def _send(connection: socket.socket, item: Any) -> None:
 def _request(line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
-    except (ValueError, RecursionError):
+        json.dumps(request, ensure_ascii=False).encode()  # half a character has no place in a name or a database
+    except (ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
         request = None
     if not isinstance(request, dict):
         raise UsageProblem("not a request: one JSON object on one line was wanted")

@@ -259,6 +259,8 @@ class Ledger:
             try:
                 head = json.loads(Envelope.from_document(json.loads(line)).payload)
                 lines, digest = int(head["lines"]), str(head["head"])
+                if lines < 0:
+                    raise ValueError("fewer than no lines")
             except (BadData, ValueError, TypeError, KeyError, RecursionError):
                 raise self._broken(f"{HEADS} holds a line that is no signed head") from None
             if lines >= len(self._heads):

@@ -22,7 +22,7 @@ from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
 from wardround import canonical
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.receipts import EMPTY_HEAD, line_hash, next_head
+from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -229,3 +229,12 @@ def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:
         (checkpoint / "model.safetensors").write_bytes(tensor_file(1, note={"card": card}))
         with pytest.raises(BadData, match="has no card of a best_local checkpoint"):
             here.checkpoints()
+
+
+def test_a_signed_head_of_fewer_than_no_lines_is_no_head(tmp_path: Path) -> None:
+    made = FullLedger()
+    made.write(tmp_path)
+    head = LedgerHead(json.loads(made.lines[0])["ledger_id"], -100, EMPTY_HEAD).sign(made.ledger_key)
+    (tmp_path / "heads.jsonl").write_bytes(canonical.dumps(head.document()) + b"\n")
+    with pytest.raises(NeedsPerson, match="holds a line that is no signed head"):
+        Ledger(tmp_path, made.ledger_key)

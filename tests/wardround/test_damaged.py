@@ -130,3 +130,19 @@ def test_a_requests_fields_are_of_their_kind() -> None:
     for request in ({}, {"study": 1, "round": 2}, {"study": "a", "round": True}, {"study": "a", "round": None}):
         with pytest.raises(UsageProblem, match=r"the request's `(study|round)` is not a (text|whole number)"):
             control.wanted(request, study=str, round=int)
+
+
+def test_a_message_is_cut_whatever_it_quotes() -> None:
+    """A key of 5,000 characters in a file or an offer stood in the sentence, and in a trailer of gRPC."""
+    error = BadData("a" * 5000, hint="b" * 5000)
+    assert (len(error.message), len(error.hint), len(str(error))) == (2001, 2001, 2001)
+    with pytest.raises(BadData) as refused:
+        canonical.dumps({"a" * 5000: 1.5})
+    assert len(refused.value.message) == 2001
+
+
+@pytest.mark.parametrize("line", [b'{"command":"revoke","site":"\\ud800"}', b"[" * DEEP, b"7", b"\xff"])
+def test_a_request_that_is_none_is_refused(line: bytes) -> None:
+    """Half a character in a site's name reached the database, which failed."""
+    with pytest.raises(UsageProblem, match="not a request"):
+        control._request(line)

@@ -190,7 +190,7 @@ class Runner:
         except WardroundError as refusal:
             error = refusal
             tally.refused += 1
-            said = refusal.code or type(refusal).__name__
+            said = str(refusal.code or type(refusal).__name__)[:60]
             tally.codes[said] = tally.codes.get(said, 0) + 1
             kind, detail = judged(refusal)
             if not kind and 0 <= number < len(self.door.seeds) and number not in self.door.refusals:
