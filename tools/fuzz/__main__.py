@@ -32,6 +32,7 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=2, help="worker processes (2)")
     options.add_argument("--case", type=int, default=None, help="run this one case here, and show it")
     options.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    options.add_argument("--markdown", action="store_true", help="the results as docs/evidence.md has them")
     options.add_argument("--list", action="store_true", help="the targets")
     options.add_argument(
         "--atheris", action="store_true", help="guided by coverage, one target; needs `pip install atheris`"
@@ -57,6 +58,8 @@ def main() -> None:
     seconds = time.monotonic() - began
     if chosen.json:
         print(json.dumps(document(results, chosen.seed, seconds), indent=1))
+    elif chosen.markdown:
+        print(markdown(results))
     else:
         print(table(results, seconds))
     for finding in sorted(results.findings.values(), key=lambda one: one.target):
@@ -129,6 +132,16 @@ def table(results: Results, seconds: float) -> str:
         f"{results.cases} cases of {len(results.tallies)} targets in {seconds:.0f} s ({rate:.0f} a second): "
         f"{len(results.findings)} findings"
     )
+    return "\n".join(lines)
+
+
+def markdown(results: Results) -> str:
+    lines = ["| door | cases | taken | refused | slowest | most memory |", "|---|---|---|---|---|---|"]
+    for name, tally in sorted(results.tallies.items()):
+        lines.append(
+            f"| {name} | {tally.cases:,} | {tally.taken:,} | {tally.refused:,} | {tally.slowest_ms:.0f} ms | "
+            f"{tally.grown / 2**20:.1f} MiB |"
+        )
     return "\n".join(lines)
 
 

@@ -314,7 +314,7 @@ TARGETS = [
     Target("coordinator.watch", "WatchRequest, and the stream it opens", _watch, 4),
     Target("coordinator.download", "DownloadRequest, and the stream it opens",
            _unary("Download", pb.DownloadRequest, _download), 12),
-    Target("coordinator.upload", "streams of UploadRequest, to the receipt", _upload, 40),
+    Target("coordinator.upload", "streams of UploadRequest, to the receipt", _upload, 80),
     Target("coordinator.certificate", "the certificate that a peer shows", _certificate, 12),
     Target("coordinator.signing-request", "PKCS#10, DER", _signing_request, 30),
     Target("coordinator.control", "commands on the control socket", _control, 20),

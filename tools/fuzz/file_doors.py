@@ -476,14 +476,14 @@ def _table(folder: Path) -> Door:
 
 
 TARGETS = [
-    Target("ledger.verify", "a ledger with its receipts, by both verifiers", _verify, 25),
+    Target("ledger.verify", "a ledger with its receipts, by both verifiers", _verify, 50),
     Target("ledger.open", "a ledger, as the agent opens it", _open, 30),
-    Target("ledger.show", "a ledger: show, export, report, reconcile", _show, 12),
+    Target("ledger.show", "a ledger: show, export, report, reconcile", _show, 25),
     Target("receipt", "a signed envelope and the receipt in it", _receipt_document, 60),
     Target("canonical", "canonical JSON", _canonical, 100),
     Target("invitation", "an invitation as pasted", _invitation, 80),
     Target("keys", "keys and certificates of a site", _keys, 20),
-    Target("site.state", "site.json, offers, consents, journals", _state, 30),
+    Target("site.state", "site.json, offers, consents, journals", _state, 50),
     Target("policy", "policy.toml", _policy, 60),
     Target("study.file", "study files", _study_file, 20),
     Target("study.settings", "--set", _settings, 15),

@@ -626,7 +626,7 @@ TARGETS = [
     Target("site.download", "streams of DownloadReply, into staging", _download, 25),
     Target("site.enrol-reply", "EnrolReply, through `join`", _enrol_reply, 6),
     Target("site.renew-reply", "RenewReply, through a renewal", _renew_reply, 6),
-    Target("site.receipt", "receipts, most of them signed", _receipt, 30),
+    Target("site.receipt", "receipts, most of them signed", _receipt, 40),
     Target("site.refusal", "the status and details of a failed call", _refusal, 40),
     Target("site.control", "commands on the control socket", _commands, 8),
     Target("control.answer", "what a service answers to a command", _client, 40),
