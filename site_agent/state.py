@@ -364,7 +364,7 @@ def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict
     """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
     try:
         document = newer(canonical.read(path.read_bytes()))
-        adapters = _adapters(kind)
+        adapters = _adapters(kind)  # type: ignore[arg-type]
         if set(document) != set(adapters):
             raise ValueError("fields")
         for name, adapter in adapters.items():

@@ -196,7 +196,7 @@ def as_error(said: Any) -> WardroundError:
     """
     texts = [said.get(key) for key in ("message", "hint", "code")] if isinstance(said, dict) else []
     code = said.get("exit_code") if texts else None
-    if not texts or not all(isinstance(text, str) for text in texts) or type(code) is not int:
+    if not texts or not texts[0] or not all(isinstance(text, str) for text in texts) or type(code) is not int:
         raise BadData("the service's answer is none: an error without its form")
     message, hint, name = (str(text) for text in texts)
     return BY_EXIT_CODE.get(code, WardroundError)(message, hint=hint, code=name)

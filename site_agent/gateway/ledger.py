@@ -261,7 +261,7 @@ class Ledger:
                 lines, digest = int(head["lines"]), str(head["head"])
                 if lines < 0:
                     raise ValueError("fewer than no lines")
-            except (BadData, ValueError, TypeError, KeyError, RecursionError):
+            except (BadData, ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 raise self._broken(f"{HEADS} holds a line that is no signed head") from None
             if lines >= len(self._heads):
                 found = f"{len(self._hashes)} whole lines" + (" and a torn one" if torn else "")

@@ -110,6 +110,7 @@ def answered(data: bytes) -> Any:
     "line",
     [
         b"1", b"[]", b"{", b"\xff", b"[" * DEEP, b'{"error": 1}', b'{"error": {}}', b'{"error": {"message": "no"}}',
+        b'{"error": {"message": "", "hint": "", "code": "", "exit_code": 65}}',
         b'{"error": {"message": {}, "hint": "", "code": "", "exit_code": 65}}',
         b'{"error": {"message": "no", "hint": "", "code": "", "exit_code": "65"}}',
     ],
