@@ -105,9 +105,11 @@ class Operations:
         fields = dict(request)
         name = str(fields.pop("command", ""))
         if name == "follow":
-            return self.follow(*wanted(fields, study=str), progress)
+            (followed,) = wanted(fields, study=str)
+            return self.follow(followed, progress)
         if name == "receipts":
-            return self.receipts(*wanted(fields, site=str), progress)
+            (site,) = wanted(fields, site=str)
+            return self.receipts(site, progress)
         if name not in self._commands:
             raise UsageProblem(
                 f"the running service knows no command `{name[:40]}`",

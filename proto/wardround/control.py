@@ -196,9 +196,9 @@ def as_error(said: Any) -> WardroundError:
     """
     texts = [said.get(key) for key in ("message", "hint", "code")] if isinstance(said, dict) else []
     code = said.get("exit_code") if texts else None
-    if not texts or not texts[0] or not all(isinstance(text, str) for text in texts) or type(code) is not int:
+    message, hint, name = (text if isinstance(text, str) else None for text in texts or (None,) * 3)
+    if message is None or hint is None or name is None or not message.strip() or type(code) is not int:
         raise BadData("the service's answer is none: an error without its form")
-    message, hint, name = (str(text) for text in texts)
     return BY_EXIT_CODE.get(code, WardroundError)(message, hint=hint, code=name)
 
 

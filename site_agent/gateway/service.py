@@ -93,7 +93,8 @@ class Commands:
                 "exposure": consent.exposure, "apart": consent.apart,
             }  # fmt: skip
         if command == "withdraw":
-            return {"told": self._agent.withdraw(*control.wanted(request, study=str), _person(request))}
+            (study,) = control.wanted(request, study=str)
+            return {"told": self._agent.withdraw(study, _person(request))}
         if command == "waiting":
             return self._agent.desk.waiting(*control.wanted(request, study=str, round=int))
         if command in ("released", "rejected"):

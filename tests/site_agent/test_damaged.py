@@ -236,7 +236,7 @@ def test_a_signed_head_of_no_number_of_lines_is_no_head(tmp_path: Path, lines: s
     """Signatures are the verifiers' to check; the number decides how many lines a crash may have torn."""
     made = FullLedger()
     made.write(tmp_path)
-    payload = '{"head":"%s","ledger_id":"x","lines":%s}' % (EMPTY_HEAD, lines)
+    payload = f'{{"head":"{EMPTY_HEAD}","ledger_id":"x","lines":{lines}}}'
     head = {**json.loads(made.heads[0]), "payload": payload}
     (tmp_path / "heads.jsonl").write_text(json.dumps(head) + "\n")
     with pytest.raises(NeedsPerson, match="holds a line that is no signed head"):
