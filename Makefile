@@ -4,6 +4,7 @@
 #   make test    every test but the few long ones
 #   make chaos   these: processes that are killed, a second federation
 #   make attacks the attacks that were thought of, and what refuses each, as a table
+#   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -14,8 +15,12 @@ BIN := $(VENV)/bin
 ALGORITHM ?= fenda
 DATA ?=
 STATE ?=
+MINUTES ?= 10
+SEED ?= 1
+TARGET ?=
+ATHERIS ?=
 
-.PHONY: demo evidence test attacks chaos lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -28,6 +33,9 @@ chaos: dev
 
 attacks: dev
 	@$(BIN)/python -m pytest -n 2 --attack-table tests/attacks
+
+fuzz: dev
+	@$(BIN)/python -W ignore -m tools.fuzz --minutes $(MINUTES) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) $(if $(ATHERIS),--atheris)
 
 bench: install
 	@$(BIN)/python -m tools.bench

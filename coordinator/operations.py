@@ -22,7 +22,7 @@ from coordinator.state import State
 from coordinator.store import Records, Store
 from coordinator.study import ENDED, Phase, Start, Stop
 from wardround import rpc
-from wardround.control import Reply
+from wardround.control import Reply, wanted
 from wardround.dsse import fingerprint
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.study import StudyFile
@@ -30,6 +30,10 @@ from wardround.tensors import TensorFile
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # beside it an opening has a ledger's lines and metrics
+FIELDS: dict[str, dict[str, type]] = {  # of a request, where it is not {study}
+    "invite": {"site": str, "expires_s": int}, "sites": {}, "revoke": {"site": str},
+    "create": {"document": dict, "initial": str}, "reopen": {"site": str, "ledger": str},
+}  # fmt: skip
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -102,19 +106,26 @@ class Operations:
         """One command of a control connection.
 
         Raises:
-            UsageProblem: it is not known here.
+            UsageProblem: it is not known here, or not of its form.
         """
         fields = dict(request)
         name = str(fields.pop("command", ""))
         if name == "follow":
-            return self.follow(fields["study"], progress)
+            (followed,) = wanted(fields, study=str)
+            return self.follow(followed, progress)
         if name == "receipts":
-            return self.receipts(fields["site"], progress)
+            (site,) = wanted(fields, site=str)
+            return self.receipts(site, progress)
         if name not in self._commands:
             raise UsageProblem(
                 f"the running service knows no command `{name[:40]}`",
                 hint="the service and the command are of different versions: restart the service",
             )
+        wanted(fields, **FIELDS.get(name, {"study": str}))
+        if name == "create" and fields.get("common") is not None:
+            wanted(fields, common=str)
+        if unknown := fields.keys() - {*FIELDS.get(name, ("study",)), *(("common",) if name == "create" else ())}:
+            raise UsageProblem(f"the command `{name}` takes no `{min(unknown)[:40]}`")
         return self._commands[name](**fields)
 
     def invite(self, site: str, expires_s: int) -> dict[str, Any]:

@@ -34,9 +34,9 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
-MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
+MAX_OPENING = 128 * 1024  # bytes of an upload'"'"'s opening beside its manifest
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
-FIRST_DECLINE, LAST_DECLINE = 80, 99
+DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
 
 
@@ -161,7 +161,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             self._engine.ready(peer.site, study.name)
         elif request.standing == pb.HELD:
             self._engine.held(peer.site, study.name, request.round, request.attempt)
-        elif request.standing == pb.DECLINED and FIRST_DECLINE <= request.code <= LAST_DECLINE:
+        elif request.standing == pb.DECLINED and request.code in DECLINES:
             code = pb.RefusalCode.Name(request.code)
             self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
         else:

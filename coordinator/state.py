@@ -22,7 +22,7 @@ from coordinator.enrolment import Authority
 from wardround import statedir
 from wardround.durable import make_folder, write_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.identity import FEDERATION_NAME
+from wardround.identity import FEDERATION_NAME, private_key
 from wardround.schema import Strict, check, read_toml
 from wardround.statedir import quoted
 
@@ -94,11 +94,10 @@ class State:
         """Raises BadData: the file is not an Ed25519 key."""
         path = self.receipt_key_file
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
+            pem = path.read_bytes()
         except OSError as error:
             raise BadData(f"{path}: {error.strerror}", hint="restore the state directory from a backup") from None
-        except (ValueError, TypeError):
-            raise BadData(f"{path}: not a private key in PEM") from None
+        key = private_key(pem, str(path))
         if not isinstance(key, Ed25519PrivateKey):
             raise BadData(f"{path}: not an Ed25519 key")
         return key

@@ -16,16 +16,18 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 """
 
 import datetime
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from wardround import canonical, durable, statedir
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.statedir import quoted
-from wardround.study import STUDY_NAME
+from wardround.study import STUDY_NAME, StudyFile
 
 APPROVED, WITHDRAWN = "approved", "withdrawn"
 DATA_CHANGED = "DECLINED_DATA_CHANGED"
@@ -37,6 +39,46 @@ OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
 
 Record = TypeVar("Record")
+
+
+def tensor_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises ValueError: one is not the account of a tensor."""
+    for row in rows:
+        texts, shape, size = [row.get(key) for key in ("name", "dtype")], row.get("shape"), row.get("bytes")
+        numbers = [*shape, size] if isinstance(shape, list) else [None]
+        if not all(isinstance(text, str) for text in texts) or not all(type(one) is int for one in numbers):
+            raise ValueError("a tensor without its name, dtype, shape or bytes")
+    return rows
+
+
+def _leaving_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not all(isinstance(row.get("bundle"), str) for row in rows):
+        raise ValueError("a tensor without its bundle")
+    return tensor_rows(rows)
+
+
+def _with_keys(**kinds: type) -> AfterValidator:
+    """A table in which these keys are there and of that kind."""
+
+    def check(table: dict[str, Any]) -> dict[str, Any]:
+        if any(type(table.get(key)) is not kind for key, kind in kinds.items()):
+            raise ValueError("a key is missing or of another kind")
+        return table
+
+    return AfterValidator(check)
+
+
+def _resolved(document: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError: not the document of a resolved study."""
+    if StudyFile.from_document(document).document() != document:
+        raise ValueError("not a resolved study")
+    return document
+
+
+# What a dataclass below says of its fields is checked when it is read from its file.
+Leaving = Annotated[list[dict[str, Any]], AfterValidator(_leaving_rows)]
+Staying = Annotated[list[dict[str, Any]], AfterValidator(tensor_rows)]
+Exposure = Annotated[str, Field(pattern="^(coordinator|sites)?$")]
 
 
 @dataclass(frozen=True)
@@ -61,8 +103,8 @@ class Offer:
     revision: int
     digest: str
     state: str  # the coordinator's word: created, waiting, running, paused, finished, stopped, failed
-    document: dict[str, Any]
-    initial_model: list[dict[str, Any]]
+    document: Annotated[dict[str, Any], AfterValidator(_resolved)]
+    initial_model: Leaving
 
     def kept_as(self) -> bytes:
         """The bytes of its file."""
@@ -100,18 +142,18 @@ class Consent:
     study: str
     revision: int
     study_digest: str
-    leaves: list[dict[str, Any]]
+    leaves: Leaving
     metrics: list[str]
     counts: str
-    stays: list[dict[str, Any]]  # what the installed model keeps here: name, dtype, shape, bytes, why
-    data: dict[str, str]  # as ``gateway.consent.trained_on`` makes it
+    stays: Staying  # what the installed model keeps here: name, dtype, shape, bytes, why
+    data: Annotated[dict[str, str], _with_keys(name=str, digest=str)]  # as ``gateway.consent.trained_on`` makes it
     rows: int
     validation_rows: int
-    approved_by: dict[str, Any]  # as ``person.who`` gives it
+    approved_by: Annotated[dict[str, Any], _with_keys(name=str, uid=int)]  # as ``person.who`` gives it
     approved_at: str
     state: str  # approved, withdrawn
-    comes: list[dict[str, Any]]  # the tensors that a round begins with, as `leaves` has them
-    exposure: str  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
+    comes: Leaving  # the tensors that a round begins with, as `leaves` has them
+    exposure: Exposure  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
     apart: str = ""  # what that is, in words
     document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
     attempts: int = 0  # how often each of its rounds may be asked for
@@ -425,15 +467,24 @@ def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+@cache
+def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    """What checks each field of a record by its type; its keys are the record's fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {item.name: TypeAdapter(hints[item.name]) for item in fields(kind)}
+
+
 def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is) -> Record:
     """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
     try:
-        document = newer(json.loads(path.read_bytes()))
-        wanted = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-        if set(document) != wanted:
+        document = newer(canonical.read(path.read_bytes()))
+        adapters = _adapters(kind)  # type: ignore[arg-type]
+        if set(document) != set(adapters):
             raise ValueError("fields")
+        for name, adapter in adapters.items():
+            adapter.validate_python(document[name], strict=True)
         return kind(**document)
-    except (ValueError, TypeError, AttributeError, OSError):
+    except (BadData, ValueError, TypeError, AttributeError, OSError):  # pydantic's ValidationError is a ValueError
         raise BadData(
             f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
             hint="restore it from a backup; the ledger and the models beside it are untouched",

@@ -13,15 +13,17 @@ from typing import Any
 from wardround.errors import BadData
 
 MAX_INTEGER = 2**53 - 1  # what every JSON reader keeps exactly
+MAX_DEPTH = 64  # levels of objects and lists; what reads or writes them recursively must not come to its end
 
 
 def dumps(value: Any) -> bytes:
     """The canonical JSON of ``value``: sorted keys, no spaces, UTF-8.
 
     Raises:
-        BadData: a float, a non-string key, an integer that some reader would round, or text that is not Unicode.
+        BadData: a float, a non-string key, an integer that some reader would round, text that is not Unicode, or more
+            than 64 levels.
     """
-    _check(value, "$")
+    _check(value, "$", MAX_DEPTH)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     try:
         return text.encode()
@@ -45,6 +47,30 @@ def loads(data: bytes) -> Any:
     return value
 
 
+def read(data: bytes | str) -> Any:
+    """The value of JSON of any form, as people and other programs write it.
+
+    Raises:
+        BadData: not JSON, or more than 64 levels.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"not JSON: {str(error)[:200]}") from None
+    refuse_deep(value)
+    return value
+
+
+def refuse_deep(value: Any) -> None:
+    """Raises BadData: more than 64 levels of objects and lists."""
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
+    while level:
+        if depth == MAX_DEPTH:
+            raise BadData(f"nested more than {MAX_DEPTH} levels deep")
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level, depth = [item for items in inner for item in items if isinstance(item, dict | list)], depth + 1
+
+
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON, in hex."""
     return hashlib.sha256(dumps(value)).hexdigest()
@@ -63,20 +89,22 @@ def with_text_floats(value: Any) -> Any:
     return value
 
 
-def _check(value: Any, where: str) -> None:
+def _check(value: Any, where: str, levels: int) -> None:
     if value is None or isinstance(value, bool | str):
         return
     if isinstance(value, int):
         if abs(value) > MAX_INTEGER:
             raise BadData(f"{where}: an integer beyond 2^53 - 1, which JSON readers may round")
+    elif levels == 0:
+        raise BadData(f"nested more than {MAX_DEPTH} levels deep")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise BadData(f"{where}: key {key!r} is not a string")
-            _check(item, f"{where}.{key}")
+            _check(item, f"{where}.{key}", levels - 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check(item, f"{where}[{index}]")
+            _check(item, f"{where}[{index}]", levels - 1)
     else:
         raise BadData(f"{where}: {type(value).__name__} has no canonical form")
 

@@ -417,7 +417,8 @@ def _first_line(connection: socket.socket, deadline: float) -> bytes:
 def _request(line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
-    except ValueError:
+        json.dumps(request, ensure_ascii=False).encode()  # half a character has no place in a name or a database
+    except (ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
         request = None
     if not isinstance(request, dict):
         raise UsageProblem("not a request: one JSON object on one line was wanted")
@@ -432,3 +433,16 @@ def _end_process(error: StorageFailed) -> None:
 def _failure(error: WardroundError) -> dict[str, Any]:
     said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
     return {"error": said}
+
+
+def wanted(request: dict[str, Any], **kinds: type) -> tuple[Any, ...]:
+    """The fields of a request by name, each of its kind; a bool is no int.
+
+    Raises:
+        UsageProblem: one is missing, or of another kind.
+    """
+    for name, kind in kinds.items():
+        if type(request.get(name)) is not kind:
+            what = {"str": "a text", "int": "a whole number", "dict": "a table"}.get(kind.__name__, kind.__name__)
+            raise UsageProblem(f"the request's `{name}` is not {what}", hint="is one of the two of another version?")
+    return tuple(request[name] for name in kinds)

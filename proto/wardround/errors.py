@@ -21,6 +21,8 @@ neither ever holds a value out of a patient's row.
 
 from typing import ClassVar
 
+LONGEST = 2000  # characters of a message or hint: it may quote a file or a peer, and has to fit a trailer of gRPC
+
 
 class WardroundError(Exception):
     """A failure that we understand: a sentence, a hint, an exit code, and perhaps a code for the wire."""
@@ -28,10 +30,14 @@ class WardroundError(Exception):
     exit_code: ClassVar[int] = 70
 
     def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(_cut(message))
+        self.message = _cut(message)
+        self.hint = _cut(hint)
         self.code = code
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 class UsageProblem(WardroundError):

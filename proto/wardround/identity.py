@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wardround.errors import BadData
@@ -24,6 +25,7 @@ FEDERATION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 _URI = re.compile(r"spiffe://([a-z0-9.-]{1,63})/(?:(site|invitation)/([a-z0-9-]{1,64})|(coordinator))")
 
 PrivateKey = ec.EllipticCurvePrivateKey
+MAX_PEM = 16 * 1024  # bytes of one certificate or key; ours are below 2 KiB
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,23 @@ def key_pem(key: PrivateKey) -> bytes:
     )
 
 
+def private_key(pem: bytes, source: str) -> PrivateKeyTypes:
+    """A private key of any kind.
+
+    Raises:
+        BadData: not one, or of a kind that cannot be used here.
+    """
+    if len(pem) > MAX_PEM:
+        raise BadData(f"{source}: {len(pem)} bytes are no private key in PEM")
+    try:
+        return serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
+        raise BadData(f"{source}: not a private key in PEM") from None
+
+
 def load_key(pem: bytes, source: str) -> PrivateKey:
     """Raises BadData: not a P-256 private key in PEM."""
-    try:
-        key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise BadData(f"{source}: not a private key in PEM") from None
+    key = private_key(pem, source)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadData(f"{source}: not a P-256 key")
     return key
@@ -67,10 +80,15 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 def load_certificate(pem: bytes, source: str) -> x509.Certificate:
     """Raises BadData: not a certificate in PEM."""
+    if len(pem) > MAX_PEM:
+        raise BadData(f"{source}: {len(pem)} bytes are no certificate in PEM")
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
+        certificate = x509.load_pem_x509_certificate(pem)
+        certificate.public_key()  # which is read, as the rest, only when it is asked for
+        _ = certificate.not_valid_after_utc, certificate.not_valid_before_utc, certificate.serial_number
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError, x509.InvalidVersion):
         raise BadData(f"{source}: not a certificate in PEM") from None
+    return certificate
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -94,7 +112,7 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
         parsed = x509.load_der_x509_csr(request)
         key = parsed.public_key()
         valid = parsed.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError, x509.InvalidVersion):
         raise BadData("not a certificate signing request", code="SIGNING_REQUEST_WEAK") from None
     if not valid or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadData("the signing request is not a P-256 key signed by itself", code="SIGNING_REQUEST_WEAK")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from wardround import canonical
 from wardround.errors import BadData
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,13 +26,31 @@ def read_toml(path: Path) -> dict[str, Any]:
         BadData: it cannot be read or is not TOML; the message has the line.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}") from None
+    try:
+        return parse_toml(data)
+    except BadData as error:
+        raise BadData(f"{path}: {error.message}") from None
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The tables in ``data``.
+
+    Raises:
+        BadData: not UTF-8 text, not TOML (the message has the line), or nested too deeply.
+    """
+    try:
+        tables = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise BadData(f"{path}: not UTF-8 text") from None
+        raise BadData("not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise BadData(f"{path}: not TOML: {error}") from None
+        raise BadData(f"not TOML: {error}") from None
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise BadData(f"not TOML: {str(error)[:200]}") from None
+    canonical.refuse_deep(tables)
+    return tables
 
 
 def check(model: type[Model], data: Any, source: str, table: str = "") -> Model:

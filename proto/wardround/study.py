@@ -342,6 +342,13 @@ def _setting(text: str) -> tuple[str, str, Any]:
     if not (equals and dot and table and key):
         raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="as in --set training.learning_rate=0.01")
     try:
-        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return table, key, value.strip()
+    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
+        raise UsageProblem(f"--set {name.strip()[:80]}: its value cannot be read") from None
+    try:
+        canonical.refuse_deep(parsed)
+    except BadData as error:
+        raise UsageProblem(f"--set {name.strip()[:80]}: {error.message}") from None
+    return table, key, parsed

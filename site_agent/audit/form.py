@@ -28,11 +28,27 @@ def records(ledger: LedgerFiles | Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in enumerate(Lines(ledger), 1):
         try:
-            yield record_in(line)
+            record = record_in(line)
+            if record["type"] == "receipt":
+                receipt_in(record)
+            yield record
         except BadData as error:
             raise BadData(
                 f"ledger line {number} cannot be read: {error.message}", hint="`site-agent audit verify` says more"
             ) from None
+
+
+def receipt_in(record: dict[str, Any]) -> dict[str, Any]:
+    """What the receipt in a `receipt` record says, unsigned, for showing.
+
+    Raises:
+        BadData: it is none.
+    """
+    receipt = read(record["envelope"]["payload"].encode())
+    for name, form in RECEIPT.items():
+        if not isinstance(receipt, dict) or not form(receipt.get(name)):
+            raise BadData(f"its envelope holds no receipt: {name}")
+    return receipt  # type: ignore[no-any-return]
 
 
 def record_in(line: bytes) -> dict[str, Any]:
@@ -160,3 +176,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
     "envelope": _object(payload_type=_text, payload=_text, keyid=_text, signature=_text),
     "continues": _object(ledger_id=_text, lines=_count, head=_digest),
 }  # fmt: skip
+RECEIPT: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("receipt_id", "study", "decision", "code", "upload_id"), _text),
+    **dict.fromkeys(("revision", "round", "attempt"), _count),
+}

@@ -8,12 +8,12 @@ allowed for by the constants below, which were measured (docs/evidence.md), and 
 """
 
 import datetime
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from site_agent.audit.form import records
+from wardround import canonical
 from wardround.errors import BadData, Unavailable
 
 SHARE = 0.005  # of what the ledger accounts for: TLS and HTTP/2 framing
@@ -68,19 +68,19 @@ def count_from(text: str) -> Count:
         return Count(int(text))
     path = Path(text)
     try:
-        told = json.loads(path.read_bytes())
+        told = canonical.read(path.read_bytes())
     except OSError as error:
         raise Unavailable(
             f"the count {path} cannot be read ({error.strerror})", hint="--bytes FILE or NUMBER"
         ) from None
-    except ValueError:
+    except BadData:
         raise BadData(f"{path} is no count: neither a number nor what `site-agent audit relay` writes") from None
     if isinstance(told, int) and not isinstance(told, bool):
         return Count(told)
     try:
         seconds = sum(_seconds(one["opened"], one["closed"] or told["until"]) for one in told["connections"])
         return Count(int(told["up"]), int(told["down"]), len(told["connections"]), seconds, str(told["began"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise BadData(f"{path} is no count: it lacks what `site-agent audit relay` writes") from None
 
 

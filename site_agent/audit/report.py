@@ -18,7 +18,9 @@ from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.preview import size
-from site_agent.state import exposed
+from site_agent.state import exposed, tensor_rows
+from wardround import canonical
+from wardround.errors import BadData
 from wardround.terminal import escaped
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
@@ -63,7 +65,7 @@ def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict:
         verdict: what verification said of the ledgers, with its exit code.
 
     Raises:
-        BadData: a line of the ledger cannot be read.
+        BadData: a line of the ledger, or a consent, cannot be read.
     """
     if code == TAMPERED:
         return _document("A ledger that was changed", _changed(verdict))
@@ -88,7 +90,7 @@ def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict:
             case "consent" | "blocked" | "held" | "released" | "rejected":
                 studies[record["study"]].others.append(record)
     for name, data in consents.items():
-        studies[name.removesuffix(".json")].consent = json.loads(data)
+        studies[name.removesuffix(".json")].consent = _approved(name, data)
     body = [
         _head(identity, first, last, verdict, code, control),
         *(_study(name, study, receipts) for name, study in sorted(studies.items())),
@@ -104,6 +106,24 @@ def _document(title: str, body: str) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
+
+
+def _approved(name: str, data: bytes) -> dict[str, Any]:
+    """A consent as far as the page shows it: ``leaves``, ``stays`` and ``apart``.
+
+    Raises:
+        BadData: the file is damaged.
+    """
+    try:
+        consent = canonical.read(data)
+        tensor_rows(consent["stays"])
+        if not isinstance(consent["leaves"], list):
+            raise TypeError
+    except (BadData, KeyError, TypeError, ValueError, AttributeError):
+        raise BadData(
+            f"consents/{escaped(name, 80)} is damaged: it holds no consent", hint="restore it from a backup"
+        ) from None
+    return consent  # type: ignore[no-any-return]
 
 
 def _head(
@@ -236,7 +256,7 @@ def _norm(upload: dict[str, Any]) -> float | None:
     """The L2 norm of a whole update, from its tensors' norms; None where there is none."""
     try:
         squares = [float(row["l2"]) ** 2 for row in upload["tensors"]]
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     norm = math.sqrt(sum(squares))
     return norm if squares and math.isfinite(norm) else None

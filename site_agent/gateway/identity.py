@@ -60,8 +60,8 @@ class Identity:
     def ledger_key(self) -> Ed25519PrivateKey:
         """Raises NeedsPerson: the ledger key is gone or damaged; without it nothing may leave."""
         try:
-            key = serialization.load_pem_private_key(self.ledger_key_file.read_bytes(), None)
-        except (OSError, ValueError, TypeError):
+            key = identity.private_key(self.ledger_key_file.read_bytes(), str(self.ledger_key_file))
+        except (OSError, BadData):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise NeedsPerson(

@@ -397,7 +397,10 @@ class Ledger:
         for number, line in enumerate(lines):
             record = self._continues(line)
             if record is not None:
-                self._take(number, record, line)
+                try:
+                    self._take(number, record, line)
+                except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+                    raise self._broken(f"line {number + 1} of {len(lines)} is no record of this version") from None
             elif number == len(lines) - 1:
                 return line + b"\n" + torn
             else:
@@ -415,7 +418,7 @@ class Ledger:
         try:
             record = json.loads(line)
             fits = record["seq"] == len(self._hashes) and record["prev"] == self._heads[-1] and record["v"] == 1
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         return record if fits else None
 
@@ -433,7 +436,9 @@ class Ledger:
             try:
                 head = json.loads(Envelope.from_document(json.loads(line)).payload)
                 lines, digest = int(head["lines"]), str(head["head"])
-            except (BadData, ValueError, TypeError, KeyError):
+                if lines < 0:
+                    raise ValueError("fewer than no lines")
+            except (BadData, ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 raise self._broken(f"{HEADS} holds a line that is no signed head") from None
             if lines >= len(self._heads):
                 found = f"{len(self._hashes)} whole lines" + (" and a torn one" if torn else "")

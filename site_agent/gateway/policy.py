@@ -13,7 +13,6 @@ trimmed. One denied tensor blocks the whole update. Integer tensors and normalis
 rule names them in full. Judges only: nothing here sends, and only ``load`` reads a file.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 
 from site_agent.state import COUNTS, exposed
 from wardround.errors import BadData, NeedsPerson
-from wardround.schema import Strict, check
+from wardround.schema import Strict, check, parse_toml
 from wardround.study import METRIC_NAME
 from wardround.tensors import ITEM_BYTES, TensorSpec
 
@@ -177,11 +176,9 @@ def parse(data: bytes, path: Path) -> Policy:
         BadData: not text, not TOML (a key twice included), empty, or not a policy; the message names line or key.
     """
     try:
-        tables = tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise BadData(f"{path}: not UTF-8 text", hint=CHECK, code="DECLINED_POLICY") from None
-    except tomllib.TOMLDecodeError as error:
-        raise BadData(f"{path}: not TOML: {error}", hint=CHECK, code="DECLINED_POLICY") from None
+        tables = parse_toml(data)
+    except BadData as error:
+        raise BadData(f"{path}: {error.message}", hint=CHECK, code="DECLINED_POLICY") from None
     if not tables:
         raise BadData(
             f"{path}: empty, and a policy says at least [study] and [quotas]", hint=CHECK, code="DECLINED_POLICY"

@@ -87,9 +87,6 @@ class Commands:
     def answer(self, request: dict[str, Any], progress: control.Reply) -> Any:
         """One command, one result."""
         command = request.get("command")
-        peer = control.peer()
-        if "by" in request and peer is not None:
-            request["by"] = behind(request["by"], *peer)
         if command == "status":
             two_lines = self._agent.two_lines_since
             return {"connected": self._agent.connected, "uid": os.geteuid(), "two_lines_since": two_lines}
@@ -97,29 +94,50 @@ class Commands:
             self._agent.refresh()
             return {}
         if command == "preview":
-            return self._agent.desk.preview(request["study"], request["data"])
+            return self._agent.desk.preview(*control.wanted(request, study=str, data=str))
         if command == "receipts":
             return {"receipts": self._agent.fetch_receipts()}
         if command == "approve":
-            consent = self._agent.desk.approve(
-                request["study"], request["data"], request["digest"], request["by"], progress
-            )
+            study, data, digest = control.wanted(request, study=str, data=str, digest=str)
+            consent = self._agent.desk.approve(study, data, digest, _person(request), progress)
             return {
                 "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
                 "exposure": consent.exposure, "apart": consent.apart,
             }  # fmt: skip
         if command == "withdraw":
-            return {"told": self._agent.withdraw(request["study"], request["by"])}
+            (study,) = control.wanted(request, study=str)
+            return {"told": self._agent.withdraw(study, _person(request))}
         if command == "waiting":
-            return self._agent.desk.waiting(request["study"], request["round"])
+            return self._agent.desk.waiting(*control.wanted(request, study=str, round=int))
         if command in ("released", "rejected"):
-            going = self._agent.decide(request["study"], request["round"], command, request["update"], request["by"])
-            return {"going": going}
+            study, round_, update = control.wanted(request, study=str, round=int, update=str)
+            return {"going": self._agent.decide(study, round_, command, update, _person(request))}
         if command == "leave":
-            return {"untold": self._agent.leave(request["by"])}
+            return {"untold": self._agent.leave(_person(request))}
         raise UsageProblem(
             f"the running service knows no command {str(command)[:40]!r}", hint="is it an older version?"
         )
+
+
+def _person(request: dict[str, Any]) -> dict[str, Any]:
+    """Who gave the command, in the form that the ledger keeps: as the command says, unless the kernel knows better.
+
+    Raises:
+        UsageProblem: it is not in that form.
+    """
+    (by,) = control.wanted(request, by=dict)
+    peer = control.peer()
+    by = behind(by, *peer) if peer is not None else by
+    name, uid = control.wanted(by, name=str, uid=int)
+    found: dict[str, Any] = {"name": name, "uid": uid}
+    if "source" in by or "account" in by:
+        source, account = control.wanted(by, source=str, account=dict)
+        account_name, account_uid = control.wanted(account, name=str, uid=int)
+        found |= {"source": source, "account": {"name": account_name, "uid": account_uid}}
+        uid = min(uid, account_uid)
+    if uid < 0:
+        raise UsageProblem("the request's `uid` is no user's")
+    return found
 
 
 class TrainerProcess:

@@ -37,6 +37,9 @@ from wardround.tensors import TensorFile, TensorSpec, file_header
 KEPT_STATES = 2
 MODEL_FILE, CARD_FILE, PREPROCESSING_FILE = "model.safetensors", "card.json", "preprocessing.json"
 TRAINING_FAILED, MODEL_MISMATCH = "DECLINED_TRAINING_FAILED", "DECLINED_MODEL_MISMATCH"
+CARD_FIELDS = frozenset(
+    {"kind", "round", "score", "metric", "split", "val_loss", "model_digest", "preprocessing_sha256"}
+)
 _STATE_FOLDER = re.compile(r"state-[0-9]{5,6}-[0-9a-f]{12}")
 log = logging.getLogger(__name__)
 
@@ -77,13 +80,20 @@ class Index:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Index":
+        """Raises KeyError or TypeError: it is none."""
         pending = document["pending"]
-        return cls(
+        index = cls(
             document["study_digest"],
             tuple(Kept(**kept) for kept in document["committed"]),
             None if pending is None else Pending(Kept(**pending["state"]), pending["asked"], pending["answer"]),
             document["forgotten"],
         )
+        states = [*index.committed, *([index.pending.state] if index.pending is not None else [])]
+        named = all(isinstance(one.folder, str) and _STATE_FOLDER.fullmatch(one.folder) for one in states)
+        counted = all(type(number) is int for number in (index.forgotten, *(one.round for one in states)))
+        if not named or not counted or not isinstance(index.study_digest, str):
+            raise TypeError("a state without its folder or round")
+        return index
 
 
 @dataclass(frozen=True)
@@ -396,10 +406,13 @@ def _card(folder: Path) -> dict[str, Any]:
     with TensorFile(folder / MODEL_FILE) as model:
         text = model.note.get("card", "")
     try:
-        card: dict[str, Any] = json.loads(text)
-        if card["kind"] != folder.name:
-            raise ValueError(card["kind"])
-    except (ValueError, TypeError, KeyError):
+        card: dict[str, Any] = canonical.read(text)
+        missing = CARD_FIELDS - card.keys()
+        digests = [card["model_digest"], card["preprocessing_sha256"]] if not missing else []
+        json.dumps(card, allow_nan=False)
+        if missing or card["kind"] != folder.name or not all(isinstance(one, str) for one in digests):
+            raise ValueError("not a card")
+    except (BadData, ValueError, TypeError, KeyError, AttributeError):
         raise BadData(
             f"{folder / MODEL_FILE} has no card of a {folder.name} checkpoint in its header",
             hint="restore it from a backup",

@@ -19,8 +19,13 @@ from site_agent.gateway import agent as agents
 from site_agent.gateway import evidence, offers
 from site_agent.gateway.join import join
 from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.messages import offer_from
+from site_agent.gateway.rounds import Rounds
+from site_agent.handoff import staged
 from site_agent.state import SiteState
+from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
+from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
 from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world
 from tests.attacks.taken_over import on_a_terminal
 from tests.coordinator.conftest import Place
@@ -30,7 +35,7 @@ from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, canonical, identity, receipts, rpc
-from wardround.errors import NeedsPerson, TryAgain, UsageProblem
+from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.terminal import OneLine
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -638,3 +643,49 @@ def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator
     assert len(kept) == evidence.MAX_FILES
     assert sum(path.stat().st_size for path in kept) < evidence.MAX_FILES * 2 * evidence.MAX_PAYLOAD
     assert "made up" in {row["why"] for row in evidence.read(world.state.ledger)}
+
+
+RUNS_WHAT_IT_READS = frozenset(
+    {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle", "yaml", "runpy", "code"}
+)
+
+CALLS_THAT_RUN_WHAT_THEY_READ = frozenset(
+    {"eval", "exec", "compile", "__import__", "torch.load", "torch.hub.load", "torch.jit.load", "os.system", "os.popen"}
+)
+
+
+@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/messages.py")
+def test_code_in_a_message() -> None:
+    """Nothing in the programs can run what it reads: no pickle, no torch.load, no eval, no array of objects."""
+    bad = [(file, module) for file, module in imports_in_our_code() if module.split(".")[0] in RUNS_WHAT_IT_READS]
+    assert not bad
+    for file, name, call in calls_in_our_code():
+        assert name not in CALLS_THAT_RUN_WHAT_THEY_READ, f"{file}:{call.lineno} calls {name}"
+        for keyword in call.keywords:
+            value = getattr(keyword.value, "value", None)
+            odd = (keyword.arg, value) in (("allow_pickle", True), ("shell", True), ("verify", False))
+            assert not odd, f"{file}:{call.lineno}"
+            assert keyword.arg != "weights_only", f"{file}:{call.lineno}"
+        if name == "np.load":
+            assert any(keyword.arg == "allow_pickle" for keyword in call.keywords), f"{file}:{call.lineno}"
+
+
+@pytest.mark.attack(promise="P3", refused_by="site_agent/state.py")
+@pytest.mark.parametrize("name", NAMES_OUT, ids=ascii)
+def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
+    """A study's name becomes a file's at the site: in offers, consents, journals, private state and staging."""
+    with pytest.raises(BadData):
+        offer_from(pb.StudyOffer(study=name, revision=1), "alpha")
+    state = SiteState(tmp_path)
+    for look in (state.offer, state.consent, state.journal):
+        with pytest.raises(UsageProblem):
+            look(name)
+    with pytest.raises(UsageProblem):
+        study_folder(tmp_path, name)
+    with pytest.raises(WardroundError):
+        staged(tmp_path, name)
+    rounds = Rounds.__new__(Rounds)
+    rounds._state = state
+    with pytest.raises(BadData):
+        rounds._file(name)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,430 @@
+"""Valid examples of everything, the same bytes each time: keys, times and names are drawn from a seed, not by chance.
+
+``CoordinatorWorld`` is a real coordinator without its port and its engine's thread: what would be done there is done in
+the caller's. After a case ``restore`` makes it what it was. ``site_files`` are the files of a site that has joined.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+from uuid import UUID
+
+import grpc
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator import state as places
+from coordinator.enrolment import Authority
+from coordinator.operations import Operations, Parts
+from coordinator.service import Calls, EnrolmentServicer, FederationServicer, Guard, offer_message
+from coordinator.uploads import Uploads
+from fl_algorithms.resolving import resolve
+from site_agent.gateway import policy as policies
+from site_agent.gateway.consent import asked
+from site_agent.gateway.messages import offer_from
+from site_agent.state import APPROVED, Consent, Journal, Offer, Site
+from tools.evidence_tamper import Made
+from tools.fuzz.engine import Broken, Uncoded
+from wardround import __version__, canonical, identity, receipts, rpc
+from wardround.errors import BadData
+from wardround.invitation import Invitation
+from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash
+from wardround.study import StudyFile
+from wardround.tensors import Entry, Manifest, TensorSpec, file_header
+from wardround.v1 import enrolment_pb2, tensors_pb2
+from wardround.v1 import federation_pb2 as pb
+
+NOW = 1_780_000_000.0  # a day in 2026
+SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
+CODES = frozenset(pb.RefusalCode.keys()) - {"REFUSAL_UNSPECIFIED"}
+STUDY, SITES = "trial", ("alpha", "charlie")
+
+
+@contextmanager
+def drawn(seed: str) -> Iterator[None]:
+    """What the programs draw by chance comes of ``seed`` in here: keys, serials, ids, signatures, the time."""
+    random, serial = Random(seed), count(1000)
+    sign, request = x509.CertificateBuilder.sign, x509.CertificateSigningRequestBuilder.sign
+
+    def fixed(method: Any) -> Any:
+        return lambda self, key, algorithm, **more: method(
+            self, key, algorithm, **{**more, "ecdsa_deterministic": True}
+        )
+
+    with (
+        mock.patch.object(identity, "new_key", lambda: private_key(f"{seed} {random.random()}")),
+        mock.patch("cryptography.x509.random_serial_number", lambda: next(serial)),
+        mock.patch.object(x509.CertificateBuilder, "sign", fixed(sign)),
+        mock.patch.object(x509.CertificateSigningRequestBuilder, "sign", fixed(request)),
+        mock.patch("secrets.token_hex", lambda size=16: random.randbytes(size).hex()),
+        mock.patch("uuid.uuid4", lambda: UUID(bytes=random.randbytes(16))),
+        mock.patch("time.time", lambda: NOW),
+    ):
+        yield
+
+
+def private_key(seed: str) -> identity.PrivateKey:
+    return ec.derive_private_key(int.from_bytes(hashlib.sha256(seed.encode()).digest(), "big") >> 1, ec.SECP256R1())
+
+
+def ledger_key(seed: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(seed.encode()).digest())
+
+
+def ledger_key_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def study_document(**study: Any) -> dict[str, Any]:
+    """A resolved study."""
+    tables = {
+        "study": {"name": STUDY, "sites": list(SITES), "rounds": 3, **study},
+        "task": {"name": "tabular", "label": "y", "classes": ["0", "1"], "features": [{"name": "x"}]},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg"},
+        "training": {"local_steps": 1},
+        "told": {"metrics": ["val_loss", "accuracy"]},
+    }
+    return resolve(StudyFile.model_validate(tables)).document()
+
+
+def tensors(seed: int, specs: Sequence[TensorSpec] = SPECS) -> tuple[Manifest, bytes]:
+    """A manifest and its payload."""
+    values = np.random.default_rng(seed)
+    pieces = [(spec, values.standard_normal(spec.shape).astype("<f4").tobytes()) for spec in specs]
+    entries = tuple(Entry(spec, hashlib.sha256(data).hexdigest()) for spec, data in pieces)
+    return Manifest(entries), b"".join(data for _, data in pieces)
+
+
+def tensor_file(seed: int, specs: Sequence[TensorSpec] = SPECS, note: dict[str, str] | None = None) -> bytes:
+    return file_header(specs, note) + tensors(seed, specs)[1]
+
+
+class Refused(BadData):
+    """A call that was ended with a code of ours, as its caller hears it."""
+
+
+class Aborted(Exception):
+    """What ``abort`` raises; gRPC raises a bare Exception there."""
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details
+
+    def refused(self) -> Exception:
+        """As a refusal, if it is one of ours with a code."""
+        code, _, rest = self.details.partition("\n")
+        if code not in CODES or self.status == grpc.StatusCode.INTERNAL:
+            return Uncoded(f"{self.status.name}: {self.details[:300]}")
+        if len(self.details.encode("utf-8", "surrogatepass")) > 8192:
+            return Broken(f"{len(self.details)} characters of details do not fit a trailer: {rest[:80]}…")
+        return Refused(rest or code, code=code)
+
+
+class FakeContext:
+    """A call's context as the servicers use it."""
+
+    def __init__(self, pem: bytes) -> None:
+        self._pem = pem
+        self._active = True
+        self._callbacks: list[Any] = []
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [self._pem]} if self._pem else {}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:50000"
+
+    def is_active(self) -> bool:
+        return self._active
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def add_callback(self, callback: Any) -> bool:
+        if self._active:
+            self._callbacks.append(callback)
+        return self._active
+
+    def cancel(self) -> bool:
+        self.end()
+        return True
+
+    def abort(self, status: grpc.StatusCode, details: str) -> None:
+        raise Aborted(status, details)
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._active:
+            self._active = False
+            for callback in self._callbacks:
+                callback()
+
+
+class CoordinatorWorld:
+    """A coordinator with two sites in one running study, round 1 open, and an invitation that nobody used."""
+
+    def __init__(self, folder: Path) -> None:
+        with drawn("coordinator"):
+            self.state = places.State(folder / "state")
+            places.create(self.state, "north", "127.0.0.1:9000", NOW)
+            self.receipt_key = ledger_key("receipts")
+            self.state.receipt_key_file.write_bytes(ledger_key_pem(self.receipt_key))
+            self.parts = Parts(self.state, clock=lambda: NOW, ticks=lambda: 1000.0, fatal=self._fatal)
+            parts = self.parts
+            self.uploads = Uploads(parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall=lambda: NOW)
+            self.guard, self.calls = Guard(parts.standing, self._fatal), Calls()
+            public = self.receipt_key.public_key().public_bytes_raw()
+            self.enrolment = EnrolmentServicer(self.guard, parts.enrolment, parts.authority.pem, public)
+            self.federation = FederationServicer(
+                self.guard, self.calls, parts.engine, self.uploads, parts.store, parts.blobs
+            )
+            self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.judging)
+            self.initial = folder / "initial.safetensors"
+            self.initial.write_bytes(tensor_file(0))
+            self.pems = {site: self._join(site) for site in SITES}
+            self.unused = self.invite("bravo")
+            document = study_document()
+            self.operations.create(document, str(self.initial))
+            study = self.study
+            for site in SITES:
+                ready = pb.DeclareRequest(
+                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
+                )
+                self.federation.Declare(ready, FakeContext(self.pems[site]))
+            self.operations.start(STUDY)
+        self._database = sqlite3.connect(self.state.database, isolation_level=None)
+        self._rows = self._snapshot()
+        self._studies = dict(parts.engine._studies)
+        self._version = self._data_version()
+        self.fatal: BaseException | None = None
+
+    @property
+    def study(self) -> Any:
+        return self.parts.engine.find(STUDY)
+
+    def invite(self, site: str) -> Invitation:
+        return Invitation.decode(self.operations.invite(site, 3600)["invitation"])
+
+    def enrol_request(self, invitation: Invitation, site: str) -> enrolment_pb2.EnrolRequest:
+        with drawn(f"request of {site}"):
+            request = identity.signing_request(private_key(site))
+        key = ledger_key(site)
+        signed = b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
+        return enrolment_pb2.EnrolRequest(
+            invitation_id=invitation.id, agent_version=__version__, signing_request=request,
+            ledger_key=key.public_key().public_bytes_raw(), proof=key.sign(signed),
+        )  # fmt: skip
+
+    def _join(self, site: str) -> bytes:
+        invitation = self.invite(site)
+        context = FakeContext(invitation.certificate.encode())
+        reply = self.enrolment.Enrol(self.enrol_request(invitation, site), context)
+        return bytes(reply.certificate)
+
+    def opening(self, site: str, upload: bytes, seed: int = 1, lines: int = 3, **fields: Any) -> pb.UploadOpen:
+        """A valid opening of an upload in round 1."""
+        manifest, _ = tensors(seed)
+        hashes = [line_hash(f"{site} {number}".encode()) for number in range(lines)]
+        head = LedgerHead(hashlib.md5(site.encode()).hexdigest(), lines, receipts.head_after(EMPTY_HEAD, hashes))
+        signed = pb.LedgerHead(
+            ledger_id=head.ledger_id, lines=lines, head=bytes.fromhex(head.head),
+            signature=head.sign(ledger_key(site)).signature,
+        )  # fmt: skip
+        values: dict[str, Any] = {
+            "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
+            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
+            "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
+            "ledger": signed, "new_line_hashes": hashes,
+        }  # fmt: skip
+        return pb.UploadOpen(**{**values, **fields})
+
+    def stream(self, site: str, upload: bytes, seed: int = 1) -> list[bytes]:
+        """The messages of a whole upload."""
+        manifest, payload = tensors(seed)
+        half = len(payload) // 2
+        messages = [
+            pb.UploadRequest(open=self.opening(site, upload, seed)),
+            pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=0, data=payload[:half])),
+            pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=half, data=payload[half:])),
+            pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=bytes.fromhex(manifest.digest()))),
+        ]
+        return [message.SerializeToString() for message in messages]
+
+    def restore(self) -> None:
+        """What it was before the case.
+
+        Raises:
+            Broken: the case would have ended the coordinator, or left a slot occupied.
+        """
+        engine, fatal = self.parts.engine, self.fatal
+        self.fatal = None
+        taken = {key: len(live) for key, live in self.calls._live.items() if live}
+        self.calls._live.clear()
+        arrivals = len(self.uploads._arrivals) + len(self.uploads._judging)
+        self.uploads._arrivals.clear()
+        self.uploads._judging.clear()
+        streams = len(engine._streams)
+        engine._streams.clear()
+        engine._held.clear()
+        if self._data_version() != self._version or engine._studies != self._studies:
+            self._database.execute("BEGIN IMMEDIATE")
+            for table, rows in self._rows.items():
+                self._database.execute(f"DELETE FROM {table}")
+                if rows:
+                    marks = ",".join("?" * len(rows[0]))
+                    self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+            self._database.execute("COMMIT")
+            engine._studies = dict(self._studies)
+            self.parts.standing.load()
+            for path in (self.state.blobs / "uploads").iterdir():
+                path.unlink()
+            self._version = self._data_version()
+        if fatal is not None:
+            raise Broken(f"it would have ended the coordinator: {type(fatal).__name__}: {fatal}") from fatal
+        if taken or arrivals or streams:
+            raise Broken(f"a slot stays occupied: calls {taken}, arrivals {arrivals}, streams {streams}")
+
+    def close(self) -> None:
+        self._database.close()
+        self.parts.close()
+
+    def _fatal(self, error: BaseException) -> None:
+        self.fatal = error
+
+    def _data_version(self) -> int:
+        return int(self._database.execute("PRAGMA data_version").fetchone()[0])
+
+    def _snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
+        found = self._database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        )
+        return {name: self._database.execute(f"SELECT * FROM {name}").fetchall() for (name,) in found.fetchall()}
+
+
+class FullLedger(Made):
+    """A ledger with a line of every type. ``cites``: its first line names an older one that it continues."""
+
+    def __init__(self, rounds: int = 2, *, tail: int = 0, cites: bool = False) -> None:
+        self._cites = cites
+        super().__init__(16 + 3 * rounds, tail=tail)
+
+    def _line(self, kind: str, /, **fields: Any) -> None:
+        if kind == "genesis" and self._cites:
+            fields["continues"] = {"ledger_id": "ab" * 16, "lines": 9, "head": "cd" * 32}
+        super()._line(kind, **fields)
+
+    def _begin(self) -> None:
+        super()._begin()
+        by, place = {"name": "dpo", "uid": 1000}, {"study": "hearts", "revision": 1, "round": 1, "attempt": 1}
+        held = {**place, "update": "ab" * 32}
+        self._line("policy", event="seen", sha256="cd" * 32)
+        self._line("declare", study="hearts", revision=1, standing="ready", round=0, attempt=0, code="")
+        self._line("blocked", what="metric x", rule="metrics.allow", **place)
+        self._line("held", **held)
+        self._line("released", by=by, **held)
+        self._line("rejected", by=by, **{**held, "round": 2})
+        self._line("recovered", torn_bytes=12)
+        self._line("session", event="closed", peer="127.0.0.1:9000", bytes_up=64)
+        self._line("consent", event="withdrawn", study="hearts", revision=1, study_digest="ab" * 32, by=by,
+                   data_digest="ef" * 32, exposure="", network="small", weights_digest="01" * 32)  # fmt: skip
+        self._line("left", by=by)
+
+
+class SiteFiles:
+    """What lies in the state directory of site ``alpha``, as bytes by path, and the keys that it was made with."""
+
+    def __init__(self) -> None:
+        with drawn("site"):
+            self.coordinator_key = private_key("authority")
+            self.key, self.ledger_key = private_key("alpha"), ledger_key("alpha")
+            self.receipt_key = ledger_key("receipts")
+            self.authority = _authority("north", self.coordinator_key)
+            name = identity.Name("north", "site", "alpha")
+            self.certificate = self.authority.leaf(name, self.key.public_key(), NOW, 7 * 86400)
+            document = study_document()
+            manifest, _ = tensors(0)
+            digest = StudyFile.from_document(document).digest(manifest.digest())
+            self.offer_message = pb.StudyOffer(
+                study=STUDY, revision=1, digest=bytes.fromhex(digest), document=canonical.dumps(document),
+                initial_model=rpc.manifest_message(manifest), state="running",
+            )  # fmt: skip
+            self.offer = offer_from(self.offer_message, "alpha")
+        self.site = Site(
+            "alpha", "north", "127.0.0.1:9000", self.receipt_key.public_key().public_bytes_raw().hex(),
+            identity.fingerprint(self.authority.certificate), int(NOW) + 86400,
+        )  # fmt: skip
+        self.consent = consent_to(self.offer)
+        self.journal = Journal(
+            STUDY, 1, self.offer.digest, 1, 1, "train", "uploading", "ab" * 32, "update-1.safetensors", "cd" * 32,
+            12, 5,
+            {"val_loss": "0.5"}, "ef" * 16,
+        )  # fmt: skip
+        self.asked = asked(self.offer, "spiffe://north/coordinator", 5, "")
+        self.policy = policies.draft(self.asked, "alpha").encode()
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            "identity/site.json": canonical.dumps(asdict(self.site)),
+            f"offers/{STUDY}.json": canonical.dumps(asdict(self.offer)),
+            f"consents/{STUDY}.json": canonical.dumps(asdict(self.consent)),
+            f"journal/{STUDY}.json": canonical.dumps(asdict(self.journal)),
+        }
+
+    def write(self, root: Path) -> None:
+        """All of it, with keys and certificates, as a joined site's directory."""
+        pems = {
+            "identity/key.pem": identity.key_pem(self.key),
+            "identity/ledger_key.pem": ledger_key_pem(self.ledger_key),
+            "identity/certificate.pem": identity.certificate_pem(self.certificate),
+            "identity/authority.pem": self.authority.pem,
+            "policy.toml": self.policy,
+        }
+        for name, data in {**self.files(), **pems}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o600)
+        for name in ("staging", "ledger", "studies"):
+            (root / name).mkdir(exist_ok=True)
+
+
+def consent_to(offer: Offer) -> Consent:
+    return Consent(
+        study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
+        metrics=offer.metrics,
+        counts="exact", stays=[{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256,
+        "why": "private"}],
+        data={"name": "patients", "digest": "ab" * 32}, rows=20, validation_rows=5,
+        approved_by={"name": "dpo", "uid": 1000}, approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
+        comes=offer.leaves, exposure="",
+    )  # fmt: skip
+
+
+def _authority(federation: str, key: identity.PrivateKey) -> Authority:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(identity, "new_key", lambda: key):
+        return Authority.create(Path(folder) / "authority", federation, NOW)
+
+
+__all__ = [
+    "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
+    "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+]  # fmt: skip

@@ -1,0 +1,499 @@
+"""Files: a site's own, damaged; those that a person writes; those that come from another party."""
+
+import base64
+import json
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from site_agent import audit
+from site_agent.audit import bundle, export, reconcile, report, show
+from site_agent.gateway import consent as consents
+from site_agent.gateway import policy as policies
+from site_agent.gateway.identity import Identity
+from site_agent.gateway.ledger import Ledger
+from site_agent.preview import row
+from site_agent.state import SiteState, study_state
+from site_agent.trainer import data as data_files
+from site_agent.trainer import vault
+from site_agent.trainer.requests import Requests
+from tools import verify_ledger
+from tools.fuzz.engine import Broken, Door, Target
+from tools.fuzz.examples import (
+    STUDY,
+    FullLedger,
+    SiteFiles,
+    ledger_key,
+    ledger_key_pem,
+    study_document,
+    tensor_file,
+    tensors,
+)
+from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
+from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts
+from wardround import canonical, dsse, identity
+from wardround.invitation import PREFIX, Invitation
+from wardround.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.study import load
+from wardround.tensors import TensorFile, file_header
+
+LINES, HEADS = "000001.jsonl", "heads.jsonl"
+
+
+def _joined(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _written(folder: Path, names: tuple[str, ...], data: bytes) -> None:
+    """The frames of a case as files; an empty frame is no file."""
+    found = parts(data)
+    for number, name in enumerate(names):
+        path = folder / name
+        if number < len(found) and found[number]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(found[number])
+            path.chmod(0o600)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def chained_again(made: FullLedger) -> Mutator:
+    """One record of the lines changed, and then every line after it and the last head made right again, as somebody
+    with the ledger's key would."""
+
+    ledger_id = json.loads(made.lines[0])["ledger_id"]
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        lines, *rest = parts(data) or [b""]
+        changed = JSON_LINES(random, lines).split(b"\n")
+        head, out = EMPTY_HEAD, []
+        for number, line in enumerate(one for one in changed if one):
+            try:
+                record = json.loads(line)
+                record.update(prev=head, seq=number)
+                line = canonical.dumps(record)
+            except Exception:
+                pass
+            head = next_head(head, line_hash(line))
+            out.append(line)
+        signed = LedgerHead(ledger_id, len(out), head).sign(made.ledger_key).document()
+        return frames([_joined(out), canonical.dumps(signed) + b"\n", *rest[1:]])
+
+    return mutate
+
+
+def _ledger_mutator(made: FullLedger) -> Mutator:
+    plain = of_frames(of_lines(inside_text("payload", in_json)), of_lines(inside_text("payload", in_json)), order=False)
+    again = chained_again(made)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        return (again if random.random() < 0.5 else plain)(random, data)
+
+    return mutate
+
+
+def _verify(folder: Path) -> Door:
+    """Both verifiers on a changed ledger, with the coordinator's receipts beside it: they must agree."""
+    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(cites=True)]
+    names = (LINES, HEADS, "receipts")
+
+    def take(data: bytes) -> None:
+        _written(folder, names, data)
+        code = audit.verify(folder)[1]
+        theirs = verify_ledger.judge(folder)[0]
+        if code != theirs:
+            raise Broken(f"the verifiers disagree: {code} and {theirs}")
+        if (folder / "receipts").exists():
+            audit.verify(folder, folder / "receipts")
+
+    seeds = [frames([_joined(made.lines), _joined(made.heads), _joined(made.receipts)]) for made in mades]
+    return Door(seeds, _ledger_mutator(mades[0]), take)
+
+
+def _open(folder: Path) -> Door:
+    """The ledger as the agent opens it at its start: repaired, or refused as it is."""
+    mades = [FullLedger(), FullLedger(1, tail=2)]
+
+    def take(data: bytes) -> None:
+        _written(folder, (LINES, HEADS), data)
+        for path in (folder / "torn").glob("*"):
+            path.unlink()
+        ledger = Ledger(folder, mades[0].ledger_key)
+        try:
+            ledger.refuse_unbegun()
+            list(ledger.records("identity"))
+        finally:
+            ledger.close()
+
+    seeds = [frames([_joined(made.lines), _joined(made.heads)]) for made in mades]
+    return Door(seeds, _ledger_mutator(mades[0]), take)
+
+
+def _show(folder: Path) -> Door:
+    """Everything that shows a ledger: `audit show`, `export`, `report`, `reconcile`."""
+    site, made = SiteFiles(), FullLedger()
+    consent = canonical.dumps({**asdict(site.consent), "study": "hearts"})
+
+    def take(data: bytes) -> None:
+        _written(folder, ("ledger/" + LINES, "ledger/" + HEADS, "consents/hearts.json"), data)
+        ledger = folder / "ledger"
+        verdict, code = audit.verify(ledger)
+        for record in show.chosen(ledger):
+            show.words(record)
+            for tensor in record.get("tensors", []):
+                show.tensor_words(tensor)
+        list(show.chosen(ledger, study="hearts", round_=1, tensor="shared*"))
+        for form in export.FORMATS.values():
+            form(show.chosen(ledger)).encode()
+        page = report.page(ledger, folder / "consents", verdict, code)
+        if "<script" in page:
+            raise Broken("the page holds a script")
+        reconcile.reconcile(ledger, reconcile.Count(1000))
+
+    again = chained_again(made)
+    plain = of_frames(of_lines(inside_text("payload", in_json)), BYTES, in_json, order=False)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        return (again if random.random() < 0.4 else plain)(random, data)
+
+    return Door([frames([_joined(made.lines), _joined(made.heads), consent])], mutate, take)
+
+
+def _bundle(folder: Path) -> Door:
+    """An auditor's archive, by both verifiers: they must agree."""
+    made = FullLedger()
+    state, out = folder / "site", folder / "bundle.tar"
+    site = SiteFiles()
+    site.write(state)
+    made.write(state / "ledger")
+    make: Any = getattr(bundle, "make", None) or bundle.write
+    make(state, made.ledger_key, out)
+    whole = out.read_bytes()
+
+    def take(data: bytes) -> None:
+        out.write_bytes(data)
+        code = bundle.verify_bundle(out)[1]  # type: ignore[attr-defined]
+        theirs = verify_ledger.judge(out, bundle=True)[0]
+        if code != theirs:
+            raise Broken(f"the verifiers disagree: {code} and {theirs}")
+
+    def inner(name: str) -> Mutator:
+        return JSON_LINES if name.endswith(("jsonl", "json")) else in_toml if name.endswith("toml") else BYTES
+
+    return Door([whole], of_tar(inner), take)
+
+
+def _receipt_document(folder: Path) -> Door:
+    """A signed envelope, as it lies in a ledger or a copy of the receipts."""
+    made = FullLedger()
+    key = made.receipt_key
+
+    def take(data: bytes) -> None:
+        envelope = dsse.Envelope.from_document(canonical.loads(data))
+        Receipt.verified(envelope, key.public_key()).sign(key)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.5:
+            return inside_text("payload", in_json)(random, data)
+        payload = in_json(random, json.loads(data)["payload"].encode())  # and signed again
+        signature = key.sign(dsse.encoding("application/vnd.wardround.receipt.v1+json", payload))
+        document = {**json.loads(data), "payload": payload.decode("utf-8", "replace"),
+                    "signature": base64.b64encode(signature).decode()}  # fmt: skip
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    return Door(list(made.receipts), mutate, take)
+
+
+def _canonical(folder: Path) -> Door:
+    """Canonical JSON: what is read is what would be written."""
+
+    def take(data: bytes) -> None:
+        if canonical.dumps(canonical.loads(data)) != data:
+            raise Broken("read, and written otherwise")
+
+    seeds = [canonical.dumps(study_document()), *FullLedger().lines[:8]]
+    return Door(seeds, in_json, take)
+
+
+def _invitation(folder: Path) -> Door:
+    """An invitation as it is pasted; half of the changed ones have check digits that are right again."""
+    site = SiteFiles()
+    text = Invitation(
+        "ab" * 16, "north", "alpha", "127.0.0.1:9000", 1_780_003_600, site.authority.pem.decode(),
+        identity.certificate_pem(site.certificate).decode(), identity.key_pem(site.key).decode(),
+    ).encode()  # fmt: skip
+
+    def take(data: bytes) -> None:
+        import datetime
+
+        try:
+            said = data.decode()
+        except UnicodeDecodeError:
+            return
+        invitation = Invitation.decode(said)
+        invitation.refuse_expired(datetime.datetime.fromtimestamp(1_780_000_000, datetime.UTC))
+        repr(invitation)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.4:
+            return BYTES(random, data)
+        body = data.split(b".")[1]
+        value = in_json(random, base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
+        body = base64.urlsafe_b64encode(value).rstrip(b"=")
+        return b"%s.%s.%08x" % (PREFIX.encode(), body, zlib.crc32(body))
+
+    return Door([text.encode()], mutate, take)
+
+
+def _keys(folder: Path) -> Door:
+    """The keys and the certificate of a site's identity folder."""
+    site = SiteFiles()
+    names = ("key.pem", "ledger_key.pem", "certificate.pem")
+    whole = [identity.key_pem(site.key), ledger_key_pem(site.ledger_key), identity.certificate_pem(site.certificate)]
+
+    def take(data: bytes) -> None:
+        _written(folder, names, data)
+        own = Identity(folder)
+        own.key()
+        own.ledger_key()
+        certificate = own.certificate()
+        identity.client_name(certificate)
+        identity.not_after(certificate)
+        own.credentials() if (folder / "authority.pem").exists() else None
+
+    return Door([frames(whole)], of_frames(in_pem, order=False), take)
+
+
+def _state(folder: Path) -> Door:
+    """The small JSON files of a site's state directory, damaged, and what `studies` and a round make of them."""
+    site = SiteFiles()
+    state = SiteState(folder)
+    names = tuple(site.files())
+
+    def take(data: bytes) -> None:
+        _written(folder, names, data)
+        here = state.site()
+        consent, journal = state.consent(STUDY), state.journal(STUDY)
+        for offer in state.offers():
+            study_state(offer, consent, journal)
+            wanted = consents.asked(offer, f"spiffe://{here.federation}/coordinator", 5, "")
+            policies.decide(policies.parse(site.policy, Path("policy.toml")), wanted)
+            changes = consents.differences(consent, offer) if consent is not None else []
+            row(offer, consent, journal, changes)
+        for one in state.consents():
+            consents.specs(one.leaves)
+            consents.specs(one.comes)
+            consents.pinned(one)
+        offer = state.offer(STUDY)
+        known = consents.require(consent, STUDY, offer.digest)
+        told = consents.told_of(offer)
+        consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, known, told)
+        state.save_journal(journal)
+        state.save_consent(known)
+        state.save_offer(offer)
+        state.save_site(here)
+
+    return Door([frames(list(site.files().values()))], of_frames(in_json, order=False), take)
+
+
+def _policy(folder: Path) -> Door:
+    site = SiteFiles()
+    first = policies.parse(site.policy, Path("policy.toml"))
+
+    def take(data: bytes) -> None:
+        policy = policies.parse(data, Path("policy.toml"))
+        policies.decide(policy, site.asked)
+        policies.quotas(policy, 1000, 1, 2)
+        policies.differences(first, policy)
+
+    rich = site.policy.replace(b"deny = []", b'deny = [{ match = "private.*" }]')
+    return Door([site.policy, rich], in_toml, take)
+
+
+def _study_file(folder: Path) -> Door:
+    """A study file, its variants and the catalog's defaults."""
+    from fl_algorithms.resolving import resolve
+
+    root = Path(__file__).resolve().parents[2] / "examples"
+    names = ("heart_disease.toml", "skin.toml", "nuclei.toml", "heart_disease_methods.toml", "skin_networks.toml")
+    seeds = [(root / name).read_bytes() for name in names]
+    path = folder / "study.toml"
+
+    def take(data: bytes) -> None:
+        path.write_bytes(data)
+        study = resolve(load(path))
+        canonical.dumps(study.document())
+
+    return Door(seeds, in_toml, take)
+
+
+def _settings(folder: Path) -> Door:
+    """`--set TABLE.KEY=VALUE` on a command line, one a line."""
+    from fl_algorithms.resolving import resolve
+
+    path = Path(__file__).resolve().parents[2] / "examples" / "heart_disease.toml"
+
+    def take(data: bytes) -> None:
+        settings = data.decode("utf-8", "surrogateescape").replace("\x00", "").split("\n")
+        resolve(load(path, settings))
+
+    seeds = [
+        b"training.learning_rate=0.01",
+        b"algorithm.name=fedprox\nalgorithm.mu=0.1",
+        b"study.rounds=3\nstudy.title=a",
+    ]
+    return Door(seeds, in_toml, take)
+
+
+def _tensor_files(folder: Path) -> Door:
+    """safetensors: opened, hashed, read in blocks."""
+    path = folder / "x.safetensors"
+
+    def take(data: bytes) -> None:
+        path.write_bytes(data)
+        with TensorFile(path) as file:
+            if file.bytes > 1 << 24:
+                raise Broken(f"{file.bytes} bytes in a file of {len(data)}")
+            file.manifest()
+            for spec in file.specs[:20]:
+                if spec.dtype == "F32" and spec.bytes:
+                    file.block(spec.key, 0, spec.bytes // 4)
+            file_header(file.specs, file.note)
+
+    return Door([tensor_file(0), tensor_file(1, note={"card": "{}"})], in_safetensors, take)
+
+
+def _vault(folder: Path) -> Door:
+    """The trainer's private state and checkpoints of a study, damaged."""
+    manifest, _ = tensors(1)
+    preprocessing = b"{}"
+    card = {"kind": "best_local", "round": 1, "score": 0.5, "metric": "auc", "split": "validation", "val_loss": 0.5,
+            "model_digest": manifest.digest(),
+            "preprocessing_sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}  # fmt: skip
+    text = json.dumps(card, sort_keys=True, indent=2)
+    kept = {"round": 1, "folder": "state-00001-0123456789ab", "tensors": "ab" * 32, "meta": "cd" * 32}
+    index = {"v": 1, "study_digest": "ab" * 32, "committed": [kept], "forgotten": 0,
+             "pending": {"state": {**kept, "round": 2, "folder": "state-00002-0123456789ab"}, "asked": {},
+             "answer": {}}}  # fmt: skip
+    base = f"studies/{STUDY}/1"
+    names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",
+             f"{base}/checkpoints/best_local/card.json",
+             f"{base}/checkpoints/best_local/preprocessing.json")  # fmt: skip
+    whole = [canonical.dumps(index), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing]
+
+    def take(data: bytes) -> None:
+        _written(folder, names, data)
+        here = vault.Vault(folder, STUDY, 1)
+        vault.listing(folder, STUDY)
+        vault.export(folder, STUDY, "best_local", folder / "out")
+        vault.checkpoint(folder, STUDY, "best_local")[1].preprocessing()
+        here.start_of(3)
+        here.pending(2, {})
+        here.name_contributors({"alpha": [1]})
+        here.commit(2)
+
+    def card_changed(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.5:
+            return in_safetensors(random, data)
+        changed = in_json(random, text.encode()).decode("utf-8", "replace")
+        return tensor_file(1, note={"card": changed})
+
+    return Door([frames(whole)], of_frames(in_json, card_changed, in_json, in_json, order=False), take)
+
+
+def _requests(folder: Path) -> Door:
+    """What the gateway, or whoever reaches the trainer's socket, asks of the trainer; only what needs no torch."""
+    requests = Requests(folder)
+    asked: list[dict[str, Any]] = [
+        {"command": "commit", "study": STUDY, "revision": 1, "round": 1},
+        {"command": "discard", "study": STUDY, "revision": 1, "round": 1},
+        {"command": "checkpoints", "study": STUDY},
+        {"command": "export", "study": STUDY, "checkpoint": "best_local", "out": "out"},
+        {"command": "inspect", "table": "/nowhere/train.csv", "label": "y"},
+    ]
+
+    def take(data: bytes) -> None:
+        try:
+            request = json.loads(data)
+        except (ValueError, RecursionError):
+            return  # ``control`` refuses it: see the control targets
+        if isinstance(request, dict) and request.get("command") not in ("describe", "check", "train", "validate",
+        "finish",
+                                                                       "predict", "device"):  # fmt: skip
+            requests.answer(request, lambda item: None)
+
+    return Door([json.dumps(one).encode() for one in asked], in_json, take, refusals=frozenset({0, 2, 3, 4}))
+
+
+def _data_file(folder: Path) -> Door:
+    table = b'[patients]\ntable = "/srv/train.csv"\nlabel = "disease"\ntest = "/srv/test.csv"\ndigest = "%b"\n'
+    images = b'[lesions]\nimages = "/srv/images"\nlabels = "/srv/labels.csv"\npatient = "lesion"\ndigest = "%b"\n'
+    text = table % (b"ab" * 32) + images % (b"cd" * 32) + b'network = "small"\n'
+
+    def take(data: bytes) -> None:
+        (folder / "data.toml").write_bytes(data)
+        for named in data_files.sources(folder).values():
+            named.kind, named.paths, named.files, named.told()
+
+    return Door([text], in_toml, take)
+
+
+def _count(folder: Path) -> Door:
+    """What the relay counted, or a person wrote into a file."""
+    ledger = folder / "ledger"
+    ledger.mkdir()
+    FullLedger().write(ledger)
+    told = {"up": 1000, "down": 20, "began": "2026-01-01T00:00:00.000Z", "until": "2026-01-01T01:00:00.000Z",
+            "connections": [{"opened": "2026-01-01T00:00:00.000Z", "closed": None, "up": 1000, "down": 20},
+                            {"opened": "2026-01-01T00:00:00.000Z", "closed": "2026-01-01T00:10:00.000Z"}]}  # fmt: skip
+    path = folder / "count.json"
+
+    def take(data: bytes) -> None:
+        path.write_bytes(data)
+        count = reconcile.count_from(str(path))
+        found = reconcile.reconcile(ledger, count)
+        json.dumps(found.document(), allow_nan=False)
+
+    return Door([json.dumps(told).encode(), b"12345\n"], in_json, take)
+
+
+def _table(folder: Path) -> Door:
+    """A table of patients, as `data add` looks at it."""
+    from site_agent.trainer import inspection
+
+    path = folder / "train.csv"
+    rows = b"".join(
+        b"%d,%.3f,%s\n" % (number % 2, number * 0.37, b"abc"[number % 3 : number % 3 + 1]) for number in range(20)
+    )
+
+    def take(data: bytes) -> None:
+        path.write_bytes(data)
+        inspection.inspect({"table": str(path), "label": "y"})
+
+    return Door([b"y,x,kind\n" + rows, b"y;x\n1;2\n"], in_csv, take, refusals=frozenset({1}))
+
+
+TARGETS = [
+    Target("ledger.verify", "a ledger with its receipts, by both verifiers", _verify, 50),
+    Target("ledger.open", "a ledger, as the agent opens it", _open, 30),
+    Target("ledger.show", "a ledger: show, export, report, reconcile", _show, 25),
+    Target("receipt", "a signed envelope and the receipt in it", _receipt_document, 60),
+    Target("canonical", "canonical JSON", _canonical, 100),
+    Target("invitation", "an invitation as pasted", _invitation, 80),
+    Target("keys", "keys and certificates of a site", _keys, 20),
+    Target("site.state", "site.json, offers, consents, journals", _state, 50),
+    Target("policy", "policy.toml", _policy, 60),
+    Target("study.file", "study files", _study_file, 20),
+    Target("study.settings", "--set", _settings, 15),
+    Target("tensors", "safetensors files", _tensor_files, 40),
+    Target("trainer.vault", "private state and checkpoints", _vault, 15),
+    Target("trainer.request", "requests to the trainer", _requests, 20),
+    Target("trainer.data", "data.toml", _data_file, 25),
+    Target("relay.count", "what a relay counted", _count, 15),
+    Target("table", "a table of patients", _table, 10),
+]  # fmt: skip
+if hasattr(bundle, "verify_bundle"):
+    TARGETS.append(Target("bundle", "an auditor's archive, by both verifiers", _bundle, 20))
+__all__ = ["TARGETS", "ledger_key"]

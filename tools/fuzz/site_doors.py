@@ -1,0 +1,636 @@
+"""What the coordinator, a command, or the trainer says to a site, through the code that takes it."""
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from site_agent import audit, handoff, preview
+from site_agent.gateway import consent as consents
+from site_agent.gateway import egress, renewal
+from site_agent.gateway import join as joining
+from site_agent.gateway import policy as policies
+from site_agent.gateway.connection import Connection
+from site_agent.gateway.desk import Desk, fatal
+from site_agent.gateway.identity import Identity
+from site_agent.gateway.interrupt import Interrupted
+from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.messages import Assignment, ModelRef, offer_from
+from site_agent.gateway.meter import Meter
+from site_agent.gateway.rounds import Rounds
+from site_agent.gateway.service import Commands
+from site_agent.state import Journal, Offer, SiteState
+from tools.evidence_tamper import Made
+from tools.fuzz.coordinator_doors import served
+from tools.fuzz.engine import Broken, Door, Target
+from tools.fuzz.examples import (
+    NOW,
+    SPECS,
+    STUDY,
+    SiteFiles,
+    drawn,
+    private_key,
+    tensor_file,
+    tensors,
+)
+from tools.fuzz.mutate import BYTES, frames, in_json, of_frames, parts
+from tools.fuzz.wire import in_message
+from wardround import __version__, canonical, control, identity, rpc
+from wardround.dsse import Envelope
+from wardround.errors import Unavailable, WardroundError
+from wardround.invitation import Invitation
+from wardround.receipts import (
+    ACCEPTED,
+    EMPTY_HEAD,
+    NOT_RECEIVED,
+    RECEIPT_TYPE,
+    REFUSED,
+    LedgerHead,
+    Receipt,
+    head_after,
+    line_hash,
+)
+from wardround.study import StudyFile
+from wardround.v1 import enrolment_pb2, tensors_pb2
+from wardround.v1 import federation_pb2 as pb
+
+MOMENT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+DESCRIBED = {
+    "comes": [], "exposure": "", "apart": "", "stays": [], "network": "", "model": "mlp", "parameters": 8,
+    "weights": None,
+}  # fmt: skip
+
+
+class FakeCall:
+    """A call whose answers are at hand."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self._answers = iter(answers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._answers
+
+    def __next__(self) -> Any:
+        return next(self._answers)
+
+    def result(self) -> Any:
+        return next(self._answers)
+
+    def cancel(self) -> bool:
+        return True
+
+
+class NoWait:
+    """An interrupt for work that must not wait: it is called off instead."""
+
+    thrown = False
+
+    def check(self) -> None:
+        return
+
+    def wait(self, seconds: float) -> None:
+        raise Interrupted
+
+    @contextmanager
+    def ending(self, stop: Callable[[], object]) -> Iterator[None]:
+        yield
+
+
+def connection(answers: Sequence[Any]) -> Connection:
+    """A connection on which every call is answered with these messages."""
+    made = Connection.__new__(Connection)
+    made.address, made.site, made.meter, made.bytes_up = "127.0.0.1:9000", "alpha", Meter(), 0
+
+    def stream(*rest: Any, **more: Any) -> FakeCall:
+        return FakeCall(answers)
+
+    def unary(*rest: Any, **more: Any) -> Any:
+        return answers[0]
+
+    unary.future = stream  # type: ignore[attr-defined]
+    made._federation = SimpleNamespace(  # type: ignore[assignment]
+        Studies=unary, Declare=unary, Watch=stream, Download=stream, Upload=stream
+    )
+    made._enrolment = SimpleNamespace(Enrol=unary, Renew=unary)  # type: ignore[assignment]
+    made._channel = SimpleNamespace(close=lambda: None)
+    return made
+
+
+class FakeLine:
+    """A line with one connection."""
+
+    def __init__(self, used: Connection | None) -> None:
+        self.meter = Meter()
+        self._used = used
+
+    @contextmanager
+    def use(self) -> Iterator[Connection]:
+        if self._used is None:
+            raise Unavailable("no line")
+        yield self._used
+
+    def replace(self) -> None:
+        return
+
+
+def look_at(offer: Offer, site: SiteFiles) -> None:
+    """What `studies`, `preview`, `policy` and `approve` make of an offer."""
+    canonical.dumps(asdict(offer))
+    wanted = consents.asked(offer, "spiffe://north/coordinator", 5, "")
+    policies.decide(policies.parse(site.policy, Path("policy.toml")), wanted)
+    policies.parse(policies.draft(wanted, "alpha").encode(), Path("draft"))
+    preview.document(offer, DESCRIBED)
+    changes = consents.differences(site.consent, offer)
+    preview.row(offer, site.consent, site.journal, changes)
+
+
+def _offer(folder: Path) -> Door:
+    """An offer, in an event of the watch. Half of the changed ones have a digest that is right again."""
+    site = SiteFiles()
+    wire = in_message(pb.Event.DESCRIPTOR)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.4:
+            return wire(random, data)
+        event = pb.Event.FromString(data)
+        offer = event.offer
+        offer.document = in_json(random, offer.document)
+        try:
+            document = canonical.loads(offer.document)
+            offer.digest = bytes.fromhex(canonical.digest({"initial_model": tensors(0)[0].digest(), "study": document}))
+            name = document["study"]["name"]
+            offer.study = name if isinstance(name, str) and random.random() < 0.5 else offer.study
+        except (Exception, RecursionError):
+            pass
+        return event.SerializeToString()
+
+    def take(data: bytes) -> None:
+        for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
+            if isinstance(event, Offer):
+                look_at(event, site)
+        offer_from(pb.Event.FromString(data).offer, "alpha")  # an offer that is left out says why
+
+    seeds = [pb.Event(offer=site.offer_message, coordinator_version=__version__).SerializeToString()]
+    return Door(seeds, mutate, take, (DecodeError,))
+
+
+def _event(folder: Path) -> Door:
+    """Assignments and goodbyes."""
+    site = SiteFiles()
+    common: dict[str, Any] = {
+        "study": STUDY,
+        "revision": 1,
+        "digest": bytes.fromhex(site.offer.digest),
+        "round": 1,
+        "attempt": 1,
+    }
+    base = pb.ModelRef(round=0, digest=b"a" * 32)
+    stop = pb.Stop(reason="FINISHED", contributions=[pb.Contribution(site="alpha", rounds=[1, 2])])
+    events = [
+        pb.Event(assignment=pb.Assignment(train=pb.Train(), base=base, **common)),
+        pb.Event(assignment=pb.Assignment(validate=pb.Validate(), base=base, best=base, **common)),
+        pb.Event(assignment=pb.Assignment(stop=stop, best=base, **common)),
+        pb.Event(goodbye=pb.Goodbye()),
+    ]
+
+    def take(data: bytes) -> None:
+        for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
+            if isinstance(event, Assignment):
+                hash(event.key)
+                dict(event.contributed)
+
+    return Door([event.SerializeToString() for event in events], in_message(pb.Event.DESCRIPTOR), take, (DecodeError,))
+
+
+def _download(folder: Path) -> Door:
+    """A model, whole, into a file in staging."""
+    site = SiteFiles()
+    state = SiteState(folder)
+    state.staging.mkdir()
+    manifest, payload = tensors(1)
+    replies = [
+        pb.DownloadReply(manifest=rpc.manifest_message(manifest)),
+        pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=0, data=payload[:16])),
+        pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=16, data=payload[16:])),
+    ]
+    rounds = Rounds.__new__(Rounds)
+    rounds._state = state
+    model = ModelRef(0, manifest.digest())
+    assignment = Assignment(STUDY, 1, site.offer.digest, 1, 1, "train", base=model)
+
+    def take(data: bytes) -> None:
+        answers = [pb.DownloadReply.FromString(part) for part in parts(data)]
+        rounds._line = FakeLine(connection(answers))  # type: ignore[assignment]
+        try:
+            rounds._download(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]
+        finally:
+            for path in state.staging.iterdir():
+                path.unlink()
+
+    mutate = of_frames(in_message(pb.DownloadReply.DESCRIPTOR))
+    seeds = [frames([reply.SerializeToString() for reply in replies])]
+    return Door(seeds, mutate, take, (DecodeError, Interrupted))
+
+
+def _studies(folder: Path) -> Door:
+    site = SiteFiles()
+    reply = pb.StudiesReply(studies=[site.offer_message], coordinator_version=__version__)
+
+    def take(data: bytes) -> None:
+        for offer in connection([pb.StudiesReply.FromString(data)]).studies(NoWait(), patient=False):  # type: ignore[arg-type]
+            look_at(offer, site)
+
+    return Door([reply.SerializeToString()], in_message(pb.StudiesReply.DESCRIPTOR), take, (DecodeError,))
+
+
+def _enrol_reply(folder: Path) -> Door:
+    """`join`, from an invitation to `site.json`, with that reply."""
+    site = SiteFiles()
+    with drawn("invitation"):
+        bootstrap = site.authority.leaf(
+            identity.Name("north", "invitation", "ab" * 16), private_key("bootstrap").public_key(), NOW, 86400
+        )
+    invitation = Invitation(
+        "ab" * 16, "north", "alpha", "127.0.0.1:9000", int(NOW) + 3600, site.authority.pem.decode(),
+        identity.certificate_pem(bootstrap).decode(), identity.key_pem(private_key("bootstrap")).decode(),
+    )  # fmt: skip
+    reply = enrolment_pb2.EnrolReply(
+        site="alpha", federation="north", certificate=identity.certificate_pem(site.certificate),
+        authority=site.authority.pem, receipt_key=site.receipt_key.public_key().public_bytes_raw(),
+        server_time_s=int(NOW), renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
+    )  # fmt: skip
+    text = invitation.encode()
+
+    def take(data: bytes) -> None:
+        answer = enrolment_pb2.EnrolReply.FromString(data)
+        state = SiteState(folder / "site")
+        shutil.rmtree(state.root, ignore_errors=True)
+        site.write(state.root)
+        state.site_file.unlink()
+        with mock.patch.object(joining, "Connection", lambda *rest: connection([answer])):
+            joining.join(state, text, MOMENT)
+        state.site()
+
+    return Door([reply.SerializeToString()], in_message(enrolment_pb2.EnrolReply.DESCRIPTOR), take, (DecodeError,))
+
+
+def _renew_reply(folder: Path) -> Door:
+    """A renewal, until the new pair is in use."""
+    site = SiteFiles()
+    fresh = private_key("fresh")
+    with drawn("renewed"):
+        certificate = site.authority.leaf(identity.Name("north", "site", "alpha"), fresh.public_key(), NOW, 7 * 86400)
+    reply = enrolment_pb2.RenewReply(
+        certificate=identity.certificate_pem(certificate), authority=site.authority.pem, server_time_s=int(NOW),
+        renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
+    )  # fmt: skip
+    clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda zone: MOMENT), UTC=datetime.UTC)
+
+    def take(data: bytes) -> None:
+        answer = enrolment_pb2.RenewReply.FromString(data)
+        root = folder / "site"
+        shutil.rmtree(root, ignore_errors=True)
+        site.write(root)
+        ledger = Ledger(root / "ledger", site.ledger_key)
+        ledger.begin()
+        try:
+            with (
+                mock.patch.object(identity, "new_key", lambda: fresh),
+                mock.patch.object(renewal, "datetime", clock),
+            ):
+                renewal.renew(Identity(root / "identity"), site.site, FakeLine(connection([answer])), ledger)  # type: ignore[arg-type]
+        finally:
+            ledger.close()
+        Identity(root / "identity").certificate()
+
+    return Door([reply.SerializeToString()], in_message(enrolment_pb2.RenewReply.DESCRIPTOR), take, (DecodeError,))
+
+
+class _Uploaded(Made):
+    """A ledger whose last line is an upload that waits for its receipt."""
+
+    def __init__(self, site: SiteFiles) -> None:
+        self._site = site
+        super().__init__(7)  # a round, which ends with its receipt
+        while json.loads(self.lines[-1])["type"] != "upload":
+            del self.lines[-1]
+        del self.heads[1:], self.receipts[:]
+
+    def _begin(self) -> None:
+        self.ledger_key, self.receipt_key = self._site.ledger_key, self._site.receipt_key
+        super()._begin()
+
+
+def _receipt(folder: Path) -> Door:
+    """A receipt for the one upload that waits, as `inquire` gets it; most of the changed ones are signed again.
+
+    Whatever comes: afterwards the ledger can be opened, and nobody has changed it.
+    """
+    site = SiteFiles()
+    made = _Uploaded(site)
+    upload = json.loads(made.lines[-1])
+    upload_id = upload["upload_id"]
+    genesis = json.loads(made.lines[0])
+    head = LedgerHead(genesis["ledger_id"], len(made.lines), head_after(EMPTY_HEAD, map(line_hash, made.lines)))
+    facts = {
+        name: upload[name] for name in ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
+    }
+    receipt = Receipt(
+        receipt_id="ab" * 16, federation="north", site="alpha", upload_id=upload_id, decision=ACCEPTED, code="",
+        tensor="",
+        time="2026-06-01T00:00:00.000Z", ledger=head, previous="0" * 64, **facts,
+    )  # fmt: skip
+    unknown = replace(receipt, decision=NOT_RECEIVED, code="NOT_RECEIVED", study="", revision=0, round=0, attempt=0,
+                      manifest_sha256="", payload_bytes=0, ledger=None)  # fmt: skip
+    refused = replace(receipt, decision=REFUSED, code="TENSOR_NORM")
+    wire = in_message(pb.UploadReply.DESCRIPTOR)
+
+    def reply(envelope: Envelope) -> bytes:
+        return pb.UploadReply(receipt=rpc.envelope_message(envelope)).SerializeToString()
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        message = pb.UploadReply.FromString(data)
+        if random.random() < 0.3 or not message.HasField("receipt"):
+            return wire(random, data)
+        payload = in_json(random, message.receipt.payload)
+        signature = site.receipt_key.sign(b"DSSEv1 %d %b %d %b" % (
+            len(RECEIPT_TYPE), RECEIPT_TYPE.encode(), len(payload), payload))  # fmt: skip
+        return reply(Envelope(RECEIPT_TYPE, payload, message.receipt.keyid, signature))
+
+    def take(data: bytes) -> None:
+        answer = pb.UploadReply.FromString(data)
+        ledger_folder = folder / "ledger"
+        shutil.rmtree(ledger_folder, ignore_errors=True)
+        made.write(ledger_folder)
+        ledger = Ledger(ledger_folder, site.ledger_key)
+        try:
+            envelope = connection([answer]).inquire(upload_id)
+            if envelope is not None:
+                egress.explain_refusal(egress.take_receipt(upload_id, envelope, ledger, site.site))
+        finally:
+            ledger.close()
+            still_good(ledger_folder, site)
+
+    seeds = [*(reply(one.sign(site.receipt_key)) for one in (receipt, unknown, refused)),
+             pb.UploadReply(offset=7).SerializeToString()]  # fmt: skip
+    return Door(seeds, mutate, take, (DecodeError,))
+
+
+def still_good(folder: Path, site: SiteFiles) -> None:
+    """Raises Broken: what a peer said has spoilt the site's own ledger."""
+    try:
+        Ledger(folder, site.ledger_key).close()
+    except Exception as error:
+        raise Broken(f"the ledger cannot be opened any more: {type(error).__name__}: {error}") from error
+    verdict, code = audit.verify(folder)
+    if code == audit.TAMPERED:
+        raise Broken(f"the site's own ledger now says TAMPERED: {verdict.reason}")
+
+
+def _refusal(folder: Path) -> Door:
+    """The status of a failed call, as it comes from the other side."""
+    statuses = list(grpc.StatusCode)
+
+    class Failed(grpc.RpcError):
+        def __init__(self, status: grpc.StatusCode, details: str) -> None:
+            self._status, self._details = status, details
+
+        def code(self) -> grpc.StatusCode:
+            return self._status
+
+        def details(self) -> str:
+            return self._details
+
+    def take(data: bytes) -> None:
+        status = statuses[data[0] % len(statuses)] if data else grpc.StatusCode.UNKNOWN
+        error = rpc.explain(Failed(status, data[1:].decode("utf-8", "replace")), "asking")
+        fatal(error)
+        if consents.sayable(error) not in pb.RefusalCode.keys():  # noqa: SIM118
+            raise Broken(f"{consents.sayable(error)[:80]} would be told to the coordinator")
+
+    said = [
+        f"{code}\nstudy `x` is not known\nlook again"
+        for code in ("STUDY_UNKNOWN", "REFUSAL_UNSPECIFIED", "SITE_REVOKED")
+    ]
+    said += ["LEDGER_FORK\n", "Connection reset"]
+    return Door([bytes((7,)) + text.encode() for text in said], BYTES, take)
+
+
+def _client(folder: Path) -> Door:
+    """What a service answers to a command."""
+
+    def take(data: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        with theirs, ours:
+            theirs.setblocking(False)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            try:
+                theirs.sendall(data)
+            except BlockingIOError:
+                raise Unavailable("more than the socket holds") from None
+            theirs.shutdown(socket.SHUT_WR)
+            with mock.patch.object(control, "connect", lambda path: ours.dup()):
+                try:
+                    control.call(Path("/nowhere"), {"command": "status"}, lambda item: None, timeout_s=5)
+                except WardroundError as error:
+                    if type(error) is not WardroundError:  # which is how a service says that it failed
+                        raise
+
+    error = {"error": {"message": "no", "hint": "look", "exit_code": 65, "code": ""}}
+    answers = [[{"result": {"study": STUDY}}], [{"progress": 1}, {"progress": "checking"}, {"result": None}], [error]]
+    seeds = [b"".join(json.dumps(line).encode() + b"\n" for line in answer) for answer in answers]
+    from tools.fuzz.mutate import JSON_LINES
+
+    return Door(seeds, JSON_LINES, take, refusals=frozenset({2}))
+
+
+def _commands(folder: Path) -> Door:
+    """Commands as `site-agent` sends them to the running service, whose line is down."""
+    site = SiteFiles()
+    root = folder / "site"
+    site.write(root)
+    state = SiteState(root)
+    own = consents.specs(site.offer.leaves)
+    (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
+    (root / "ledger").rmdir()
+    held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
+    described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
+    checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "warnings": [], "common": "", "weights": None}
+    by = {"name": "dpo", "uid": 1000}
+
+    def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
+        return described if command == "describe" else checked
+
+    def take(data: bytes) -> None:
+        for name, content in site.files().items():
+            (root / name).write_bytes(content)
+        state.left_file.unlink(missing_ok=True)
+        state.save_journal(held)
+        shutil.rmtree(root / "ledger", ignore_errors=True)
+        ledger = Ledger(root / "ledger", site.ledger_key)
+        ledger.begin()
+        desk = Desk(state, site.site, ledger, FakeLine(None))  # type: ignore[arg-type]
+
+        def withdraw(study: str, person: Any) -> bool:
+            desk.record_withdrawal(desk.withdraw(study, person), person)
+            return False
+
+        def decide(study: str, round_: int, word: str, update: str, person: Any) -> bool:
+            desk.decide(study, round_, word, update, person)
+            return False
+
+        def leave(person: Any) -> list[str]:
+            untold = [one.study for one in desk.approved() if not withdraw(one.study, person)]
+            desk.leave(person)
+            return untold
+
+        agent: Any = SimpleNamespace(
+            connected=False, desk=desk, refresh=lambda: desk.refresh(NoWait()),
+            approved=lambda consent: False,  # type: ignore[arg-type]
+            withdraw=withdraw, decide=decide, leave=leave,
+        )  # fmt: skip
+        try:
+            with mock.patch.object(handoff, "ask", ask):
+                served(Commands(state, agent).answer, data, frozenset({os.geteuid()}))
+        finally:
+            ledger.close()
+            still_good(root / "ledger", site)
+            state.offers(), state.consents(), state.journal(STUDY)
+
+    commands: list[dict[str, Any]] = [
+        {"command": "status"}, {"command": "approve", "study": STUDY, "data": "patients", "by": by},
+        {"command": "withdraw", "study": STUDY, "by": by}, {"command": "waiting", "study": STUDY, "round": 1},
+        {"command": "released", "study": STUDY, "round": 1, "update": held.update_digest, "by": by},
+        {"command": "rejected", "study": STUDY, "round": 1, "update": held.update_digest, "by": by},
+        {"command": "leave", "by": by}, {"command": "refresh"},
+    ]  # fmt: skip
+    seeds = [json.dumps(one).encode() + b"\n" for one in commands]
+    return Door(seeds, in_json, take, refusals=frozenset({7}))
+
+
+def _trainer(folder: Path) -> Door:
+    """What the trainer answers: to `train`, and to what `approve` asks. The first byte says which."""
+    site = SiteFiles()
+    state = SiteState(folder)
+    state.staging.mkdir()
+    own = consents.specs(site.offer.leaves)
+    (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
+    told = consents.told_of(site.offer)
+    rounds = Rounds.__new__(Rounds)
+    rounds._state = state
+
+    def take(data: bytes) -> None:
+        kind, said = data[:1], data[1:]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            theirs.setblocking(False)
+            try:
+                theirs.sendall(said)
+            except BlockingIOError:
+                raise Unavailable("more than the socket holds") from None
+            theirs.shutdown(socket.SHUT_WR)
+            worker = handoff.Worker.__new__(handoff.Worker)
+            worker._stream, worker._turn = ours.makefile("rwb"), threading.Lock()
+            worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1)  # type: ignore[assignment]
+            try:
+                result = worker.ask({"command": "train"}, lambda item: None)
+            finally:
+                worker._stream.close()
+        if kind == b"d":
+            checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "weights": None, "common": ""}
+            consent = consents.grant(site.offer, result, consents.trained_on("patients", result, checked), checked, {})
+            preview.document(site.offer, result)
+            canonical.dumps(asdict(consent))
+        elif kind == b"c":
+            described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
+            consent = consents.grant(
+                site.offer, described, consents.trained_on("patients", described, result), result, {}
+            )
+            canonical.dumps(asdict(consent))
+        else:
+            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, "train", "training")
+            rounds._take_result(journal, result)
+            state.save_journal(journal) if (folder / "journal").exists() else canonical.dumps(asdict(journal))
+            consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
+            egress.measure(rounds._file(journal.update), site.consent)
+
+    trained = {
+        "update": "update-1.safetensors",
+        "num_examples": 12,
+        "num_validation": 5,
+        "metrics": {"val_loss": "0.5"},
+    }
+    described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves, "stays": site.consent.stays}
+    checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "warnings": [], "common": "", "weights": None}
+
+    def lines(*items: Any) -> bytes:
+        return b"".join(json.dumps(item).encode() + b"\n" for item in items)
+
+    error = {"error": {"message": "no", "hint": "", "exit_code": 65, "code": "DECLINED_DATA_CHANGED"}}
+    seeds = [
+        b"t" + lines({"progress": {"step": 1, "steps": 2}}, {"result": trained}), b"d" + lines({"result": described}),
+        b"c" + lines({"result": checked}), b"t" + lines(error),
+    ]  # fmt: skip
+    from tools.fuzz.mutate import JSON_LINES
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        return data[:1] + JSON_LINES(random, data[1:])
+
+    return Door(seeds, mutate, take, refusals=frozenset({3}))
+
+
+def _manifest(folder: Path) -> Door:
+    """A manifest, as both programs read it."""
+    document = StudyFile.from_document(SiteFiles().offer.document)
+    from wardround.networks import own_part
+    from wardround.tensors import PayloadHasher, file_header
+
+    def take(data: bytes) -> None:
+        manifest = rpc.manifest_from(tensors_pb2.Manifest.FromString(data))
+        manifest.digest()
+        own_part(document, "alpha", manifest)
+        if len(manifest.entries) < 100:
+            file_header(manifest.specs)
+            PayloadHasher(manifest.specs)
+        if rpc.manifest_from(rpc.manifest_message(manifest)) != manifest:
+            raise Broken("a manifest that does not survive being written")
+
+    seeds = [rpc.manifest_message(tensors(seed)[0]).SerializeToString() for seed in (0, 1)]
+    return Door(seeds, in_message(tensors_pb2.Manifest.DESCRIPTOR), take, (DecodeError,))
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+TARGETS = [
+    Target("site.offer", "offers, in events of the watch", _offer, 40),
+    Target("site.studies", "StudiesReply", _studies, 15),
+    Target("site.event", "assignments and goodbyes", _event, 40),
+    Target("site.download", "streams of DownloadReply, into staging", _download, 25),
+    Target("site.enrol-reply", "EnrolReply, through `join`", _enrol_reply, 6),
+    Target("site.renew-reply", "RenewReply, through a renewal", _renew_reply, 6),
+    Target("site.receipt", "receipts, most of them signed", _receipt, 40),
+    Target("site.refusal", "the status and details of a failed call", _refusal, 40),
+    Target("site.control", "commands on the control socket", _commands, 8),
+    Target("control.answer", "what a service answers to a command", _client, 40),
+    Target("trainer.answer", "what the trainer answers", _trainer, 40),
+    Target("manifest", "Manifest", _manifest, 60),
+]  # fmt: skip
+__all__ = ["SPECS", "TARGETS"]
