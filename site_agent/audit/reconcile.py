@@ -22,6 +22,7 @@ CALL = 256  # bytes: headers of a call and its end
 KEEPALIVE = 64  # bytes each 20 s
 KEEPALIVE_S = 20
 DOWN_SHARE = 0.0005  # of what came down: HTTP/2 window updates that acknowledge it
+DIGITS = 18  # of a number of bytes; more is none
 
 
 @dataclass
@@ -64,7 +65,7 @@ def count_from(text: str) -> Count:
         Unavailable: there is no such file.
         BadData: it is no count.
     """
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS:
         return Count(int(text))
     path = Path(text)
     try:
@@ -75,11 +76,11 @@ def count_from(text: str) -> Count:
         ) from None
     except BadData:
         raise BadData(f"{path} is no count: neither a number nor what `site-agent audit relay` writes") from None
-    if isinstance(told, int) and not isinstance(told, bool):
-        return Count(told)
     try:
+        if isinstance(told, int) and not isinstance(told, bool):
+            return Count(_size(told))
         seconds = sum(_seconds(one["opened"], one["closed"] or told["until"]) for one in told["connections"])
-        return Count(int(told["up"]), int(told["down"]), len(told["connections"]), seconds, str(told["began"]))
+        return Count(_size(told["up"]), _size(told["down"]), len(told["connections"]), seconds, str(told["began"]))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise BadData(f"{path} is no count: it lacks what `site-agent audit relay` writes") from None
 
@@ -134,6 +135,14 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
         not reason, expected, payload, again, control, calls, connections, allowance, count.up, unexplained,
         open_session, reason,
     )  # fmt: skip
+
+
+def _size(said: Any) -> int:
+    """Raises ValueError: more bytes than anybody counts, or fewer than none."""
+    size = int(said)
+    if not 0 <= size < 10**DIGITS:
+        raise ValueError(size)
+    return size
 
 
 def _seconds(opened: str, closed: str) -> float:

@@ -183,6 +183,7 @@ def test_a_norm_that_is_none_is_left_out_of_the_report(norm: Any) -> None:
         b"[" * 100_000, b'{"connections":[{"opened":[],"closed":null}],"until":"","up":1,"down":1,"began":""}',
         b'{"connections":[{"opened":{},"closed":"x"}],"up":1,"down":1,"began":""}',
         b'{"connections":[],"up":1e999,"down":1,"began":""}',
+        b'{"connections":[],"up":1,"down":1%b,"began":""}' % (b"0" * 400), b"1" + b"0" * 400, b"-1",
     ],
 )  # fmt: skip
 def test_a_count_that_is_none_is_refused(tmp_path: Path, told: bytes) -> None:
