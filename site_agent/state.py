@@ -46,9 +46,13 @@ def tensor_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         texts, shape, size = [row.get(key) for key in ("name", "dtype")], row.get("shape"), row.get("bytes")
         numbers = [*shape, size] if isinstance(shape, list) else [None]
-        if not all(isinstance(text, str) for text in texts) or not all(type(one) is int for one in numbers):
+        if not all(isinstance(text, str) for text in texts) or not all(_is_count(one) for one in numbers):
             raise ValueError("a tensor without its name, dtype, shape or bytes")
     return rows
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= canonical.MAX_INTEGER
 
 
 def _leaving_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

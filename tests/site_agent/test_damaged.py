@@ -55,6 +55,8 @@ ROW = {"name": "a", "dtype": "F32", "shape": [1], "bytes": 4, "bundle": "model"}
         (f"offers/{STUDY}.json", "revision", True), (f"offers/{STUDY}.json", "document", {}),
         (f"offers/{STUDY}.json", "initial_model", 7), (f"offers/{STUDY}.json", "initial_model", [{**ROW,
         "shape": ["1"]}]),
+        (f"offers/{STUDY}.json", "initial_model", [{**ROW, "bytes": 10**400}]),
+        (f"consents/{STUDY}.json", "stays", [{**ROW, "shape": [-1]}]),
         (f"offers/{STUDY}.json", "initial_model", [{"name": "a"}]), (f"offers/{STUDY}.json", "state", []),
         (f"consents/{STUDY}.json", "leaves", [{**ROW, "bundle": None}]), (f"consents/{STUDY}.json", "comes", None),
         (f"consents/{STUDY}.json", "stays", [1]), (f"consents/{STUDY}.json", "metrics", 0.5),
