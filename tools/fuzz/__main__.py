@@ -108,7 +108,8 @@ def run(weights: dict[str, int], seed: int, jobs: int, *, cases: int, minutes: f
         now = time.monotonic()
         for finding in [one for cause, one in results.findings.items() if cause not in known]:
             known.add(finding.cause)
-            print(f"found: {finding.kind} at `{finding.target}`: {finding.command()}", file=sys.stderr, flush=True)
+            what = f"{finding.command()}: {finding.detail.splitlines()[0][:200]}"
+            print(f"found: {finding.kind} at `{finding.target}`: {what}", file=sys.stderr, flush=True)
         if now - said > 10:
             said = now
             print(

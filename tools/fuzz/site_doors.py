@@ -265,7 +265,8 @@ def _studies(folder: Path) -> Door:
     reply = pb.StudiesReply(studies=[site.offer_message], coordinator_version=__version__)
 
     def take(data: bytes) -> None:
-        for offer in connection([pb.StudiesReply.FromString(data)]).studies(NoWait(), patient=False):  # type: ignore[arg-type]
+        found = connection([pb.StudiesReply.FromString(data)]).studies(NoWait(), patient=False)  # type: ignore[arg-type]
+        for offer in found[:8]:  # a person looks at one at a time; ``offers.room_for`` bounds how many are kept
             look_at(offer, site)
 
     return Door([reply.SerializeToString()], in_message(pb.StudiesReply.DESCRIPTOR), take, (DecodeError,))
