@@ -20,7 +20,7 @@ from site_agent.gateway import evidence, offers
 from site_agent.gateway.join import join
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import offer_from
-from site_agent.gateway.rounds import Rounds
+from site_agent.gateway.staging import Staging
 from site_agent.handoff import staged
 from site_agent.state import SiteState
 from site_agent.trainer.vault import study_folder
@@ -684,8 +684,6 @@ def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
         study_folder(tmp_path, name)
     with pytest.raises(WardroundError):
         staged(tmp_path, name)
-    rounds = Rounds.__new__(Rounds)
-    rounds._state = state
     with pytest.raises(BadData):
-        rounds._file(name)
+        Staging(tmp_path).take(name, tmp_path / "copy", 100)
     assert not list(tmp_path.iterdir())
