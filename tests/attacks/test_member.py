@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator import calls, ledgers, store, uploads
+from coordinator import calls, conclusion, engine, ledgers, store, uploads
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
@@ -770,3 +770,28 @@ def test_manifest_bomb(served: Place) -> None:
     with pytest.raises(BadData):
         replace(TensorSpec("a", "F32", (1,)), shape=(2**41,))
     assert rpc.MAX_MESSAGE < 5 * 1024 * 1024
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/study.py")
+def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that let the deadline pass declines while the round is averaged: the model then belonged to no round that
+    was known, was thrown away, and the study waited for it until somebody restarted the service.
+    """
+    began, go_on = threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> conclusion.Conclusion:
+        began.set()
+        assert go_on.wait(20)
+        return conclusion.conclude(*given)
+
+    monkeypatch.setattr(engine, "conclude", slowly)
+    alpha, bravo, mallory = served.begin(quorum=2, rounds=1, round_deadline_s=2)
+    for site in (alpha, bravo):
+        site.answer(site.next_assignment())
+    late = mallory.next_assignment()
+    assert began.wait(20)
+    mallory.decline(late, "DECLINED_RESOURCES")
+    go_on.set()
+    assert served.until(lambda status: status["closing"])["sites"]["alpha"]["rounds_contributed"] == [1]
+    (row,) = served.ask("report", study="trial")["rounds_closed"]
+    assert row["unanswered"] == ["charlie"]
