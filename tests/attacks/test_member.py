@@ -16,12 +16,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from coordinator import calls, conclusion, engine, ledgers, store, uploads
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
-from tests.coordinator.conftest import Place
+from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
@@ -647,21 +648,49 @@ def _closed(federation: crooked.Federation, count: int) -> Any:
 __all__ = ["served"]
 
 
+def fedfomo_begun(place: Place) -> list[FakeSite]:
+    """Three sites in a FedFomo study; each downloads its own model and that of one other."""
+    names = ["alpha", "bravo", "charlie"]
+    document = study_document(sites=names)
+    document["algorithm"] = {"name": "fedfomo", "peers": 1, "explore": 0}
+    initial = {"layer.bias": np.zeros(2, "<f4"), "layer.weight": np.ones((2, 3), "<f4")}
+    save_file({**initial, "affinity/weights": np.zeros(3, "<f4")}, place.initial)
+    sites = [place.join(name) for name in names]
+    place.ask("create", document=document, initial=str(place.initial))
+    for site in sites:
+        site.declare("trial")
+    place.ask("start", study="trial")
+    return sites
+
+
 @pytest.mark.attack(promise="P1", refused_by="coordinator/downloads.py")
 def test_another_sites_view(served: Place) -> None:
-    """A site asks for the model that is another site's own, by its true digest: it is not offered to it."""
-    alpha, bravo = served.join("alpha"), served.join("bravo")
-    served.create(sites=["alpha", "bravo"], name="fomo")
-    served.coordinator.stop()
-    served.serve()
-    study = served.coordinator.engine.find("fomo")
-    assert study is not None
-    strange = pb.ModelRef(round=0, digest=b"\x07" * 32)
-    for site in (alpha, bravo):
-        request = pb.DownloadRequest(study="fomo", revision=1, model=strange)
-        with pytest.raises(grpc.RpcError) as refused:
-            list(site.federation.Download(request, timeout=20))
-        assert (refused.value.details() or "").startswith("REVISION_CHANGED")
+    """A site asks for what is another site's own, by its true digest: its view, its model, or the file of them all."""
+    sites = fedfomo_begun(served)
+    for site in sites:
+        site.answer(site.next_assignment())
+    second = {site.name: site.next_assignment() for site in sites}
+    assert len({assignment.base.digest for assignment in second.values()}) == 3
+    digests = {name: [assignment.base.digest] for name, assignment in second.items()}
+    everything = served.coordinator.parts.blobs.model(served.status()["model_digest"])
+    with TensorFile(everything) as kept:
+        manifest = kept.manifest()
+    assert {"site_0", "site_1", "site_2"} <= {entry.spec.bundle for entry in manifest.entries}
+    for place_of, site in enumerate(sites):
+        own = [entry for entry in manifest.entries if entry.spec.bundle == f"site_{place_of}"]
+        plain = Manifest(tuple(replace(entry, spec=replace(entry.spec, bundle="model")) for entry in own))
+        digests[site.name] += [bytes.fromhex(Manifest(tuple(own)).digest()), bytes.fromhex(plain.digest())]
+    for site in sites:
+        found, payload = site.download(second[site.name])
+        assert found.digest() == second[site.name].base.digest.hex()
+        assert payload
+        others = [digest for name, known in digests.items() if name != site.name for digest in known]
+        for digest in [*others, *(digests[site.name][1:]), bytes.fromhex(manifest.digest()), b"\x07" * 32]:
+            for number in (0, 1, 2):
+                asked = pb.DownloadRequest(study="trial", revision=1, model=pb.ModelRef(round=number, digest=digest))
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(site.federation.Download(asked, timeout=20))
+                assert refused.value.details() == "REVISION_CHANGED"
 
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/uploads.py")
