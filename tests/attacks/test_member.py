@@ -19,6 +19,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from coordinator import calls, conclusion, engine, ledgers, store, uploads
+from coordinator.server import Coordinator
+from site_agent.gateway.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
@@ -27,9 +29,9 @@ from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
 from tests.site_agent.site_world import SiteWorld
-from tools.world import World, wait_until
+from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
-from wardround.errors import BadData, TryAgain
+from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.receipts import NOT_RECEIVED
 from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -824,3 +826,42 @@ def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.Monkey
     assert served.until(lambda status: status["closing"])["sites"]["alpha"]["rounds_contributed"] == [1]
     (row,) = served.ask("report", study="trial")["rounds_closed"]
     assert row["unanswered"] == ["charlie"]
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/identity.py")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+@pytest.mark.parametrize("key", ["authority/key.pem", "keys/receipt.pem"])
+def test_readable_key(served: Place, key: str, mode: int) -> None:
+    """After a copy or a restore every user of the machine could make sites, or receipts: the service starts no more."""
+    served.coordinator.stop()
+    path = served.state.root / key
+    path.chmod(mode)
+    with pytest.raises(NotPermitted) as refused:
+        Coordinator(served.state, fatal=served.failures.append)
+    assert refused.value.message == f"{path} can be read by others than its owner"
+    assert refused.value.hint == f"`chmod 600 {path}`, and ask who did"
+    path.chmod(0o600)
+    served.serve()
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/identity.py")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+@pytest.mark.parametrize("key", ["key.pem", "ledger_key.pem"])
+def test_readable_key__of_a_site(tmp_path: Path, key: str, mode: int) -> None:
+    """A site's TLS key or ledger key that every user of the hospital's machine can read is not used."""
+    Identity(tmp_path).make_keys()
+    (tmp_path / key).chmod(mode)
+    with pytest.raises(NotPermitted, match="can be read by others than its owner"):
+        Identity(tmp_path)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/state.py")
+def test_readable_key__at_the_start(world: World) -> None:
+    """The same as an operator meets it: `serve` and every command end with 77 and a sentence."""
+    world.init()
+    (world.coordinator_state / "authority" / "key.pem").chmod(0o644)
+    for arguments in (("serve",), ("invite", "alpha")):
+        with pytest.raises(CommandFailed) as refused:
+            command("coordinator", *arguments, "--state", world.coordinator_state)
+        assert refused.value.code == 77
+        assert "authority/key.pem can be read by others than its owner" in " ".join(refused.value.stderr.split())
