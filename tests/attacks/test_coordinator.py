@@ -1,6 +1,7 @@
 """A malicious coordinator: it may say anything to a site, and offer and ask for whatever it likes."""
 
 import base64
+import csv
 import datetime
 import io
 import itertools
@@ -9,12 +10,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
+import torch
 
 from site_agent import audit
+from site_agent.audit import export
 from site_agent.gateway import agent as agents
 from site_agent.gateway import evidence, offers
 from site_agent.gateway.join import join
@@ -23,6 +27,7 @@ from site_agent.gateway.messages import offer_from
 from site_agent.gateway.staging import Staging
 from site_agent.handoff import staged
 from site_agent.state import SiteState
+from site_agent.trainer import predictions
 from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
@@ -34,9 +39,9 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from tools.world import command, wait_until
-from wardround import __version__, canonical, identity, receipts, rpc
+from wardround import __version__, canonical, identity, outputs, receipts, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.terminal import OneLine
+from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -687,3 +692,27 @@ def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadData):
         Staging(tmp_path).take(name, tmp_path / "copy", 100)
     assert not list(tmp_path.iterdir())
+
+
+FORMULAS = ["a\r=1", "a\n=1", '=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1"]
+
+
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/outputs.py")
+@pytest.mark.parametrize("text", FORMULAS, ids=ascii)
+def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
+    """What a study holds runs as a formula where a hospital opens its ledger, or its predictions, in a spreadsheet."""
+    record = {name: text for name in export.COLUMNS if name not in ("tensors", "words")} | {"by": {"name": text}}
+    receipt = {"type": "receipt", "envelope": {"payload": json.dumps(record | {"receipt_id": text})}, "ts": text}
+    (first, second) = csv.reader(io.StringIO(export.as_csv([record | {"words": text}]), newline=""))
+    assert tuple(first) == export.COLUMNS
+    shown = escaped(text) if text.startswith("a") else "'" + escaped(text)
+    assert shown in second
+    for cells in (second, *csv.reader(io.StringIO(export.as_csv([receipt]), newline=""))):
+        assert not any(cell.startswith(outputs.FORMULA) for cell in cells)
+
+    task, out = SimpleNamespace(classes=(text, "-1")), tmp_path / "predictions.csv"
+    restored = SimpleNamespace(probabilities=lambda x: torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], tmp_path, out)
+    head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
+    assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing
+    assert not any(cell.startswith(outputs.FORMULA) for cell in head)

@@ -16,19 +16,22 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from coordinator import calls, ledgers, store, uploads
+from coordinator import calls, conclusion, engine, ledgers, store, uploads
+from coordinator.server import Coordinator
+from site_agent.gateway.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
-from tests.coordinator.conftest import Place
+from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
 from tests.site_agent.site_world import SiteWorld
-from tools.world import World, wait_until
+from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
-from wardround.errors import BadData, TryAgain
+from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.receipts import NOT_RECEIVED
 from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -647,21 +650,49 @@ def _closed(federation: crooked.Federation, count: int) -> Any:
 __all__ = ["served"]
 
 
+def fedfomo_begun(place: Place) -> list[FakeSite]:
+    """Three sites in a FedFomo study; each downloads its own model and that of one other."""
+    names = ["alpha", "bravo", "charlie"]
+    document = study_document(sites=names)
+    document["algorithm"] = {"name": "fedfomo", "peers": 1, "explore": 0}
+    initial = {"layer.bias": np.zeros(2, "<f4"), "layer.weight": np.ones((2, 3), "<f4")}
+    save_file({**initial, "affinity/weights": np.zeros(3, "<f4")}, place.initial)
+    sites = [place.join(name) for name in names]
+    place.ask("create", document=document, initial=str(place.initial))
+    for site in sites:
+        site.declare("trial")
+    place.ask("start", study="trial")
+    return sites
+
+
 @pytest.mark.attack(promise="P1", refused_by="coordinator/downloads.py")
 def test_another_sites_view(served: Place) -> None:
-    """A site asks for the model that is another site's own, by its true digest: it is not offered to it."""
-    alpha, bravo = served.join("alpha"), served.join("bravo")
-    served.create(sites=["alpha", "bravo"], name="fomo")
-    served.coordinator.stop()
-    served.serve()
-    study = served.coordinator.engine.find("fomo")
-    assert study is not None
-    strange = pb.ModelRef(round=0, digest=b"\x07" * 32)
-    for site in (alpha, bravo):
-        request = pb.DownloadRequest(study="fomo", revision=1, model=strange)
-        with pytest.raises(grpc.RpcError) as refused:
-            list(site.federation.Download(request, timeout=20))
-        assert (refused.value.details() or "").startswith("REVISION_CHANGED")
+    """A site asks for what is another site's own, by its true digest: its view, its model, or the file of them all."""
+    sites = fedfomo_begun(served)
+    for site in sites:
+        site.answer(site.next_assignment())
+    second = {site.name: site.next_assignment() for site in sites}
+    assert len({assignment.base.digest for assignment in second.values()}) == 3
+    digests = {name: [assignment.base.digest] for name, assignment in second.items()}
+    everything = served.coordinator.parts.blobs.model(served.status()["model_digest"])
+    with TensorFile(everything) as kept:
+        manifest = kept.manifest()
+    assert {"site_0", "site_1", "site_2"} <= {entry.spec.bundle for entry in manifest.entries}
+    for place_of, site in enumerate(sites):
+        own = [entry for entry in manifest.entries if entry.spec.bundle == f"site_{place_of}"]
+        plain = Manifest(tuple(replace(entry, spec=replace(entry.spec, bundle="model")) for entry in own))
+        digests[site.name] += [bytes.fromhex(Manifest(tuple(own)).digest()), bytes.fromhex(plain.digest())]
+    for site in sites:
+        found, payload = site.download(second[site.name])
+        assert found.digest() == second[site.name].base.digest.hex()
+        assert payload
+        others = [digest for name, known in digests.items() if name != site.name for digest in known]
+        for digest in [*others, *(digests[site.name][1:]), bytes.fromhex(manifest.digest()), b"\x07" * 32]:
+            for number in (0, 1, 2):
+                asked = pb.DownloadRequest(study="trial", revision=1, model=pb.ModelRef(round=number, digest=digest))
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(site.federation.Download(asked, timeout=20))
+                assert refused.value.details() == "REVISION_CHANGED"
 
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/uploads.py")
@@ -770,3 +801,67 @@ def test_manifest_bomb(served: Place) -> None:
     with pytest.raises(BadData):
         replace(TensorSpec("a", "F32", (1,)), shape=(2**41,))
     assert rpc.MAX_MESSAGE < 5 * 1024 * 1024
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/study.py")
+def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that let the deadline pass declines while the round is averaged: the model then belonged to no round that
+    was known, was thrown away, and the study waited for it until somebody restarted the service.
+    """
+    began, go_on = threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> conclusion.Conclusion:
+        began.set()
+        assert go_on.wait(20)
+        return conclusion.conclude(*given)
+
+    monkeypatch.setattr(engine, "conclude", slowly)
+    alpha, bravo, mallory = served.begin(quorum=2, rounds=1, round_deadline_s=2)
+    for site in (alpha, bravo):
+        site.answer(site.next_assignment())
+    late = mallory.next_assignment()
+    assert began.wait(20)
+    mallory.decline(late, "DECLINED_RESOURCES")
+    go_on.set()
+    assert served.until(lambda status: status["closing"])["sites"]["alpha"]["rounds_contributed"] == [1]
+    (row,) = served.ask("report", study="trial")["rounds_closed"]
+    assert row["unanswered"] == ["charlie"]
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/identity.py")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+@pytest.mark.parametrize("key", ["authority/key.pem", "keys/receipt.pem"])
+def test_readable_key(served: Place, key: str, mode: int) -> None:
+    """After a copy or a restore every user of the machine could make sites, or receipts: the service starts no more."""
+    served.coordinator.stop()
+    path = served.state.root / key
+    path.chmod(mode)
+    with pytest.raises(NotPermitted) as refused:
+        Coordinator(served.state, fatal=served.failures.append)
+    assert refused.value.message == f"{path} can be read by others than its owner"
+    assert refused.value.hint == f"`chmod 600 {path}`, and ask who did"
+    path.chmod(0o600)
+    served.serve()
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/identity.py")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+@pytest.mark.parametrize("key", ["key.pem", "ledger_key.pem"])
+def test_readable_key__of_a_site(tmp_path: Path, key: str, mode: int) -> None:
+    """A site's TLS key or ledger key that every user of the hospital's machine can read is not used."""
+    Identity(tmp_path).make_keys()
+    (tmp_path / key).chmod(mode)
+    with pytest.raises(NotPermitted, match="can be read by others than its owner"):
+        Identity(tmp_path)
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/state.py")
+def test_readable_key__at_the_start(world: World) -> None:
+    """The same as an operator meets it: `serve` and every command end with 77 and a sentence."""
+    world.init()
+    (world.coordinator_state / "authority" / "key.pem").chmod(0o644)
+    for arguments in (("serve",), ("invite", "alpha")):
+        with pytest.raises(CommandFailed) as refused:
+            command("coordinator", *arguments, "--state", world.coordinator_state)
+        assert refused.value.code == 77
+        assert "authority/key.pem can be read by others than its owner" in " ".join(refused.value.stderr.split())
