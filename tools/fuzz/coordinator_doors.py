@@ -2,12 +2,13 @@
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from tools.fuzz.engine import Broken, Door, Target, Uncoded
 from tools.fuzz.examples import (
@@ -40,6 +41,8 @@ def _called(world: CoordinatorWorld, call: Callable[[FakeContext], Any], pem: by
         try:
             answer = call(context)
             for item in answer if isinstance(answer, Iterator) else [answer]:
+                if item is None:
+                    raise Broken("a call that ends without an answer")
                 item.SerializeToString()
         except Aborted as aborted:
             raise aborted.refused() from aborted.__context__
@@ -49,22 +52,20 @@ def _called(world: CoordinatorWorld, call: Callable[[FakeContext], Any], pem: by
         world.restore()
 
 
-def _unary(method: str, message: type[Message], seeds: Callable[[CoordinatorWorld], list[Message]], *,
-invited: bool = False
-           ) -> Callable[[Path], Door]:  # fmt: skip
+def _called_with(method: str, message: type[Message], seeds: Callable[[CoordinatorWorld], list[Message]], *,
+                 invited: bool = False) -> Callable[[Path], Door]:  # fmt: skip
+    """A door for the first message of a method, as gRPC hands it over: bytes."""
+
     def opens(folder: Path) -> Door:
         world = CoordinatorWorld(folder)
-        servicer = (
-            world.enrolment if hasattr(world.enrolment, method) and method in ("Enrol", "Renew") else world.federation
-        )
+        servicer: Any = world.enrolment if method in ("Enrol", "Renew") else world.federation
         pem = world.unused.certificate.encode() if invited else world.pems["alpha"]
 
         def take(data: bytes) -> None:
-            request = message.FromString(data)
-            _called(world, lambda context: getattr(servicer, method)(request, context), pem)
+            _called(world, lambda context: getattr(servicer, method)(iter([data]), context), pem)
 
         examples = [one.SerializeToString() for one in seeds(world)]
-        return Door(examples, in_message(message.DESCRIPTOR), take, (DecodeError,), close=world.close)
+        return Door(examples, in_message(message.DESCRIPTOR), take, close=world.close)
 
     return opens
 
@@ -94,6 +95,23 @@ def _download(world: CoordinatorWorld) -> list[Message]:
     return [pb.DownloadRequest(study=STUDY, revision=1, model=model, offset=offset) for offset in (0, 8)]
 
 
+def _pages(world: CoordinatorWorld) -> list[Message]:
+    return [world.page("alpha", lines) for lines in (1, 3, 40)]
+
+
+def _receipts(world: CoordinatorWorld) -> list[Message]:
+    refuse_some(world)
+    return [pb.ReceiptsRequest(agent_version=__version__)]
+
+
+def refuse_some(world: CoordinatorWorld) -> None:
+    """So that site ``alpha`` has receipts: of uploads in a round that nobody asked for."""
+    for number in range(3):
+        opening = world.opening("alpha", bytes([number]) * 16, round=2)
+        world.call("Upload", [pb.UploadRequest(open=opening).SerializeToString()], "alpha")
+    world.keep()
+
+
 def _watch(folder: Path) -> Door:
     """The line breaks as soon as what is known has been told, or there would be no end."""
     world = CoordinatorWorld(folder)
@@ -106,34 +124,19 @@ def _watch(folder: Path) -> Door:
     world.parts.engine.watch = watched  # type: ignore[method-assign]
 
     def take(data: bytes) -> None:
-        request = pb.WatchRequest.FromString(data)
-        _called(world, lambda context: world.federation.Watch(request, context), world.pems["alpha"])
+        _called(world, lambda context: world.federation.Watch(iter([data]), context), world.pems["alpha"])
 
     seeds = [pb.WatchRequest(agent_version=__version__).SerializeToString()]
-    return Door(seeds, in_message(pb.WatchRequest.DESCRIPTOR), take, (DecodeError,), close=world.close)
+    return Door(seeds, in_message(pb.WatchRequest.DESCRIPTOR), take, close=world.close)
 
 
 def _upload(folder: Path) -> Door:
-    """Whole streams: a message that cannot be read ends the stream, as gRPC does it."""
+    """Whole streams of messages."""
     world = CoordinatorWorld(folder)
 
     def take(data: bytes) -> None:
-        undecodable = False
-
-        def requests(context: FakeContext) -> Iterator[pb.UploadRequest]:
-            nonlocal undecodable
-            for part in parts(data):
-                try:
-                    message = pb.UploadRequest.FromString(part)
-                except DecodeError:
-                    undecodable = True
-                    context.end()
-                    return
-                yield message
-
-        _called(world, lambda context: world.federation.Upload(requests(context), context), world.pems["alpha"])
-        if undecodable:
-            raise DecodeError
+        messages = iter(parts(data))
+        _called(world, lambda context: world.federation.Upload(messages, context), world.pems["alpha"])
 
     def whole(upload: bytes, **fields: Any) -> bytes:
         stream = world.stream("alpha", upload)
@@ -149,7 +152,7 @@ def _upload(folder: Path) -> Door:
         frames([world.stream("alpha", b"g" * 16)[0], *world.stream("alpha", b"g" * 16, seed=9)[1:]]),
     ]  # fmt: skip
     mutate = of_frames(in_message(pb.UploadRequest.DESCRIPTOR))
-    return Door(seeds, mutate, take, (DecodeError,), close=world.close)
+    return Door(seeds, mutate, take, close=world.close)
 
 
 def _certificate(folder: Path) -> Door:
@@ -157,8 +160,9 @@ def _certificate(folder: Path) -> Door:
     world = CoordinatorWorld(folder)
 
     def take(data: bytes) -> None:
-        request = pb.StudiesRequest(agent_version=__version__)
-        _called(world, lambda context: world.federation.Studies(request, context), data)
+        _called(world, lambda context: world.federation.Studies(iter([request]), context), data)
+
+    request = pb.StudiesRequest(agent_version=__version__).SerializeToString()
 
     seeds = [world.pems["alpha"], world.unused.certificate.encode(), world.parts.authority.pem]
     return Door(seeds, in_pem, take, refusals=frozenset({1, 2}), close=world.close)
@@ -174,7 +178,10 @@ def served(server_of: Callable[[Any, Any], Any], data: bytes, users: frozenset[i
     """Give the bytes to a control server as one connection, and look at what it answers."""
     server = control.ControlServer.__new__(control.ControlServer)
     server._handler, server._users, server._closing = server_of, users, False
+    server._lock, server._served, ended = threading.Lock(), 0, list[BaseException]()
+    server._fatal = ended.append
     ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)  # the answer, which nobody reads before its end
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         ours.settimeout(5)
@@ -183,10 +190,14 @@ def served(server_of: Callable[[Any, Any], Any], data: bytes, users: frozenset[i
         except TimeoutError:
             raise Refused("more than the socket holds") from None
         ours.shutdown(socket.SHUT_WR)
+        server._refuse_stranger(theirs)
+        server._refuse_crowd()
         server._serve(theirs)
         answer = b""
         while piece := ours.recv(1 << 20):
             answer += piece
+    if ended or server._served:
+        raise Broken(f"it would have ended the service: {ended}, or {server._served} stay served")
     judge_answer(answer)
 
 
@@ -215,6 +226,7 @@ def _control(folder: Path) -> Door:
     import os
 
     world = CoordinatorWorld(folder)
+    refuse_some(world)
     document = world.study.file.document()
 
     def take(data: bytes) -> None:
@@ -306,14 +318,17 @@ def _both(random: Random, data: bytes) -> bytes:
 
 TARGETS = [
     Target("coordinator.enrol", "EnrolRequest, with an invitation's certificate",
-           _unary("Enrol", enrolment_pb2.EnrolRequest, _enrol, invited=True), 10),
-    Target("coordinator.renew", "RenewRequest", _unary("Renew", enrolment_pb2.RenewRequest, _renew), 8),
-    Target("coordinator.studies", "StudiesRequest", _unary(
+           _called_with("Enrol", enrolment_pb2.EnrolRequest, _enrol, invited=True), 10),
+    Target("coordinator.renew", "RenewRequest", _called_with("Renew", enrolment_pb2.RenewRequest, _renew), 8),
+    Target("coordinator.studies", "StudiesRequest", _called_with(
         "Studies", pb.StudiesRequest, lambda world: [pb.StudiesRequest(agent_version=__version__)]), 4),
-    Target("coordinator.declare", "DeclareRequest", _unary("Declare", pb.DeclareRequest, _declare), 20),
+    Target("coordinator.declare", "DeclareRequest", _called_with("Declare", pb.DeclareRequest, _declare), 20),
     Target("coordinator.watch", "WatchRequest, and the stream it opens", _watch, 4),
     Target("coordinator.download", "DownloadRequest, and the stream it opens",
-           _unary("Download", pb.DownloadRequest, _download), 12),
+           _called_with("Download", pb.DownloadRequest, _download), 12),
+    Target("coordinator.ledger", "LedgerPage", _called_with("Ledger", pb.LedgerPage, _pages), 20),
+    Target("coordinator.receipts", "ReceiptsRequest, and the stream it opens",
+           _called_with("Receipts", pb.ReceiptsRequest, _receipts), 4),
     Target("coordinator.upload", "streams of UploadRequest, to the receipt", _upload, 80),
     Target("coordinator.certificate", "the certificate that a peer shows", _certificate, 12),
     Target("coordinator.signing-request", "PKCS#10, DER", _signing_request, 30),

@@ -24,18 +24,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import state as places
+from coordinator.calls import Calls
 from coordinator.enrolment import Authority
 from coordinator.operations import Operations, Parts
-from coordinator.service import Calls, EnrolmentServicer, FederationServicer, Guard, offer_message
+from coordinator.service import EnrolmentServicer, FederationServicer, Guard, offer_message
 from coordinator.uploads import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway import policy as policies
-from site_agent.gateway.consent import asked
+from site_agent.gateway.consent import ATTEMPTS, asked
 from site_agent.gateway.messages import offer_from
-from site_agent.state import APPROVED, Consent, Journal, Offer, Site
+from site_agent.state import APPROVED, Consent, Journal, Offer, Shown, Site
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
-from wardround import __version__, canonical, identity, receipts, rpc
+from wardround import __version__, canonical, identity, receipts, refusals, rpc
 from wardround.errors import BadData
 from wardround.invitation import Invitation
 from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash
@@ -46,7 +47,6 @@ from wardround.v1 import federation_pb2 as pb
 
 NOW = 1_780_000_000.0  # a day in 2026
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
-CODES = frozenset(pb.RefusalCode.keys()) - {"REFUSAL_UNSPECIFIED"}
 STUDY, SITES = "trial", ("alpha", "charlie")
 
 
@@ -125,13 +125,12 @@ class Aborted(Exception):
         self.details = details
 
     def refused(self) -> Exception:
-        """As a refusal, if it is one of ours with a code."""
-        code, _, rest = self.details.partition("\n")
-        if code not in CODES or self.status == grpc.StatusCode.INTERNAL:
-            return Uncoded(f"{self.status.name}: {self.details[:300]}")
-        if len(self.details.encode("utf-8", "surrogatepass")) > 8192:
-            return Broken(f"{len(self.details)} characters of details do not fit a trailer: {rest[:80]}…")
-        return Refused(rest or code, code=code)
+        """As a refusal, if it is one of ours: exactly a code, and not that of the coordinator's own trouble."""
+        if self.details not in refusals.MEANINGS:
+            return Broken(f"{self.status.name}: the caller hears more than a code: {self.details[:300]}")
+        if self.details == refusals.TROUBLE or self.status == grpc.StatusCode.INTERNAL:
+            return Uncoded(f"{self.status.name}: {self.details}")
+        return Refused(self.details, code=self.details)
 
 
 class FakeContext:
@@ -189,12 +188,11 @@ class CoordinatorWorld:
             self.parts = Parts(self.state, clock=lambda: NOW, ticks=lambda: 1000.0, fatal=self._fatal)
             parts = self.parts
             self.uploads = Uploads(parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall=lambda: NOW)
-            self.guard, self.calls = Guard(parts.standing, self._fatal), Calls()
+            self.calls = Calls(parts.standing)
+            self.guard = Guard(parts.standing, parts.enrolment, self.calls, self._fatal)
             public = self.receipt_key.public_key().public_bytes_raw()
             self.enrolment = EnrolmentServicer(self.guard, parts.enrolment, parts.authority.pem, public)
-            self.federation = FederationServicer(
-                self.guard, self.calls, parts.engine, self.uploads, parts.store, parts.blobs
-            )
+            self.federation = FederationServicer(self.guard, parts.engine, self.uploads, parts.store, parts.blobs)
             self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
@@ -207,13 +205,26 @@ class CoordinatorWorld:
                 ready = pb.DeclareRequest(
                     study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
                 )
-                self.federation.Declare(ready, FakeContext(self.pems[site]))
+                self.call("Declare", [ready.SerializeToString()], site)
             self.operations.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
-        self._rows = self._snapshot()
-        self._studies = dict(parts.engine._studies)
-        self._version = self._data_version()
         self.fatal: BaseException | None = None
+        self.keep()
+
+    def keep(self) -> None:
+        """From here on ``restore`` goes back to what is now."""
+        self._rows = self._snapshot()
+        self._studies = dict(self.parts.engine._studies)
+        self._version = self._data_version()
+        self._forget()
+
+    def call(self, method: str, messages: list[bytes], site: str) -> list[Any]:
+        """A site's call, and all that is answered."""
+        context = FakeContext(self.pems[site])
+        answer = getattr(self.federation, method)(iter(messages), context)
+        answers = list(answer) if isinstance(answer, Iterator) else [answer]
+        context.end()
+        return answers
 
     @property
     def study(self) -> Any:
@@ -235,25 +246,32 @@ class CoordinatorWorld:
     def _join(self, site: str) -> bytes:
         invitation = self.invite(site)
         context = FakeContext(invitation.certificate.encode())
-        reply = self.enrolment.Enrol(self.enrol_request(invitation, site), context)
+        request = self.enrol_request(invitation, site).SerializeToString()
+        reply = self.enrolment.Enrol(iter([request]), context)
+        context.end()
         return bytes(reply.certificate)
 
     def opening(self, site: str, upload: bytes, seed: int = 1, lines: int = 3, **fields: Any) -> pb.UploadOpen:
         """A valid opening of an upload in round 1."""
         manifest, _ = tensors(seed)
+        page = self.page(site, lines)
+        values: dict[str, Any] = {
+            "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
+            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
+            "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
+            "ledger": page.ledger, "new_line_hashes": page.new_line_hashes,
+        }  # fmt: skip
+        return pb.UploadOpen(**{**values, **fields})
+
+    def page(self, site: str, lines: int) -> pb.LedgerPage:
+        """The first lines of a site's ledger."""
         hashes = [line_hash(f"{site} {number}".encode()) for number in range(lines)]
         head = LedgerHead(hashlib.md5(site.encode()).hexdigest(), lines, receipts.head_after(EMPTY_HEAD, hashes))
         signed = pb.LedgerHead(
             ledger_id=head.ledger_id, lines=lines, head=bytes.fromhex(head.head),
             signature=head.sign(ledger_key(site)).signature,
         )  # fmt: skip
-        values: dict[str, Any] = {
-            "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
-            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
-            "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
-            "ledger": signed, "new_line_hashes": hashes,
-        }  # fmt: skip
-        return pb.UploadOpen(**{**values, **fields})
+        return pb.LedgerPage(ledger=signed, new_line_hashes=hashes)
 
     def stream(self, site: str, upload: bytes, seed: int = 1) -> list[bytes]:
         """The messages of a whole upload."""
@@ -275,14 +293,10 @@ class CoordinatorWorld:
         """
         engine, fatal = self.parts.engine, self.fatal
         self.fatal = None
-        taken = {key: len(live) for key, live in self.calls._live.items() if live}
-        self.calls._live.clear()
-        arrivals = len(self.uploads._arrivals) + len(self.uploads._judging)
-        self.uploads._arrivals.clear()
-        self.uploads._judging.clear()
-        streams = len(engine._streams)
-        engine._streams.clear()
-        engine._held.clear()
+        taken = [f"{call.method} of {call.peer.name.id}" for call in self.calls.all()]
+        arrivals = len(self.uploads.arriving()) + len(self.uploads.judging())
+        streams = len(engine._streams) + len(engine._followers)
+        self._forget()
         if self._data_version() != self._version or engine._studies != self._studies:
             self._database.execute("BEGIN IMMEDIATE")
             for table, rows in self._rows.items():
@@ -301,7 +315,22 @@ class CoordinatorWorld:
         if taken or arrivals or streams:
             raise Broken(f"a slot stays occupied: calls {taken}, arrivals {arrivals}, streams {streams}")
 
+    def _forget(self) -> None:
+        """What is in memory alone."""
+        engine, uploads = self.parts.engine, self.uploads
+        self.calls._calls.clear()
+        uploads._arrivals.clear()
+        uploads._judging.clear()
+        uploads._idle._times.clear()
+        uploads.ledgers._pages._times.clear()
+        uploads.ledgers._turns.clear()
+        engine._streams.clear()
+        engine._held.clear()
+        engine._later.clear()
+        engine._followers.clear()
+
     def close(self) -> None:
+        self.calls.close()
         self._database.close()
         self.parts.close()
 
@@ -321,9 +350,9 @@ class CoordinatorWorld:
 class FullLedger(Made):
     """A ledger with a line of every type. ``cites``: its first line names an older one that it continues."""
 
-    def __init__(self, rounds: int = 2, *, tail: int = 0, cites: bool = False) -> None:
+    def __init__(self, rounds: int = 2, *, tail: int = 0, cites: bool = False, again: bool = False) -> None:
         self._cites = cites
-        super().__init__(16 + 3 * rounds, tail=tail)
+        super().__init__(14 + (3 + again) * rounds, tail=tail, again=again)
 
     def _line(self, kind: str, /, **fields: Any) -> None:
         if kind == "genesis" and self._cites:
@@ -373,11 +402,11 @@ class SiteFiles:
         self.consent = consent_to(self.offer)
         self.journal = Journal(
             STUDY, 1, self.offer.digest, 1, 1, "train", "uploading", "ab" * 32, "update-1.safetensors", "cd" * 32,
-            12, 5,
-            {"val_loss": "0.5"}, "ef" * 16,
+            self.consent.train_rows, self.consent.validation_rows, {"val_loss": "0.5"}, "ef" * 16,
         )  # fmt: skip
         self.asked = asked(self.offer, "spiffe://north/coordinator", 5, "")
         self.policy = policies.draft(self.asked, "alpha").encode()
+        self.shown = Shown(**self.consent.account)
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -385,6 +414,8 @@ class SiteFiles:
             f"offers/{STUDY}.json": canonical.dumps(asdict(self.offer)),
             f"consents/{STUDY}.json": canonical.dumps(asdict(self.consent)),
             f"journal/{STUDY}.json": canonical.dumps(asdict(self.journal)),
+            f"previews/{STUDY}.json": canonical.dumps(asdict(self.shown)),
+            f"consents/{STUDY}/0001-approved-1-{self.offer.digest[:16]}.json": canonical.dumps(asdict(self.consent)),
         }
 
     def write(self, root: Path) -> None:
@@ -401,19 +432,21 @@ class SiteFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod(0o600)
-        for name in ("staging", "ledger", "studies"):
+        for name in ("staging", "incoming", "outgoing", "ledger", "studies"):
             (root / name).mkdir(exist_ok=True)
 
 
 def consent_to(offer: Offer) -> Consent:
+    lines = {"study.rounds": "3", "told.counts": "exact"}
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
-        metrics=offer.metrics,
-        counts="exact", stays=[{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256,
-        "why": "private"}],
+        metrics=offer.metrics, counts="exact",
+        stays=[{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}],
         data={"name": "patients", "digest": "ab" * 32}, rows=20, validation_rows=5,
         approved_by={"name": "dpo", "uid": 1000}, approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
-        comes=offer.leaves, exposure="",
+        comes=offer.leaves, exposure="", document=offer.document, attempts=ATTEMPTS,
+        account=asdict(Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines)),
+        seen={"data": "ab" * 32, "weights": ""},
     )  # fmt: skip
 
 
