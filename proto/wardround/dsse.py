@@ -26,10 +26,18 @@ class Envelope:
     signature: bytes
 
     def document(self) -> dict[str, str]:
-        """As it stands in a ledger line: the payload as text, for it is canonical JSON."""
+        """As it stands in a ledger line: the payload as text, for it is canonical JSON.
+
+        Raises:
+            BadData: it is none, which nobody had verified before.
+        """
+        try:
+            payload = self.payload.decode()
+        except UnicodeDecodeError:
+            raise BadData("a signed envelope whose payload is no text") from None
         return {
             "payload_type": self.payload_type,
-            "payload": self.payload.decode(),
+            "payload": payload,
             "keyid": self.keyid,
             "signature": base64.b64encode(self.signature).decode(),
         }

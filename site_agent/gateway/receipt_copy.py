@@ -23,14 +23,15 @@ def keep(envelopes: Iterable[Envelope], site: Site, path: Path) -> int:
     """Write the copy to ``path``, one envelope a line. Returns how many receipts are in it.
 
     Raises:
-        BadData: it does not end in the coordinator's statement about exactly these receipts; an older copy stays.
+        BadData: it does not end in the coordinator's statement about exactly these receipts, or one of them is no
+            text; an older copy stays.
         CannotWrite: the disk does not take it.
     """
     lines: list[bytes] = []
     size, last, before = 0, EMPTY_HEAD, EMPTY_HEAD
     final: Envelope | None = None
     for final in envelopes:
-        lines.append(canonical.dumps(final.document()) + b"\n")
+        lines.append(_line(final))
         size += len(lines[-1])
         if size > LARGEST:
             raise BadData(f"the coordinator sent more than {LARGEST} bytes of receipts; nothing was kept")
@@ -47,3 +48,10 @@ def keep(envelopes: Iterable[Envelope], site: Site, path: Path) -> int:
         raise BadData("the coordinator's copy of the receipts is not the one that its statement is about")
     durable.write_file(path, lines)
     return said.receipts
+
+
+def _line(envelope: Envelope) -> bytes:
+    try:
+        return canonical.dumps(envelope.document()) + b"\n"
+    except BadData as error:
+        raise BadData(f"the coordinator's copy of the receipts cannot be believed: {error.message}") from None

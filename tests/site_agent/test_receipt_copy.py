@@ -1,6 +1,7 @@
 """The coordinator's copy of the receipts, as it is asked for and kept."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_a_copy_that_is_not_whole_or_of_another_key_leaves_the_older_one(
         ([first, second], "cannot be believed: signed as"),
         ([first, closing], "is not the one that its statement is about"),
         (envelopes(Made(11, seed=9)), "cannot be believed: signed by key"),
+        ([replace(first, payload=b"\xff"), second, closing], "cannot be believed: .* payload is no text"),
     ]
     for given, said in cases:
         with pytest.raises(BadData, match=said):

@@ -48,6 +48,10 @@ from wardround.v1 import federation_pb2 as pb
 NOW = 1_780_000_000.0  # a day in 2026
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
 STUDY, SITES = "trial", ("alpha", "charlie")
+DESCRIBED: dict[str, Any] = {  # what a trainer says of an installed model
+    "leaves": [], "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp",
+    "parameters": 8, "weights": None,
+}  # fmt: skip
 
 
 @contextmanager
@@ -458,6 +462,6 @@ def _authority(federation: str, key: identity.PrivateKey) -> Authority:
 
 
 __all__ = [
-    "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
-    "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "DESCRIBED", "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles",
+    "consent_to", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
 ]  # fmt: skip

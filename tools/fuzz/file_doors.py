@@ -1,7 +1,10 @@
 """Files: a site's own, damaged; those that a person writes; those that come from another party."""
 
 import base64
+import io
 import json
+import shutil
+import tarfile
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +12,11 @@ from random import Random
 from typing import Any
 
 from site_agent import audit
-from site_agent.audit import bundle, export, reconcile, report, show
+from site_agent.account import account
+from site_agent.account import changes as changed
+from site_agent.audit import bundle, export, reconcile, show
 from site_agent.gateway import consent as consents
+from site_agent.gateway import evidence
 from site_agent.gateway import policy as policies
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.ledger import Ledger
@@ -22,6 +28,7 @@ from site_agent.trainer.requests import Requests
 from tools import verify_ledger
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
+    DESCRIBED,
     STUDY,
     FullLedger,
     SiteFiles,
@@ -32,8 +39,9 @@ from tools.fuzz.examples import (
     tensors,
 )
 from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
-from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts
+from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts, pick
 from wardround import canonical, dsse, identity
+from wardround.errors import WardroundError
 from wardround.invitation import PREFIX, Invitation
 from wardround.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.study import load
@@ -84,62 +92,88 @@ def chained_again(made: FullLedger) -> Mutator:
     return mutate
 
 
+def signed_again(made: FullLedger) -> Mutator:
+    """The text of one envelope changed and signed with the coordinator's key: the coordinator itself says it."""
+
+    def envelope(random: Random, line: bytes) -> bytes:
+        try:
+            document = json.loads(line)
+            payload = in_json(random, document["payload"].encode())
+            signature = made.receipt_key.sign(dsse.encoding(document["payload_type"], payload))
+            document.update(payload=payload.decode(), signature=base64.b64encode(signature).decode())
+            return canonical.dumps(document)
+        except (WardroundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return inside_text("payload", in_json)(random, line)
+
+    return of_lines(envelope)
+
+
 def _ledger_mutator(made: FullLedger) -> Mutator:
-    plain = of_frames(of_lines(inside_text("payload", in_json)), of_lines(inside_text("payload", in_json)), order=False)
-    again = chained_again(made)
+    text = of_lines(inside_text("payload", in_json))
+    plain = of_frames(text, text, of_lines(in_json), order=False)
+    again, coordinator = chained_again(made), of_frames(text, text, signed_again(made), order=False)
 
     def mutate(random: Random, data: bytes) -> bytes:
-        return (again if random.random() < 0.5 else plain)(random, data)
+        return pick(random, again, again, plain, coordinator)(random, data)
 
     return mutate
 
 
 def _verify(folder: Path) -> Door:
-    """Both verifiers on a changed ledger, with the coordinator's receipts beside it: they must agree."""
-    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(cites=True)]
-    names = (LINES, HEADS, "receipts")
+    """Both verifiers on a changed ledger, without the coordinator's receipts and with them: they must agree."""
+    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(cites=True), FullLedger(again=True)]
+    names = (LINES, HEADS, "receipts.jsonl")
 
     def take(data: bytes) -> None:
         _written(folder, names, data)
-        code = audit.verify(folder)[1]
-        theirs = verify_ledger.judge(folder)[0]
-        if code != theirs:
-            raise Broken(f"the verifiers disagree: {code} and {theirs}")
-        if (folder / "receipts").exists():
-            audit.verify(folder, folder / "receipts")
+        for receipts in (None, folder / names[2]):
+            if receipts is not None and not receipts.exists():
+                continue
+            code = audit.verify(folder, receipts)[1]
+            theirs = verify_ledger.judge(folder, receipts=receipts)[0]
+            if code != theirs:
+                raise Broken(f"the verifiers disagree: {code} and {theirs}{' with receipts' if receipts else ''}")
 
-    seeds = [frames([_joined(made.lines), _joined(made.heads), _joined(made.receipts)]) for made in mades]
+    seeds = [frames([_joined(made.lines), _joined(made.heads), made.copy()]) for made in mades]
     return Door(seeds, _ledger_mutator(mades[0]), take)
 
 
 def _open(folder: Path) -> Door:
-    """The ledger as the agent opens it at its start: repaired, or refused as it is."""
-    mades = [FullLedger(), FullLedger(1, tail=2)]
+    """The ledger as the agent opens it at its start: repaired, or refused as it is. With evidence beside it."""
+    mades = [FullLedger(), FullLedger(1, tail=2), FullLedger(again=True)]
+    said = {"at": "2026-01-01T00:00:00.000Z", "why": "it is for another upload", "upload_id": "ab" * 16,
+            "study": "hearts", "revision": 1, "round": 1, "payload_bytes": 2, "payload_sha256": "cd" * 32,
+            "payload_base64": "e30=", "payload_type": "", "keyid": "", "signature_base64": ""}  # fmt: skip
 
     def take(data: bytes) -> None:
-        _written(folder, (LINES, HEADS), data)
+        _written(folder, (LINES, HEADS, "evidence/one.json"), data)
         for path in (folder / "torn").glob("*"):
             path.unlink()
+        evidence.read(folder)
         ledger = Ledger(folder, mades[0].ledger_key)
         try:
             ledger.refuse_unbegun()
             list(ledger.records("identity"))
+            ledger.statement()
+            for upload_id, record in ledger.unresolved.items():
+                ledger.tries(upload_id)
+                ledger.disputed(record["study"], record["revision"])
         finally:
             ledger.close()
 
-    seeds = [frames([_joined(made.lines), _joined(made.heads)]) for made in mades]
+    seeds = [frames([_joined(made.lines), _joined(made.heads), canonical.dumps(said)]) for made in mades]
     return Door(seeds, _ledger_mutator(mades[0]), take)
 
 
 def _show(folder: Path) -> Door:
     """Everything that shows a ledger: `audit show`, `export`, `report`, `reconcile`."""
-    site, made = SiteFiles(), FullLedger()
+    site, made = SiteFiles(), FullLedger(again=True)
     consent = canonical.dumps({**asdict(site.consent), "study": "hearts"})
+    names = ("ledger/" + LINES, "ledger/" + HEADS, "consents/hearts.json", "receipts.jsonl")
 
     def take(data: bytes) -> None:
-        _written(folder, ("ledger/" + LINES, "ledger/" + HEADS, "consents/hearts.json"), data)
+        _written(folder, names, data)
         ledger = folder / "ledger"
-        verdict, code = audit.verify(ledger)
         for record in show.chosen(ledger):
             show.words(record)
             for tensor in record.get("tensors", []):
@@ -147,34 +181,39 @@ def _show(folder: Path) -> Door:
         list(show.chosen(ledger, study="hearts", round_=1, tensor="shared*"))
         for form in export.FORMATS.values():
             form(show.chosen(ledger)).encode()
-        page = report.page(ledger, folder / "consents", verdict, code)
+        reconcile.reconcile(ledger, reconcile.Count(1000))
+        copy = folder / names[3]
+        page = bundle.look(folder, audit.Copy(copy.read_bytes(), "receipts", True) if copy.exists() else None).page()
         if "<script" in page:
             raise Broken("the page holds a script")
-        reconcile.reconcile(ledger, reconcile.Count(1000))
 
-    again = chained_again(made)
-    plain = of_frames(of_lines(inside_text("payload", in_json)), BYTES, in_json, order=False)
+    again, text = chained_again(made), of_lines(inside_text("payload", in_json))
+    plain = of_frames(text, BYTES, in_json, signed_again(made), order=False)
 
     def mutate(random: Random, data: bytes) -> bytes:
         return (again if random.random() < 0.4 else plain)(random, data)
 
-    return Door([frames([_joined(made.lines), _joined(made.heads), consent])], mutate, take)
+    whole = [_joined(made.lines), _joined(made.heads), consent]
+    return Door([frames(whole), frames([*whole, made.copy()])], mutate, take)
 
 
 def _bundle(folder: Path) -> Door:
-    """An auditor's archive, by both verifiers: they must agree."""
-    made = FullLedger()
+    """An auditor's archive, by both verifiers: they must agree. Many are made and signed again with the ledger's key,
+    as by a site that lies."""
+    made = FullLedger(again=True)
     state, out = folder / "site", folder / "bundle.tar"
-    site = SiteFiles()
-    site.write(state)
+    SiteFiles().write(state)
     made.write(state / "ledger")
-    make: Any = getattr(bundle, "make", None) or bundle.write
-    make(state, made.ledger_key, out)
-    whole = out.read_bytes()
+    (state / "ledger" / "evidence").mkdir()
+    (state / "ledger" / "evidence" / "one.json").write_bytes(b"{}\n")
+    seeds = []
+    for copy in (None, audit.Copy(made.copy(), "receipts", True)):
+        bundle.make(state, made.ledger_key, out, copy)
+        seeds.append(out.read_bytes())
 
     def take(data: bytes) -> None:
         out.write_bytes(data)
-        code = bundle.verify_bundle(out)[1]  # type: ignore[attr-defined]
+        code = bundle.verify_bundle(out)[1]
         theirs = verify_ledger.judge(out, bundle=True)[0]
         if code != theirs:
             raise Broken(f"the verifiers disagree: {code} and {theirs}")
@@ -182,7 +221,32 @@ def _bundle(folder: Path) -> Door:
     def inner(name: str) -> Mutator:
         return JSON_LINES if name.endswith(("jsonl", "json")) else in_toml if name.endswith("toml") else BYTES
 
-    return Door([whole], of_tar(inner), take)
+    plain = of_tar(inner)
+
+    def signed(random: Random, data: bytes) -> bytes:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            files = {entry.name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar}
+        manifest = json.loads(json.loads(files.pop(bundle.MANIFEST))["payload"])
+        name = random.choice(sorted(files))
+        change = signed_again(made) if name == bundle.RECEIPTS else inner(name)
+        files[name] = change(random, files[name])
+        if random.random() < 0.1:
+            del files[name]
+        about = {**manifest, "files": bundle._rows(files)}
+        if random.random() < 0.3:
+            about = json.loads(in_json(random, canonical.dumps(about)))
+        envelope = dsse.sign(bundle.BUNDLE_TYPE, about, made.ledger_key)
+        return bundle.archive({**files, bundle.MANIFEST: canonical.dumps(envelope.document()) + b"\n"})
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.5:
+            try:
+                return signed(random, data)
+            except (WardroundError, ValueError, RecursionError):
+                pass  # a manifest that cannot be written
+        return plain(random, data)
+
+    return Door(seeds, mutate, take)
 
 
 def _receipt_document(folder: Path) -> Door:
@@ -271,21 +335,34 @@ def _state(folder: Path) -> Door:
     site = SiteFiles()
     state = SiteState(folder)
     names = tuple(site.files())
+    policy = policies.parse(site.policy, Path("policy.toml"))
 
     def take(data: bytes) -> None:
+        shutil.rmtree(folder / "consents" / STUDY, ignore_errors=True)
         _written(folder, names, data)
         here = state.site()
         consent, journal = state.consent(STUDY), state.journal(STUDY)
         for offer in state.offers():
             study_state(offer, consent, journal)
             wanted = consents.asked(offer, f"spiffe://{here.federation}/coordinator", 5, "")
-            policies.decide(policies.parse(site.policy, Path("policy.toml")), wanted)
+            policies.decide(policy, wanted)
             changes = consents.differences(consent, offer) if consent is not None else []
             row(offer, consent, journal, changes)
+            before = state.preview(STUDY)
+            lines = policies.lines(policy, wanted)
+            for shown in (before, consent.shown() if consent is not None else None):
+                made = account(offer, {**DESCRIBED, "comes": offer.leaves}, lines, consents.ATTEMPTS, shown, "shown")
+                canonical.dumps(made.document())
+                changed(made)
+                if shown is not None:
+                    consents.since_shown(shown, made)
         for one in state.consents():
             consents.specs(one.leaves)
             consents.specs(one.comes)
             consents.pinned(one)
+            consents.data_differences(one.data, one.data)
+        for one in state.consent_histories():
+            one.shown(), one.rounds, one.kept_as()
         offer = state.offer(STUDY)
         known = consents.require(consent, STUDY, offer.digest)
         told = consents.told_of(offer)
@@ -306,6 +383,8 @@ def _policy(folder: Path) -> Door:
         policy = policies.parse(data, Path("policy.toml"))
         policies.decide(policy, site.asked)
         policies.quotas(policy, 1000, 1, 2)
+        policies.number_quotas(policy, 4, 1, 2)
+        policies.lines(policy, site.asked)
         policies.differences(first, policy)
 
     rich = site.policy.replace(b"deny = []", b'deny = [{ match = "private.*" }]')
@@ -377,21 +456,21 @@ def _vault(folder: Path) -> Door:
     index = {"v": 1, "study_digest": "ab" * 32, "committed": [kept], "forgotten": 0,
              "pending": {"state": {**kept, "round": 2, "folder": "state-00002-0123456789ab"}, "asked": {},
              "answer": {}}}  # fmt: skip
-    base = f"studies/{STUDY}/1"
+    state, base = folder / "state", f"studies/{STUDY}/1"
     names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",
              f"{base}/checkpoints/best_local/card.json",
              f"{base}/checkpoints/best_local/preprocessing.json")  # fmt: skip
     whole = [canonical.dumps(index), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing]
 
     def take(data: bytes) -> None:
-        _written(folder, names, data)
-        here = vault.Vault(folder, STUDY, 1)
-        vault.listing(folder, STUDY)
-        vault.export(folder, STUDY, "best_local", folder / "out")
-        vault.checkpoint(folder, STUDY, "best_local")[1].preprocessing()
+        _written(state, names, data)
+        here = vault.Vault(state, STUDY, 1)
+        vault.listing(state, STUDY)
+        vault.export(state, STUDY, "best_local", folder / "out", force=True)
+        vault.checkpoint(state, STUDY, "best_local")[1].preprocessing()
         here.start_of(3)
         here.pending(2, {})
-        here.name_contributors({"alpha": [1]})
+        here.name_contributors({"alpha": [1]}, {"alpha": [1]}, {})
         here.commit(2)
 
     def card_changed(random: Random, data: bytes) -> bytes:
@@ -406,12 +485,17 @@ def _vault(folder: Path) -> Door:
 def _requests(folder: Path) -> Door:
     """What the gateway, or whoever reaches the trainer's socket, asks of the trainer; only what needs no torch."""
     requests = Requests(folder)
+    (folder / "train.csv").write_bytes(b"y,x\n0,1\n1,2\n")
+    named = f'[patients]\ntable = "{folder}/train.csv"\nlabel = "y"\ndigest = "{"ab" * 32}"\n'
+    (folder / "data.toml").write_text(named)
     asked: list[dict[str, Any]] = [
         {"command": "commit", "study": STUDY, "revision": 1, "round": 1},
         {"command": "discard", "study": STUDY, "revision": 1, "round": 1},
         {"command": "checkpoints", "study": STUDY},
         {"command": "export", "study": STUDY, "checkpoint": "best_local", "out": "out"},
         {"command": "inspect", "table": "/nowhere/train.csv", "label": "y"},
+        {"command": "look", "data": "patients"},
+        {"command": "digests", "data": "patients"},
     ]
 
     def take(data: bytes) -> None:
@@ -488,12 +572,11 @@ TARGETS = [
     Target("study.file", "study files", _study_file, 20),
     Target("study.settings", "--set", _settings, 15),
     Target("tensors", "safetensors files", _tensor_files, 40),
+    Target("bundle", "an auditor's archive, by both verifiers", _bundle, 20),
     Target("trainer.vault", "private state and checkpoints", _vault, 15),
     Target("trainer.request", "requests to the trainer", _requests, 20),
     Target("trainer.data", "data.toml", _data_file, 25),
     Target("relay.count", "what a relay counted", _count, 15),
     Target("table", "a table of patients", _table, 10),
 ]  # fmt: skip
-if hasattr(bundle, "verify_bundle"):
-    TARGETS.append(Target("bundle", "an auditor's archive, by both verifiers", _bundle, 20))
 __all__ = ["TARGETS", "ledger_key"]

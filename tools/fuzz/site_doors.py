@@ -1,5 +1,6 @@
 """What the coordinator, a command, or the trainer says to a site, through the code that takes it."""
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -19,25 +20,29 @@ from unittest import mock
 import grpc
 from google.protobuf.message import DecodeError
 
+from site_agent import account as accounts
 from site_agent import audit, handoff, preview
 from site_agent.gateway import consent as consents
-from site_agent.gateway import egress, renewal
+from site_agent.gateway import egress, evidence, offers, receipt_copy, renewal
 from site_agent.gateway import join as joining
 from site_agent.gateway import policy as policies
 from site_agent.gateway.connection import Connection
 from site_agent.gateway.desk import Desk, fatal
+from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.identity import Identity
 from site_agent.gateway.interrupt import Interrupted
 from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import Assignment, ModelRef, offer_from
+from site_agent.gateway.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
 from site_agent.gateway.meter import Meter
 from site_agent.gateway.rounds import Rounds
 from site_agent.gateway.service import Commands
+from site_agent.gateway.staging import Staging
 from site_agent.state import Journal, Offer, SiteState
 from tools.evidence_tamper import Made
 from tools.fuzz.coordinator_doors import served
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
+    DESCRIBED,
     NOW,
     SPECS,
     STUDY,
@@ -47,12 +52,13 @@ from tools.fuzz.examples import (
     tensor_file,
     tensors,
 )
-from tools.fuzz.mutate import BYTES, frames, in_json, of_frames, parts
+from tools.fuzz.mutate import BYTES, JSON_LINES, frames, in_json, of_frames, parts
 from tools.fuzz.wire import in_message
-from wardround import __version__, canonical, control, identity, rpc
+from wardround import __version__, canonical, control, dsse, identity, rpc
 from wardround.dsse import Envelope
-from wardround.errors import Unavailable, WardroundError
-from wardround.invitation import Invitation
+from wardround.errors import NotPermitted, Unavailable, WardroundError
+from wardround.invitation import Invitation, stamp
+from wardround.receipt_copy import COPY_TYPE
 from wardround.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
@@ -69,10 +75,7 @@ from wardround.v1 import enrolment_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
 MOMENT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
-DESCRIBED = {
-    "comes": [], "exposure": "", "apart": "", "stays": [], "network": "", "model": "mlp", "parameters": 8,
-    "weights": None,
-}  # fmt: skip
+BY = {"name": "dpo", "uid": 1000, "source": "sudo", "account": {"name": "agent", "uid": 990}}
 
 
 class FakeCall:
@@ -123,7 +126,7 @@ def connection(answers: Sequence[Any]) -> Connection:
 
     unary.future = stream  # type: ignore[attr-defined]
     made._federation = SimpleNamespace(  # type: ignore[assignment]
-        Studies=unary, Declare=unary, Watch=stream, Download=stream, Upload=stream
+        Studies=unary, Declare=unary, Ledger=unary, Watch=stream, Download=stream, Upload=stream, Receipts=stream
     )
     made._enrolment = SimpleNamespace(Enrol=unary, Renew=unary)  # type: ignore[assignment]
     made._channel = SimpleNamespace(close=lambda: None)
@@ -151,9 +154,15 @@ def look_at(offer: Offer, site: SiteFiles) -> None:
     """What `studies`, `preview`, `policy` and `approve` make of an offer."""
     canonical.dumps(asdict(offer))
     wanted = consents.asked(offer, "spiffe://north/coordinator", 5, "")
-    policies.decide(policies.parse(site.policy, Path("policy.toml")), wanted)
+    policy = policies.parse(site.policy, Path("policy.toml"))
+    policies.decide(policy, wanted)
     policies.parse(policies.draft(wanted, "alpha").encode(), Path("draft"))
-    preview.document(offer, DESCRIBED)
+    described = {**DESCRIBED, "leaves": offer.leaves, "comes": offer.leaves}
+    shown = accounts.account(offer, described, policies.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
+    canonical.dumps(shown.document())
+    accounts.changes(shown)
+    preview.facts(offer, described)
+    offers.room_for(offer.study, len(offer.kept_as()), {})
     changes = consents.differences(site.consent, offer)
     preview.row(offer, site.consent, site.journal, changes)
 
@@ -189,7 +198,7 @@ def _offer(folder: Path) -> Door:
 
 
 def _event(folder: Path) -> Door:
-    """Assignments and goodbyes."""
+    """Assignments, warnings and goodbyes."""
     site = SiteFiles()
     common: dict[str, Any] = {
         "study": STUDY,
@@ -199,19 +208,25 @@ def _event(folder: Path) -> Door:
         "attempt": 1,
     }
     base = pb.ModelRef(round=0, digest=b"a" * 32)
-    stop = pb.Stop(reason="FINISHED", contributions=[pb.Contribution(site="alpha", rounds=[1, 2])])
+    told = pb.Contribution(site="alpha", rounds=[1, 2], capped=[2], left_out=[3])
+    stop = pb.Stop(reason="FINISHED", contributions=[told])
     events = [
         pb.Event(assignment=pb.Assignment(train=pb.Train(), base=base, **common)),
         pb.Event(assignment=pb.Assignment(validate=pb.Validate(), base=base, best=base, **common)),
         pb.Event(assignment=pb.Assignment(stop=stop, best=base, **common)),
         pb.Event(goodbye=pb.Goodbye()),
+        pb.Event(two_lines=pb.TwoLines(since_s=int(NOW))),
     ]
 
     def take(data: bytes) -> None:
         for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
             if isinstance(event, Assignment):
                 hash(event.key)
-                dict(event.contributed)
+                dict(event.contributed), dict(event.capped), dict(event.left_out)
+                with contextlib.suppress(NotPermitted):
+                    consents.refuse_beyond(site.consent, event, (0, 0), "")
+            elif isinstance(event, TwoLines):
+                stamp(event.since)
 
     return Door([event.SerializeToString() for event in events], in_message(pb.Event.DESCRIPTOR), take, (DecodeError,))
 
@@ -221,24 +236,23 @@ def _download(folder: Path) -> Door:
     site = SiteFiles()
     state = SiteState(folder)
     state.staging.mkdir()
+    state.incoming.mkdir()
     manifest, payload = tensors(1)
     replies = [
         pb.DownloadReply(manifest=rpc.manifest_message(manifest)),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=0, data=payload[:16])),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=16, data=payload[16:])),
     ]
-    rounds = Rounds.__new__(Rounds)
-    rounds._state = state
     model = ModelRef(0, manifest.digest())
     assignment = Assignment(STUDY, 1, site.offer.digest, 1, 1, "train", base=model)
 
     def take(data: bytes) -> None:
         answers = [pb.DownloadReply.FromString(part) for part in parts(data)]
-        rounds._line = FakeLine(connection(answers))  # type: ignore[assignment]
+        downloads = Downloads(state, FakeLine(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
         try:
-            rounds._download(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]
+            downloads.fetch(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]
         finally:
-            for path in state.staging.iterdir():
+            for path in (*state.staging.iterdir(), *state.incoming.iterdir()):
                 path.unlink()
 
     mutate = of_frames(in_message(pb.DownloadReply.DESCRIPTOR))
@@ -350,9 +364,9 @@ def _receipt(folder: Path) -> Door:
         name: upload[name] for name in ("study", "revision", "round", "attempt", "manifest_sha256", "payload_bytes")
     }
     receipt = Receipt(
-        receipt_id="ab" * 16, federation="north", site="alpha", upload_id=upload_id, decision=ACCEPTED, code="",
-        tensor="",
-        time="2026-06-01T00:00:00.000Z", ledger=head, previous="0" * 64, **facts,
+        receipt_id="ab" * 16, federation="f", site="st-olav", upload_id=upload_id, decision=ACCEPTED, code="",
+        tensor="", time="2026-06-01T00:00:00.000Z", ledger=head, previous=EMPTY_HEAD,
+        ledger_key=site.ledger_key.public_key().public_bytes_raw().hex(), **facts,
     )  # fmt: skip
     unknown = replace(receipt, decision=NOT_RECEIVED, code="NOT_RECEIVED", study="", revision=0, round=0, attempt=0,
                       manifest_sha256="", payload_bytes=0, ledger=None)  # fmt: skip
@@ -378,12 +392,16 @@ def _receipt(folder: Path) -> Door:
         made.write(ledger_folder)
         ledger = Ledger(ledger_folder, site.ledger_key)
         try:
-            envelope = connection([answer]).inquire(upload_id)
+            asked = connection([answer])
+            envelope = asked.inquire(upload_id)
             if envelope is not None:
-                egress.explain_refusal(egress.take_receipt(upload_id, envelope, ledger, site.site))
+                for receipt in egress.take_receipts({upload_id: envelope}, asked, ledger).values():
+                    egress.explain_refusal(receipt)
+                    egress.refuse_if_ledger_refused(receipt)
         finally:
             ledger.close()
             still_good(ledger_folder, site)
+            evidence.read(ledger_folder)
 
     seeds = [*(reply(one.sign(site.receipt_key)) for one in (receipt, unknown, refused)),
              pb.UploadReply(offset=7).SerializeToString()]  # fmt: skip
@@ -422,11 +440,8 @@ def _refusal(folder: Path) -> Door:
         if consents.sayable(error) not in pb.RefusalCode.keys():  # noqa: SIM118
             raise Broken(f"{consents.sayable(error)[:80]} would be told to the coordinator")
 
-    said = [
-        f"{code}\nstudy `x` is not known\nlook again"
-        for code in ("STUDY_UNKNOWN", "REFUSAL_UNSPECIFIED", "SITE_REVOKED")
-    ]
-    said += ["LEDGER_FORK\n", "Connection reset"]
+    said = ["STUDY_UNKNOWN", "REFUSAL_UNSPECIFIED", "SITE_REVOKED", "TOO_BUSY", "COORDINATOR_TROUBLE", "LEDGER_FORK"]
+    said += ["STUDY_UNKNOWN\nstudy `x` is not known", "Connection reset", ""]
     return Door([bytes((7,)) + text.encode() for text in said], BYTES, take)
 
 
@@ -454,8 +469,6 @@ def _client(folder: Path) -> Door:
     error = {"error": {"message": "no", "hint": "look", "exit_code": 65, "code": ""}}
     answers = [[{"result": {"study": STUDY}}], [{"progress": 1}, {"progress": "checking"}, {"result": None}], [error]]
     seeds = [b"".join(json.dumps(line).encode() + b"\n" for line in answer) for answer in answers]
-    from tools.fuzz.mutate import JSON_LINES
-
     return Door(seeds, JSON_LINES, take, refusals=frozenset({2}))
 
 
@@ -466,18 +479,19 @@ def _commands(folder: Path) -> Door:
     site.write(root)
     state = SiteState(root)
     own = consents.specs(site.offer.leaves)
-    (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
-    (root / "ledger").rmdir()
+    state.own_copy(STUDY).write_bytes(tensor_file(3, own))
     held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
+    update = egress.update_digest(held, identity.Name("north", "coordinator").uri)
     described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
-    checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "warnings": [], "common": "", "weights": None}
-    by = {"name": "dpo", "uid": 1000}
 
     def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
-        return described if command == "describe" else checked
+        return described if command == "describe" else CHECKED
 
     def take(data: bytes) -> None:
+        for name in ("consents", "previews", "policies"):
+            shutil.rmtree(root / name, ignore_errors=True)
         for name, content in site.files().items():
+            (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_bytes(content)
         state.left_file.unlink(missing_ok=True)
         state.save_journal(held)
@@ -500,42 +514,55 @@ def _commands(folder: Path) -> Door:
             return untold
 
         agent: Any = SimpleNamespace(
-            connected=False, desk=desk, refresh=lambda: desk.refresh(NoWait()),
-            approved=lambda consent: False,  # type: ignore[arg-type]
+            connected=False, two_lines_since="", desk=desk, refresh=lambda: desk.refresh(NoWait()),
+            fetch_receipts=lambda: desk.fetch_receipts(NoWait()), approved=lambda consent: False,
             withdraw=withdraw, decide=decide, leave=leave,
         )  # fmt: skip
         try:
             with mock.patch.object(handoff, "ask", ask):
-                served(Commands(state, agent).answer, data, frozenset({os.geteuid()}))
+                digest = desk.preview(STUDY, "patients")["digest"] if b"@account@" in data else ""
+                told = data.replace(b"@account@", digest.encode())  # the policy and the clock are in it
+                served(Commands(state, agent).answer, told, frozenset({os.geteuid()}))
         finally:
             ledger.close()
             still_good(root / "ledger", site)
-            state.offers(), state.consents(), state.journal(STUDY)
+            state.offers(), state.consent_histories(), state.journal(STUDY), state.preview(STUDY)
 
     commands: list[dict[str, Any]] = [
-        {"command": "status"}, {"command": "approve", "study": STUDY, "data": "patients", "by": by},
-        {"command": "withdraw", "study": STUDY, "by": by}, {"command": "waiting", "study": STUDY, "round": 1},
-        {"command": "released", "study": STUDY, "round": 1, "update": held.update_digest, "by": by},
-        {"command": "rejected", "study": STUDY, "round": 1, "update": held.update_digest, "by": by},
-        {"command": "leave", "by": by}, {"command": "refresh"},
+        {"command": "status"}, {"command": "preview", "study": STUDY, "data": "patients"},
+        {"command": "approve", "study": STUDY, "data": "patients", "digest": "@account@", "by": BY},
+        {"command": "withdraw", "study": STUDY, "by": BY}, {"command": "waiting", "study": STUDY, "round": 1},
+        {"command": "released", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "rejected", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "leave", "by": BY}, {"command": "refresh"}, {"command": "receipts"},
     ]  # fmt: skip
     seeds = [json.dumps(one).encode() + b"\n" for one in commands]
-    return Door(seeds, in_json, take, refusals=frozenset({7}))
+    return Door(seeds, in_json, take, refusals=frozenset({8, 9}))
+
+
+ASKED = {b"t": "train", b"v": "validate", b"d": "describe", b"c": "check", b"i": "inspect", b"l": "look",
+         b"g": "digests", b"f": "finish", b"e": "export", b"p": "predict", b"s": "status", b"n": "commit"}  # fmt: skip
+CHECKED = {
+    "digest": "ab" * 32, "rows": 20, "train_rows": 15, "validation_rows": 5, "test_rows": None, "gives": "",
+    "classes": {}, "warnings": [], "common": "", "weights": None, "seen": {"data": "ab" * 32, "weights": ""},
+}  # fmt: skip
 
 
 def _trainer(folder: Path) -> Door:
-    """What the trainer answers: to `train`, and to what `approve` asks. The first byte says which."""
+    """What the trainer answers, at its listener's end (a small letter says to what) and at the gateway's (a capital);
+    and what the gateway makes of it."""
     site = SiteFiles()
     state = SiteState(folder)
-    state.staging.mkdir()
+    for place in (state.staging, folder / "outgoing"):
+        place.mkdir()
     own = consents.specs(site.offer.leaves)
     (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
     told = consents.told_of(site.offer)
     rounds = Rounds.__new__(Rounds)
-    rounds._state = state
+    rounds._state, rounds._staging = state, Staging(state.staging)
+    leaves = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves, "stays": site.consent.stays}
 
-    def take(data: bytes) -> None:
-        kind, said = data[:1], data[1:]
+    def asked(kind: bytes, said: bytes) -> Any:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
@@ -545,54 +572,124 @@ def _trainer(folder: Path) -> Door:
             except BlockingIOError:
                 raise Unavailable("more than the socket holds") from None
             theirs.shutdown(socket.SHUT_WR)
+            if kind.isupper():
+                with mock.patch.object(control, "connect", lambda path: ours.dup()):
+                    return handoff.Trainer(folder).ask(ASKED[kind.lower()], lambda item: None)
             worker = handoff.Worker.__new__(handoff.Worker)
             worker._stream, worker._turn = ours.makefile("rwb"), threading.Lock()
             worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1)  # type: ignore[assignment]
             try:
-                result = worker.ask({"command": "train"}, lambda item: None)
+                return worker.ask({"command": ASKED.get(kind, "abort")}, lambda item: None)
             finally:
                 worker._stream.close()
-        if kind == b"d":
-            checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "weights": None, "common": ""}
-            consent = consents.grant(site.offer, result, consents.trained_on("patients", result, checked), checked, {})
-            preview.document(site.offer, result)
-            canonical.dumps(asdict(consent))
-        elif kind == b"c":
-            described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
-            consent = consents.grant(
-                site.offer, described, consents.trained_on("patients", described, result), result, {}
-            )
-            canonical.dumps(asdict(consent))
-        else:
-            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, "train", "training")
-            rounds._take_result(journal, result)
-            state.save_journal(journal) if (folder / "journal").exists() else canonical.dumps(asdict(journal))
-            consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
-            egress.measure(rounds._file(journal.update), site.consent)
 
-    trained = {
-        "update": "update-1.safetensors",
-        "num_examples": 12,
-        "num_validation": 5,
-        "metrics": {"val_loss": "0.5"},
-    }
-    described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves, "stays": site.consent.stays}
-    checked = {"digest": "ab" * 32, "rows": 20, "validation_rows": 5, "warnings": [], "common": "", "weights": None}
+    def agreed(described: Any, checked: Any) -> None:
+        consents.refuse_other_tensors(site.offer, described)
+        shown = accounts.account(site.offer, described, {}, consents.ATTEMPTS)
+        canonical.dumps({**preview.facts(site.offer, described), **shown.document()})
+        trained_on = consents.trained_on("patients", described, checked)
+        consent = consents.grant(site.offer, described, trained_on, checked, BY, shown.shown())
+        if checked["weights"]:
+            preview.begins_with(checked["weights"])
+        state.save_consent(consent)
+        if state.consent(STUDY) != consent:
+            raise Broken("a consent that is read otherwise than it was written")
+
+    def take(data: bytes) -> None:
+        kind, said = data[:1], data[1:]
+        result = asked(kind, said)
+        canonical.dumps(result) if kind.lower() not in b"f" else json.dumps(result, allow_nan=False)
+        if kind in (b"d", b"D"):
+            agreed(result, CHECKED)
+        elif kind in (b"c", b"C"):
+            agreed(leaves, result)
+        elif kind in (b"t", b"T", b"v", b"V"):
+            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()], "training")
+            rounds._take_result(journal, result, site.consent)
+            canonical.dumps(asdict(journal))
+            consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
+            if journal.kind == TRAIN:
+                egress.measure(state.own_copy(STUDY), site.consent)
+        shutil.rmtree(folder / "consents", ignore_errors=True)
 
     def lines(*items: Any) -> bytes:
         return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
-    error = {"error": {"message": "no", "hint": "", "exit_code": 65, "code": "DECLINED_DATA_CHANGED"}}
-    seeds = [
-        b"t" + lines({"progress": {"step": 1, "steps": 2}}, {"result": trained}), b"d" + lines({"result": described}),
-        b"c" + lines({"result": checked}), b"t" + lines(error),
-    ]  # fmt: skip
-    from tools.fuzz.mutate import JSON_LINES
+    numbers = {"num_examples": 15, "num_validation": 5, "metrics": {"val_loss": "0.5"}}
+    weights = {"digest": "cd" * 32, "used": 2, "drawn": ["a"], "unused": []}
+    checkpoint = {"kind": "best_local", "round": 1, "score": 0.5, "metric": "auc", "split": "validation",
+                  "val_loss": None, "path": "/x/model.safetensors", "digest": "ab" * 32}  # fmt: skip
+    seen = {"data": "ab" * 32, "weights": ""}
+    results: dict[bytes, Any] = {
+        b"t": {"update": "update-1.safetensors", **numbers}, b"v": numbers, b"d": leaves,
+        b"c": {**CHECKED, "weights": weights},
+        b"i": {"digest": "ab" * 32, "rows": 20, "test_rows": 4, "columns": 3, "patients": None, "weights": ""},
+        b"l": {**seen, "bytes": 100, "missing": ["table"], "unreadable": []},
+        b"g": {"digest": "ab" * 32, "weights": ""}, b"f": {"checkpoints": [checkpoint]},
+        b"e": {"files": ["/x/model.safetensors"]}, b"p": {"rows": 3, "out": "/x/out.csv"},
+        b"s": {"isolation": "seccomp", "missing": ["landlock"], "user": "trainer", "uid": 991, "worker": 12,
+               "device": "cpu"},
+        b"n": {},
+    }  # fmt: skip
+    error = {"error": {"message": "no", "hint": "", "exit_code": 65, "code": "data_changed"}}
+    seeds = [b"t" + lines(error), b"T" + lines(error)]
+    for kind, result in results.items():
+        progress = [{"progress": {"step": 1, "steps": 2}}] if kind == b"t" else []
+        seeds += [kind + lines(*progress, {"result": result}), kind.upper() + lines(*progress, {"result": result})]
 
     def mutate(random: Random, data: bytes) -> bytes:
         return data[:1] + JSON_LINES(random, data[1:])
 
-    return Door(seeds, mutate, take, refusals=frozenset({3}))
+    return Door(seeds, mutate, take, refusals=frozenset({0, 1}))
+
+
+def _copy(folder: Path) -> Door:
+    """The coordinator's copy of this site's receipts, as it is asked for; half of the changed ones are signed again."""
+    made = Made(20)
+    keyid = made.receipt_key.public_key().public_bytes_raw().hex()
+    site = replace(SiteFiles().site, site="st-olav", federation="f", receipt_key=keyid)
+    path = folder / "receipts.jsonl"
+
+    def replies(lines: Sequence[bytes]) -> bytes:
+        envelopes = [rpc.envelope_message(Envelope.from_document(json.loads(line))) for line in lines]
+        return frames([pb.ReceiptsReply(envelopes=envelopes[at : at + 2]).SerializeToString()
+                       for at in range(0, len(envelopes), 2)])  # fmt: skip
+
+    def take(data: bytes) -> None:
+        answers = [pb.ReceiptsReply.FromString(part) for part in parts(data)]
+        receipt_copy.keep(connection(answers).receipts(NoWait()), site, path)  # type: ignore[arg-type]
+
+    wire = of_frames(in_message(pb.ReceiptsReply.DESCRIPTOR))
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.5:
+            return wire(random, data)
+        lines = made.copy(random.randrange(4)).splitlines()
+        statement = json.loads(lines[-1])
+        payload = in_json(random, statement["payload"].encode())
+        signature = made.receipt_key.sign(dsse.encoding(COPY_TYPE, payload))
+        last = Envelope(COPY_TYPE, payload, statement["keyid"], signature)
+        closing = pb.ReceiptsReply(envelopes=[rpc.envelope_message(last)]).SerializeToString()
+        return frames([*parts(replies(lines[:-1])), closing])
+
+    seeds = [replies(made.copy(count).splitlines()) for count in (0, 1, 2)]
+    return Door(seeds, mutate, take, (DecodeError,))
+
+
+def _known(folder: Path) -> Door:
+    """How many lines of the ledger the coordinator says it knows, while a backlog is shown."""
+    made = Made(620)
+    made.write(folder / "ledger")
+    ledger = Ledger(folder / "ledger", made.ledger_key)
+
+    def take(data: bytes) -> None:
+        answer = pb.LedgerKnown.FromString(data)
+        ledger._shown, ledger._witnessed = 0, 0
+        ledger.catch_up(connection([answer]).show_ledger)
+        ledger.statement()
+
+    seeds = [pb.LedgerKnown(lines=lines).SerializeToString() for lines in (0, 7, 620, 2**63)]
+    return Door(seeds, in_message(pb.LedgerKnown.DESCRIPTOR), take, (DecodeError,), close=ledger.close)
 
 
 def _manifest(folder: Path) -> Door:
@@ -627,6 +724,8 @@ TARGETS = [
     Target("site.enrol-reply", "EnrolReply, through `join`", _enrol_reply, 6),
     Target("site.renew-reply", "RenewReply, through a renewal", _renew_reply, 6),
     Target("site.receipt", "receipts, most of them signed", _receipt, 40),
+    Target("site.receipts", "the coordinator's copy of the receipts", _copy, 20),
+    Target("site.ledger-known", "LedgerKnown", _known, 4),
     Target("site.refusal", "the status and details of a failed call", _refusal, 40),
     Target("site.control", "commands on the control socket", _commands, 8),
     Target("control.answer", "what a service answers to a command", _client, 40),
