@@ -218,16 +218,17 @@ def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Forc
 @audit_app.command("verifier")
 def verifier(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the program here.")] = None,
+    force: Force = False,
 ) -> None:
     """The second verifier of this release, for an auditor's own machine: its SHA-256, and with --out the program."""
     import hashlib
     from importlib import resources
 
-    from wardround import __version__, durable
+    from wardround import __version__, outputs
 
     program = resources.files("site_agent.audit").joinpath("verify_ledger.txt").read_bytes()
     if out is not None:
-        durable.write_file(out, program)
+        outputs.write(out, program, force=force)
     print(f"{hashlib.sha256(program).hexdigest()}  verify_ledger.py of wardround {__version__}")
 
 
