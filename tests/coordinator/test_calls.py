@@ -51,6 +51,16 @@ def test_invitations_together_have_a_bounded_number_of_calls(place: Place, monke
             hung.close()
 
 
+def test_a_call_that_its_peer_gives_up_is_no_fault_in_the_log(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Each left a traceback of gRPC's, which found no reply to serialize: a full disk, one cancelled call at a time."""
+    hung = Hung(place, bootstrap_pems(place.invite("x")), "Enrolment/Enrol", 2)
+    wait_until(lambda: len(place.coordinator.calls.all()) == 2, "they have arrived", 20)
+    hung.close()
+    wait_until(lambda: not place.coordinator.calls.all(), "they are forgotten", 20)
+    place.restart()  # its workers have ended
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_an_allowance_is_for_an_hour_and_what_came_to_something_is_not_counted() -> None:
     now = [0.0]
     allowance = Allowance("uploads without a result", lambda: now[0])
