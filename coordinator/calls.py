@@ -252,8 +252,13 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
         if hasattr(method, "permitted_kind"):
             many = inspect.isgeneratorfunction(method)
             make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-            methods[name] = make(getattr(servicer, name), None, lambda reply: reply.SerializeToString())
+            methods[name] = make(getattr(servicer, name), None, _serialized)
     return grpc.method_handlers_generic_handler(service, methods)
+
+
+def _serialized(reply: Message | None) -> bytes:
+    """None: of a call that its peer gave up, to whom nothing goes."""
+    return reply.SerializeToString() if reply is not None else b""
 
 
 def parsed(kind: type[M], data: bytes) -> M:

@@ -24,8 +24,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from wardround import canonical, durable, statedir
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround import canonical, descriptors, durable, statedir
+from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 from wardround.statedir import quoted
 from wardround.study import STUDY_NAME, StudyFile
 
@@ -475,7 +475,12 @@ def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is) -> Record:
-    """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
+    """The record at ``path``.
+
+    Raises:
+        BadData: the file is damaged; it says which, and that nothing was changed.
+        TryAgain: there is no file descriptor for it now.
+    """
     try:
         document = newer(canonical.read(path.read_bytes()))
         adapters = _adapters(kind)  # type: ignore[arg-type]
@@ -484,7 +489,9 @@ def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict
         for name, adapter in adapters.items():
             adapter.validate_python(document[name], strict=True)
         return kind(**document)
-    except (BadData, ValueError, TypeError, AttributeError, OSError):  # pydantic's ValidationError is a ValueError
+    except (BadData, ValueError, TypeError, AttributeError, OSError) as error:  # pydantic's is a ValueError
+        if descriptors.ran_out(error):
+            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
         raise BadData(
             f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
             hint="restore it from a backup; the ledger and the models beside it are untouched",

@@ -26,8 +26,17 @@ from site_agent.gateway.renewal import keep_renewed
 from site_agent.gateway.rounds import Rounds
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
+from wardround import descriptors
 from wardround.durable import StorageFailed
-from wardround.errors import CannotWrite, NeedsPerson, Refused, TryAgain, Unavailable, WardroundError
+from wardround.errors import (
+    CannotWrite,
+    NeedsPerson,
+    Refused,
+    RefusedForGood,
+    TryAgain,
+    Unavailable,
+    WardroundError,
+)
 from wardround.invitation import stamp
 from wardround.latch import Latch
 
@@ -363,9 +372,15 @@ class Agent:
             raise NeedsPerson(f"the certificate cannot be renewed: {error.message}", hint=error.hint) from None
 
     def _guarded(self, act: Any) -> None:
-        """Run a thread's work; an error that no retry helps ends the agent."""
+        """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the
+        agent."""
+        tries = pauses()
         try:
-            act()
+            while self._ran_out(act):
+                log.error("this process has no file descriptor left; %s goes on when it has", act.__name__.strip("_"))
+                self._stopping.wait(next(tries))
+                with self._changed:
+                    self._ask_about_uploads = True  # whoever was to ask may have been stopped by it
         except Interrupted:
             return
         except WardroundError as error:
@@ -373,6 +388,16 @@ class Agent:
         except Exception as error:
             log.exception("the agent's %s thread failed", act.__name__)
             self._fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))
+
+    def _ran_out(self, act: Any) -> bool:
+        """Whether a thread's work ended because there was no file descriptor; False when it is done."""
+        try:
+            act()
+        except Exception as error:
+            if isinstance(error, StorageFailed | RefusedForGood) or not descriptors.ran_out(error):
+                raise
+            return True
+        return False
 
     def _fail(self, error: WardroundError) -> None:
         self._error = self._error or error

@@ -17,7 +17,7 @@ from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 from wardround.v1.federation_pb2 import RefusalCode
 
-ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator'"'"'s operator may start a study anew
+ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
 DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
