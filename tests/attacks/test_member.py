@@ -865,3 +865,74 @@ def test_readable_key__at_the_start(world: World) -> None:
             command("coordinator", *arguments, "--state", world.coordinator_state)
         assert refused.value.code == 77
         assert "authority/key.pem can be read by others than its owner" in " ".join(refused.value.stderr.split())
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+def test_flood_of_calls(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls in good form, one after another and eight at a time, took the processor, the log and the one thread
+    that owns the studies from everybody, for as long as a member liked.
+    """
+    monkeypatch.setattr(calls, "BURST", 40)
+    monkeypatch.setattr(calls, "CALLS_A_SECOND", 0.001)
+    alpha, mallory = served.begin(sites=["alpha", "mallory"], quorum=1, rounds=1)
+    assignment = alpha.next_assignment()
+    answers: list[str] = []
+
+    def flood() -> None:
+        for _ in range(25):
+            try:
+                mallory.declare("trial", pb.HELD, round=1, attempt=1)
+                answers.append("")
+            except grpc.RpcError as error:
+                answers.append(error.details() or "")
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(crooked.WAIT_S)
+    assert len(answers) == 100
+    assert set(answers) == {"", "TOO_BUSY"}
+    assert answers.count("") < 40
+    assert alpha.answer(assignment).decision == "accepted"
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/engine.py")
+def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Each time that a site said that it holds its update a line of the log was written, and every follower woken."""
+    (mallory,) = served.begin(sites=["mallory"])
+    mallory.next_assignment()
+    changes = served.coordinator.engine.follow("trial")
+    with caplog.at_level("INFO"):
+        for _ in range(10):
+            mallory.declare("trial", pb.HELD, round=1, attempt=1)
+    assert changes.get(timeout=20)
+    assert changes.empty()
+    served.coordinator.engine.unfollow(changes)
+    assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/uploads.py")
+def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of all receipts, or the opening of an upload of which much came: small to ask for, much work here."""
+    monkeypatch.setattr(uploads, "MAX_COPIES_AN_HOUR", 3)
+    monkeypatch.setattr(uploads, "MAX_AGAIN_AN_HOUR", 3)
+    (mallory,) = served.begin(sites=["mallory"])
+    request = pb.ReceiptsRequest(agent_version=__version__)
+    for _ in range(3):
+        assert list(mallory.federation.Receipts(request, timeout=20))
+    with pytest.raises(grpc.RpcError) as refused:
+        list(mallory.federation.Receipts(request, timeout=20))
+    assert refused.value.details() == "TOO_BUSY"
+
+    update = delta("mallory", 1, served.specs)
+    opening = mallory.opening(mallory.next_assignment(), update)
+    for _ in range(4):
+        assert mallory.send(opening, update.payload, stop_at=8) is None
+    with pytest.raises(grpc.RpcError) as refused:
+        mallory.send(opening, update.payload)
+    assert refused.value.details() == "TOO_BUSY"
+    served.ahead_s = 3601
+    receipt = mallory.send(opening, update.payload)
+    assert receipt is not None
+    assert receipt.decision == "accepted"
