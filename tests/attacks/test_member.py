@@ -20,6 +20,9 @@ from safetensors.numpy import save_file
 
 from coordinator import calls, conclusion, engine, ledgers, store, uploads
 from coordinator.server import Coordinator
+from fl_algorithms.server.halves import Round, Update
+from fl_algorithms.server.limits import averaged
+from fl_algorithms.server.mean import InMemory
 from site_agent.gateway.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
@@ -28,6 +31,8 @@ from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
+from tests.fl_algorithms.test_distillation import SITES, half_of, models, read, study_of
+from tests.fl_algorithms.toys import toy_common
 from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
@@ -936,3 +941,33 @@ def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.Monke
     receipt = mallory.send(opening, update.payload)
     assert receipt is not None
     assert receipt.decision == "accepted"
+
+
+@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/ensemble.py")
+@pytest.mark.parametrize("method", ["feddf", "pfeddf"])
+def test_blame_of_another(method: str) -> None:
+    """Where networks are distilled, a small update with a negative running variance made logits no numbers: the
+    largest update was blamed and left out, which was an honest one, and then the next.
+    """
+    study = study_of(method, model={"name": "mlp", "hidden": [4], "norm": "batch"})
+    study = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 2})})
+    half = half_of(study)
+    base, *others = models(study, [1, 2, 3])
+    deltas = [{key: (model[key] - base[key]).numpy() for key in base} for model in others]
+    poison = {key: np.zeros(value.shape, "<f4") for key, value in base.items()}
+    poison["body.norms.0.running_var"][0] = -1.1
+    updates = [Update(name, 5, InMemory(one)) for name, one in zip(SITES, [*deltas, poison], strict=True)]
+    start = bytearray()
+    half.start(InMemory({key: tensor.numpy() for key, tensor in base.items()}), start.extend)
+    kept = InMemory(read(half, start))
+
+    def make(chosen: Any) -> bytes:
+        out = bytearray()
+        half.aggregate(Round(1, kept, chosen, out.extend, toy_common(), study.limits.max_weight))
+        return bytes(out)
+
+    made, account = averaged(study, half, updates, (), make)
+    said = "norm 1.1, of which the network says of the common set what is no number"
+    assert account.left_out == {"cedar": said}
+    assert made == make(updates[:2])
+    assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])
