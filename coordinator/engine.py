@@ -273,12 +273,12 @@ class Engine:
         """The site's update waits for a person there: it may still come. In memory; every connection says it again."""
 
         def act() -> None:
-            current, said = self._open_round(name), (self._studies[name].revision, round_number, attempt)
-            if not current or (current.number, current.attempt) != said[1:] or site not in current.unanswered:
+            current, asked = self._open_round(name), (self._studies[name].revision, round_number, attempt)
+            if not current or (current.number, current.attempt) != asked[1:] or site not in current.unanswered:
                 return
-            if self._held.get((name, site)) != said:  # said again, it changes nothing and nobody is told
+            if self._held.get((name, site)) != asked:  # said again, it changes nothing and nobody is told
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
-                self._held[name, site] = said
+                self._held[name, site] = asked
                 self._tell_followers(name)
 
         self.call(act)

@@ -20,6 +20,9 @@ from safetensors.numpy import save_file
 
 from coordinator import calls, conclusion, engine, ledgers, store, uploads
 from coordinator.server import Coordinator
+from fl_algorithms.server.halves import Round, Update
+from fl_algorithms.server.limits import averaged
+from fl_algorithms.server.mean import InMemory
 from site_agent.gateway.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
@@ -28,6 +31,8 @@ from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
+from tests.fl_algorithms.test_distillation import SITES, half_of, models, read, study_of
+from tests.fl_algorithms.toys import toy_common
 from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
@@ -865,3 +870,104 @@ def test_readable_key__at_the_start(world: World) -> None:
             command("coordinator", *arguments, "--state", world.coordinator_state)
         assert refused.value.code == 77
         assert "authority/key.pem can be read by others than its owner" in " ".join(refused.value.stderr.split())
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
+def test_flood_of_calls(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls in good form, one after another and eight at a time, took the processor, the log and the one thread
+    that owns the studies from everybody, for as long as a member liked.
+    """
+    monkeypatch.setattr(calls, "BURST", 40)
+    monkeypatch.setattr(calls, "CALLS_A_SECOND", 0.001)
+    alpha, mallory = served.begin(sites=["alpha", "mallory"], quorum=1, rounds=1)
+    assignment = alpha.next_assignment()
+    answers: list[str] = []
+
+    def flood() -> None:
+        for _ in range(25):
+            try:
+                mallory.declare("trial", pb.HELD, round=1, attempt=1)
+                answers.append("")
+            except grpc.RpcError as error:
+                answers.append(error.details() or "")
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(crooked.WAIT_S)
+    assert len(answers) == 100
+    assert set(answers) == {"", "TOO_BUSY"}
+    assert answers.count("") < 40
+    assert alpha.answer(assignment).decision == "accepted"
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/engine.py")
+def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Each time that a site said that it holds its update a line of the log was written, and every follower woken."""
+    (mallory,) = served.begin(sites=["mallory"])
+    mallory.next_assignment()
+    changes = served.coordinator.engine.follow("trial")
+    with caplog.at_level("INFO"):
+        for _ in range(10):
+            mallory.declare("trial", pb.HELD, round=1, attempt=1)
+    assert changes.get(timeout=20)
+    assert changes.empty()
+    served.coordinator.engine.unfollow(changes)
+    assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/uploads.py")
+def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of all receipts, or the opening of an upload of which much came: small to ask for, much work here."""
+    monkeypatch.setattr(uploads, "MAX_COPIES_AN_HOUR", 3)
+    monkeypatch.setattr(uploads, "MAX_AGAIN_AN_HOUR", 3)
+    (mallory,) = served.begin(sites=["mallory"])
+    request = pb.ReceiptsRequest(agent_version=__version__)
+    for _ in range(3):
+        assert list(mallory.federation.Receipts(request, timeout=20))
+    with pytest.raises(grpc.RpcError) as refused:
+        list(mallory.federation.Receipts(request, timeout=20))
+    assert refused.value.details() == "TOO_BUSY"
+
+    update = delta("mallory", 1, served.specs)
+    opening = mallory.opening(mallory.next_assignment(), update)
+    for _ in range(4):
+        assert mallory.send(opening, update.payload, stop_at=8) is None
+    with pytest.raises(grpc.RpcError) as refused:
+        mallory.send(opening, update.payload)
+    assert refused.value.details() == "TOO_BUSY"
+    served.ahead_s = 3601
+    receipt = mallory.send(opening, update.payload)
+    assert receipt is not None
+    assert receipt.decision == "accepted"
+
+
+@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/ensemble.py")
+@pytest.mark.parametrize("method", ["feddf", "pfeddf"])
+def test_blame_of_another(method: str) -> None:
+    """Where networks are distilled, a small update with a negative running variance made logits no numbers: the
+    largest update was blamed and left out, which was an honest one, and then the next.
+    """
+    study = study_of(method, model={"name": "mlp", "hidden": [4], "norm": "batch"})
+    study = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 2})})
+    half = half_of(study)
+    base, *others = models(study, [1, 2, 3])
+    deltas = [{key: (model[key] - base[key]).numpy() for key in base} for model in others]
+    poison = {key: np.zeros(value.shape, "<f4") for key, value in base.items()}
+    poison["body.norms.0.running_var"][0] = -1.1
+    updates = [Update(name, 5, InMemory(one)) for name, one in zip(SITES, [*deltas, poison], strict=True)]
+    start = bytearray()
+    half.start(InMemory({key: tensor.numpy() for key, tensor in base.items()}), start.extend)
+    kept = InMemory(read(half, start))
+
+    def make(chosen: Any) -> bytes:
+        out = bytearray()
+        half.aggregate(Round(1, kept, chosen, out.extend, toy_common(), study.limits.max_weight))
+        return bytes(out)
+
+    made, account = averaged(study, half, updates, (), make)
+    said = "norm 1.1, of which the network says of the common set what is no number"
+    assert account.left_out == {"cedar": said}
+    assert made == make(updates[:2])
+    assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])
