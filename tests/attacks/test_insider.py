@@ -20,7 +20,7 @@ from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
 from wardround import canonical, dsse
 from wardround.receipt_copy import Statement
-from wardround.receipts import EMPTY_HEAD
+from wardround.receipts import EMPTY_HEAD, RECEIPT_TYPE
 
 
 @pytest.fixture(scope="module")
@@ -399,3 +399,21 @@ def test_manifest_of_other_things_than_files(bundled: Path, made: Made, path: ob
         signed = dsse.sign(bundle.BUNDLE_TYPE, {**payload, "files": rows}, made.ledger_key)
         bundled.write_bytes(ledgers.pack({**files, "MANIFEST.json": canonical.dumps(signed.document()) + b"\n"}))
         assert ledgers.both_of_bundle(bundled)[0] == audit.TAMPERED
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/receipts.py")
+def test_copy_that_answers_twice(tmp_path: Path, made: Made) -> None:
+    """The coordinator signs a second answer to an upload that the site holds the first answer to, and a statement over
+    both: the honest ledger was called changed. The copy alone shows who contradicts himself."""
+    made.write(tmp_path / "ledger")
+    last = json.loads(json.loads(made.receipts[-1])["payload"])
+    again = {**last, "previous": hashlib.sha256(canonical.dumps(last)).hexdigest(), "receipt_id": "another"}
+    envelope = dsse.sign(RECEIPT_TYPE, again, made.receipt_key)
+    rows = [*made.receipts, canonical.dumps(envelope.document())]
+    newest = hashlib.sha256(envelope.payload).hexdigest()
+    said = Statement("f", "st-olav", hex_of(made.ledger_key), len(rows), newest, 0, "2026-02-01T00:00:00Z")
+    rows.append(canonical.dumps(said.sign(made.receipt_key).document()))
+    (tmp_path / "copy.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
+    assert ledgers.both(tmp_path / "ledger", tmp_path / "copy.jsonl") == (audit.CANNOT_VERIFY, None)
+    verdict, _ = audit.verify(tmp_path / "ledger", tmp_path / "copy.jsonl")
+    assert f"the coordinator answered upload {last['upload_id'][:12]}… twice" in verdict.reason
