@@ -344,7 +344,7 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
         print("complete: NOT SHOWN")
     print(f"whose: {'by ' + verdict.whose if verdict.whose else 'NOT SHOWN'}: ledger key {verdict.ledger_key}")
     for one in verdict.not_shown:
-        print(f"not shown: {one}")
+        print(f"not shown: {escaped(one)}")
     if code == audit.UNRESOLVED:
         print("next: `site-agent run` asks the coordinator and signs; then verify again")
     elif code == audit.CONSISTENT and bundled:
@@ -358,4 +358,5 @@ def _in_short(verdict: "Verdict") -> str:
 
 
 def _when(text: str) -> str:
-    return f"{text[:10]} {text[11:19]} UTC"
+    """A time as a ledger or a copy says it, which need not be one."""
+    return escaped(f"{text[:10]} {text[11:19]} UTC")

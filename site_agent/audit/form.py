@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.audit.files import LedgerFiles, Lines
-from wardround.canonical import MAX_INTEGER
+from wardround.canonical import MAX_DEPTH, MAX_INTEGER, refuse_deep
 from wardround.errors import BadData
 
 TYPE = re.compile("[a-z][a-z_]{0,31}")
@@ -71,7 +71,8 @@ def read(data: bytes) -> Any:
     """The value of canonical JSON. As ``wardround.canonical.loads``, three times as fast.
 
     It is canonical exactly if writing what was read gives the same bytes: a double key, a space, another order or
-    escape do not survive that. Only numbers must be looked at one by one.
+    escape do not survive that. Only numbers must be looked at one by one, and how deep it is, where it can be deep: how
+    far a parser goes depends on the Python that runs it.
     """
     try:
         text = data.decode()
@@ -81,6 +82,8 @@ def read(data: bytes) -> Any:
         raise BadData(f"not JSON: {str(error)[:120]}") from None
     if written != text:
         raise BadData("JSON, but not in canonical form")
+    if text.count("[") + text.count("{") > MAX_DEPTH:  # else it cannot be
+        refuse_deep(value)
     return value
 
 

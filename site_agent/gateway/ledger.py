@@ -88,7 +88,7 @@ class Ledger:
         self._held: set[tuple[str, int, int, str]] = set()
         self._policy = ""
         self._receipt_key: Ed25519PublicKey | None = None
-        self._names = {"site": "", "federation": ""}
+        self._names = {"site": "", "federation": "", "ledger_key": ""}
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
         self._failed: durable.StorageFailed | None = None
         self._sizes: list[int] = []
@@ -340,10 +340,11 @@ class Ledger:
         self._heads.append(next_head(self._heads[-1], hash_of_line))
         if record["type"] == "genesis":
             self.ledger_id = record["ledger_id"]
+            self._names["ledger_key"] = record.get("ledger_key", "")
             self._previous = None if "continues" in record else EMPTY_HEAD
         elif record["type"] == "identity":
             self._receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
-            self._names = {name: record.get(name, "") for name in self._names}
+            self._names |= {name: record.get(name, "") for name in ("site", "federation")}
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
             self._charge(record, 1)

@@ -544,6 +544,7 @@ LIES: list[Any] = [
     pytest.param({"changes": {"decision": "refused", "code": "TENSOR_NORM", "tensor": {}}}, id="tensor is an object"),
     pytest.param({"changes": {"site": "charite"}}, id="another site"),
     pytest.param({"changes": {"federation": "other"}}, id="another federation"),
+    pytest.param({"changes": {"ledger_key": "ab" * 32}}, id="another ledger key"),
     pytest.param({"changes": {"upload_id": "00" * 16}}, id="another upload"),
     pytest.param({"changes": {"round": 2}}, id="another round"),
     pytest.param({"changes": {"round": "1"}}, id="round is text"),
