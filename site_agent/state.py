@@ -75,9 +75,30 @@ def _resolved(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def _settings(document: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError: not a study's settings, nor none."""
+    study = document.get("study")
+    if document and not (isinstance(study, dict) and type(study.get("rounds")) is int):
+        raise ValueError("settings without the study's rounds")
+    return document
+
+
+def _an_account(shown: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError: not the fields of ``Shown``, nor none."""
+    if shown:
+        adapters = _adapters(Shown)
+        if set(shown) != set(adapters):
+            raise ValueError("not an account")
+        for name, adapter in adapters.items():
+            adapter.validate_python(shown[name], strict=True)
+    return shown
+
+
 # What a dataclass below says of its fields is checked when it is read from its file.
 Leaving = Annotated[list[dict[str, Any]], AfterValidator(_leaving_rows)]
 Staying = Annotated[list[dict[str, Any]], AfterValidator(tensor_rows)]
+Settings = Annotated[dict[str, Any], AfterValidator(_settings)]
+ShownFields = Annotated[dict[str, Any], AfterValidator(_an_account)]
 Exposure = Annotated[str, Field(pattern="^(coordinator|sites)?$")]
 
 
@@ -155,9 +176,9 @@ class Consent:
     comes: Leaving  # the tensors that a round begins with, as `leaves` has them
     exposure: Exposure  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
     apart: str = ""  # what that is, in words
-    document: dict[str, Any] = field(default_factory=dict)  # the resolved study, every setting of it
+    document: Settings = field(default_factory=dict)  # the resolved study, every setting of it
     attempts: int = 0  # how often each of its rounds may be asked for
-    account: dict[str, Any] = field(default_factory=dict)  # what was shown: the fields of ``Shown``
+    account: ShownFields = field(default_factory=dict)  # what was shown: the fields of ``Shown``
     seen: dict[str, str] = field(default_factory=dict)  # how the files lay there, as ``trainer.looking`` says
     withdrawn_by: dict[str, Any] = field(default_factory=dict)
     withdrawn_at: str = ""

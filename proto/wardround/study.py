@@ -252,8 +252,15 @@ class StudyFile(Strict):
 
         [networks], [assigned] and [common] stand in it where the study uses them; [limits] always, because it holds
         where nobody wrote it.
+
+        Raises:
+            BadData: a setting holds tables too deep within tables.
         """
-        document = canonical.with_text_floats(self.model_dump(mode="json"))
+        try:
+            dumped = self.model_dump(mode="json")
+        except ValueError:
+            raise BadData(f"study `{self.study.name}` holds tables too deep within tables to be written") from None
+        document = canonical.with_text_floats(dumped)
         assert isinstance(document, dict)
         for table in ("networks", "assigned"):
             if not document[table]:

@@ -58,6 +58,11 @@ ROW = {"name": "a", "dtype": "F32", "shape": [1], "bytes": 4, "bundle": "model"}
         (f"consents/{STUDY}.json", "stays", [1]), (f"consents/{STUDY}.json", "metrics", 0.5),
         (f"consents/{STUDY}.json", "data", {"name": "patients"}), (f"consents/{STUDY}.json", "approved_by",
         {"name": "dpo"}),
+        (f"consents/{STUDY}.json", "document", {"study": "trial"}),
+        (f"consents/{STUDY}.json", "document", {"study": {"rounds": "3"}}),
+        (f"consents/{STUDY}.json", "account", {"digest": "ab" * 32}),
+        (f"consents/{STUDY}/0001-approved-1-{SiteFiles().offer.digest[:16]}.json", "account", {"lines": []}),
+        (f"previews/{STUDY}.json", "lines", {"a": 1}),
         (f"consents/{STUDY}.json", "exposure", "everybody"), (f"consents/{STUDY}.json", "study_digest", 1),
         (f"journal/{STUDY}.json", "metrics", "0.5"), (f"journal/{STUDY}.json", "num_examples", 1.5),
         (f"journal/{STUDY}.json", "study", 3),
@@ -70,6 +75,7 @@ def test_a_field_of_another_type_in_a_file_of_the_state_directory_is_named(
 
     def look() -> None:
         state.site(), state.offers(), state.consents(), state.journal(STUDY)
+        state.consent_histories(), state.preview(STUDY)
 
     look()
     edit(state.root / file, lambda document: document.update({key: value}))

@@ -319,6 +319,7 @@ BAD_RECEIPTS = [
     pytest.param({"ledger": LedgerHead("x", 3, "22" * 32)}, "a head of 3 lines that this ledger never had", id="head"),
     pytest.param({"ledger": LedgerHead("x", 99, "22" * 32)}, "a head of 99 lines that this ledger never", id="long"),
     pytest.param({"site": "b"}, "the receipt's site is not that of this ledger", id="site"),
+    pytest.param({"ledger_key": "55" * 32}, "the receipt's ledger_key is not that of this ledger", id="key"),
     pytest.param(
         {"decision": "refused", "code": "TENSOR_NORM", "tensor": "v"}, "names a tensor that upload", id="tensor"
     ),

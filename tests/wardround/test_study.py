@@ -239,6 +239,16 @@ def test_a_document_of_another_form_is_refused(foreign: object) -> None:
         StudyFile.from_document(foreign, "offer")
 
 
+def test_a_document_with_tables_deep_within_tables_is_refused_when_it_is_written(written: Path) -> None:
+    """It ended `coordinator study create` with a ValueError of a library."""
+    deep: object = 1
+    for _ in range(300):
+        deep = {"a": deep}
+    document = {**study(SMALL, written).document(), "model": {"name": "mlp", "hidden": deep}}
+    with pytest.raises(BadData, match="holds tables too deep within tables"):
+        StudyFile.from_document(document).document()
+
+
 def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -> None:
     """Golden: a release that changes it makes every hospital's consent void. The bytes are spelt out here."""
     spelt = (
