@@ -16,6 +16,7 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 """
 
 import datetime
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -192,6 +193,11 @@ class Consent:
         """The bytes of its file."""
         return canonical.dumps(asdict(self))
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of its file: another each time that somebody approves."""
+        return hashlib.sha256(self.kept_as()).hexdigest()
+
     def shown(self) -> Shown | None:
         """The account that was approved; None of a consent from before there were any."""
         return Shown(**self.account) if self.account else None
@@ -230,6 +236,7 @@ class Journal:
     ended: str = ""
     declined: str = ""
     declined_at: str = ""
+    consent: str = ""  # the digest of the consent under which it was begun
 
 
 @dataclass(frozen=True)
@@ -481,7 +488,7 @@ def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:
-    return {"declined": "", "declined_at": "", **document}
+    return {"declined": "", "declined_at": "", "consent": "", **document}
 
 
 def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,11 @@ class Agent:
         for thread in self._threads:
             thread.join(timeout=30)
         self._line.close()
-        self._ledger.close()
+        try:
+            if not self._ledger.failed:  # what was said since the last connection ended
+                egress.record_control(self._ledger, self._line.meter)
+        finally:
+            self._ledger.close()
 
     def wait(self) -> WardroundError | None:
         """Wait until something ends the agent: a call of ``end``, or an error that no retry helps."""
@@ -124,7 +128,19 @@ class Agent:
         return self.desk.fetch_receipts(self._stopping)
 
     def approved(self, consent: Consent) -> bool:
-        """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it."""
+        """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it.
+
+        A round that is under way, or waits for a person, was begun under another consent: it is begun anew.
+        """
+        study = consent.study
+        with self._changed:
+            current = self._current if self._current is not None and self._current[0].study == study else None
+            again = self._held.pop(study, None) or (current[0] if current is not None else None)
+            if again is not None:
+                self._inbox.setdefault(study, again)
+                self._changed.notify_all()
+        if current is not None:
+            current[1].throw()
         return self._tell(consent, "ready")
 
     def withdraw(self, study: str, person: dict[str, Any]) -> bool:

@@ -282,8 +282,8 @@ def check_numbers(
             )
 
 
-def told_of(offer: Offer) -> ToldSection:
-    return StudyFile.from_document(offer.document, f"study `{offer.study}`").told
+def told_of(study: Offer | Consent) -> ToldSection:
+    return StudyFile.from_document(study.document, f"study `{study.study}`").told
 
 
 def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None = None) -> list[str]:

@@ -318,6 +318,11 @@ class Ledger:
                 self._signatures.close()
 
     @property
+    def failed(self) -> bool:
+        """Whether the disk failed: nothing more is written."""
+        return self._failed is not None
+
+    @property
     def _segment(self) -> Path:
         return self._folder / FIRST_SEGMENT
 

@@ -41,6 +41,7 @@ from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, canonical, identity, outputs, receipts, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
+from wardround.tensors import TensorFile
 from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -717,3 +718,118 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
     assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing
     assert not any(cell.startswith(outputs.FORMULA) for cell in head)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+def test_finished_under_settings_that_nobody_approved(site: SiteWorld) -> None:
+    """Another revision is offered, nobody approves it, and the approved study is said to be finished: the trainer fine-
+    tuned on patients for the 10,000 epochs of the offer."""
+    site.ready()
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)
+    end = pb.Event()
+    end.assignment.study, end.assignment.revision = STUDY, 1
+    end.assignment.digest = bytes.fromhex(site.digest)
+    end.assignment.best.round, end.assignment.stop.reason = 0, pb.Stop.Reason.FINISHED
+    model = site.another_model(seed=0)
+    with TensorFile(model) as file:
+        end.assignment.best.digest = bytes.fromhex(file.manifest().digest())
+    swap(site.coordinator, model)
+    site.coordinator.tell(end)
+    assert site.trainer is not None
+    (asked,) = site.trainer.wait_asked("finish")
+    assert asked["study"]["training"]["local_epochs"] is None
+    assert (asked["study_digest"], asked["revision"]) == (site.digest, 1)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+def test_trained_under_a_revision_that_nobody_approved(site: SiteWorld) -> None:
+    """The same study is offered as revision 77 and asked for as revision 1: the trainer kept the private state of each
+    round where no commit found it."""
+    site.ready()
+    approved = site.coordinator.offers[STUDY]
+    again = pb.StudyOffer()
+    again.CopyFrom(approved)
+    again.revision = 77
+    site.coordinator.tell(pb.Event(offer=again))
+    wait_until(lambda: site.state.offer(STUDY).revision == 77, "revision 77 is kept", 20)
+    site.coordinator.assign(STUDY, 1)
+    assert site.trainer is not None
+    (trained,) = site.trainer.wait_asked("train")
+    (committed,) = site.trainer.wait_asked("commit")
+    assert trained["revision"] == committed["revision"] == 1
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/rounds.py")
+@pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn between", "approved over it"])
+@pytest.mark.parametrize("phase", ["training", "held", "uploading"])
+def test_trained_on_patients_who_are_not_in_the_consent(site: SiteWorld, phase: str, withdrawn: bool) -> None:
+    """A round is under way when a patient objects: the hospital approves the same study for the table without her. The
+    update made from the old table was there still, and left under the new consent."""
+    site.ready()
+    trainer = site.trainer
+    assert trainer is not None
+    if phase == "training":
+        trainer.hold.set()
+    elif phase == "held":
+        site.state.policy.write_text(site.state.policy.read_text().replace('updates = "none"', 'updates = "every"'))
+    else:
+        site.coordinator.hold_uploads.clear()
+    site.coordinator.assign(STUDY, 1)
+    if phase == "training":
+        trainer.wait_asked("train")
+    elif phase == "held":
+        site.coordinator.wait_declared("HELD")
+    else:
+        site.coordinator.wait_whole()
+    if withdrawn:
+        site.command("withdraw", study=STUDY, by=PERSON)
+    trainer.digest = "cd" * 32
+    site.draft()
+    site.approve()
+    trainer.hold.clear()
+    site.coordinator.hold_uploads.set()
+    site.coordinator.assign(STUDY, 1, attempt=2)
+    asked = trainer.wait_asked("train", 2)
+    site.coordinator.wait_for(lambda: any(one.opening.attempt == 2 for one in site.coordinator.decided()), "attempt 2")
+    assert {request["data"]["digest"] for request in asked[1:]} == {"cd" * 32}
+    new_consent = site.lines("consent")[-1]["seq"]
+    assert all(line["seq"] < new_consent for line in site.lines("resend"))
+    assert all(line["seq"] > new_consent for line in site.lines("upload")[phase == "uploading" :])
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/agent.py")
+def test_said_outside_a_connection(site: SiteWorld) -> None:
+    """A coordinator that refuses to be watched is asked again and again; what was said in those calls was in memory
+    alone, and in no ledger once the agent had stopped."""
+    site.join()
+    site.coordinator.version = "9.9.9"  # after the call, so that no connection begins
+    site.start()
+    site.coordinator.wait_for(lambda: len(site.coordinator.heard) >= 3, "the studies are asked for")
+    assert site.agent is not None
+    site.agent.stop()
+    site.agent = None
+    counted = [row for line in site.lines("control") for row in line["methods"] if row["method"] == "Studies"]
+    assert sum(row["messages"] for row in counted) >= 1
+
+
+def asked_again(site: SiteWorld, base: int) -> bool:
+    """Ask for round 1 with this base; whether the trainer was asked for as many rounds as there were bases."""
+    assert site.trainer is not None
+    site.coordinator.assign(STUDY, 1, base=base)
+    return len(site.trainer.commands("train")) > base
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/downloads.py")
+def test_models_without_end(site: SiteWorld) -> None:
+    """The same round is asked for with the same model under another number each time, and the training fails: each
+    number left a model behind, until the hospital's disk was full."""
+    site.ready()
+    trainer, path = site.trainer, site.coordinator.models[0]
+    assert trainer is not None
+    trainer.failure = BadData("no", code="DECLINED_TRAINING_FAILED")
+    for number in range(4):
+        site.coordinator.models[number] = path
+        wait_until(lambda base=number: asked_again(site, base), "the trainer is asked once more", 20)
+    left = [file.name for folder in (site.state.incoming, site.state.staging) for file in folder.glob("base-*")]
+    assert len(left) <= 1, left

@@ -769,3 +769,27 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
     hospital.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     assert not hospital.coordinator.uploads
     assert not hospital.lines("upload")
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.parametrize(
+    "edit",
+    [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],
+    ids=["a tensor", "a metric"],
+)
+def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, edit: tuple[str, str]) -> None:
+    """The coordinator breaks each stream; the hospital sees it and forbids what is being sent. It went on being sent:
+    only the quotas were asked again."""
+
+    def forbid(broken: int) -> None:
+        text = exit_world.state.policy.read_text()
+        assert broken > 1 or edit[0] in text
+        exit_world.state.policy.write_text(text.replace(*edit))
+
+    exit_world.ready()
+    exit_world.hostile.breaks, exit_world.hostile.between = 1, forbid
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.wait_over()
+    assert len(exit_world.hostile.streams) == 1
+    assert not exit_world.lines("resend")
+    assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss")
