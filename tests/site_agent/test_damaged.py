@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 
 from site_agent import audit
-from site_agent.audit import bundle, reconcile, report, show
+from site_agent.audit import reconcile, report, show
+from site_agent.audit.files import in_folder
 from site_agent.audit.form import record_in
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import assignment_from, offer_from
@@ -102,7 +103,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
 
 
 def test_a_stop_for_a_reason_without_a_name_is_refused() -> None:
-    with pytest.raises(BadData, match="has not its form"):
+    with pytest.raises(BadData, match="assignment has not its form"):
         assignment_from(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
 
 
@@ -165,10 +166,9 @@ def test_a_receipt_that_is_none_is_not_shown(tmp_path: Path, payload: str) -> No
 )
 def test_a_damaged_consent_beside_a_ledger_is_named(tmp_path: Path, data: bytes) -> None:
     FullLedger().write(tmp_path / "ledger")
-    (tmp_path / "consents").mkdir()
-    (tmp_path / "consents" / "hearts.json").write_bytes(data)
+    verdict, code = audit.verify(tmp_path / "ledger")
     with pytest.raises(BadData, match=r"hearts\.json is damaged"):
-        bundle.look(tmp_path, None).page()
+        report.page([in_folder(tmp_path / "ledger")], {"hearts.json": data}, verdict, code)
 
 
 @pytest.mark.parametrize("norm", [["1"], {}, "1e308", "nan", "x"])

@@ -101,9 +101,14 @@ def run(weights: dict[str, int], seed: int, jobs: int, *, cases: int, minutes: f
 
     began = said = time.monotonic()
 
+    known: set[tuple[str, str, str]] = set()
+
     def told(results: Results) -> None:
         nonlocal said
         now = time.monotonic()
+        for finding in [one for cause, one in results.findings.items() if cause not in known]:
+            known.add(finding.cause)
+            print(f"found: {finding.kind} at `{finding.target}`: {finding.command()}", file=sys.stderr, flush=True)
         if now - said > 10:
             said = now
             print(
