@@ -346,11 +346,11 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     for one in verdict.not_shown:
         print(f"not shown: {escaped(one)}")
     if code == audit.UNRESOLVED:
-        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+        say_next("next: `site-agent run` asks the coordinator and signs; then verify again")
     elif code == audit.CONSISTENT and bundled:
         print("next: verify with `--receipts FILE`, from the coordinator's operator: `coordinator receipts SITE`")
     elif code == audit.CONSISTENT:
-        print("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
+        say_next("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
 
 
 def _in_short(verdict: "Verdict") -> str:

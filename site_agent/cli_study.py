@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from site_agent.cli_service import ask_service, joined, offered
-from wardround.cli import print_json, say
+from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def preview(
         return
     _print_account(shown)
     if not shown["policy"]:
-        print(f"next: `site-agent policy draft {study}`, to say what may leave")
+        say_next(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    print(f"next: `site-agent approve {study} --data {shown['data'] or 'NAME'}`, which shows it again and asks")
+    say_next(f"next: `site-agent approve {study} --data {shown['data'] or 'NAME'}`, which shows it again and asks")
 
 
 def approve(
