@@ -41,6 +41,7 @@ from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, canonical, identity, outputs, receipts, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
+from wardround.study import StudyFile
 from wardround.tensors import TensorFile
 from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
@@ -147,14 +148,21 @@ def kept(site: SiteWorld) -> set[str]:
     return {path.stem for path in (site.state.root / "offers").iterdir()}
 
 
+def with_note(name: str, size: int) -> dict[str, Any]:
+    """A study's document that is so long."""
+    made = document(name=name)
+    made["algorithm"]["note"] = "x" * size
+    return made
+
+
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
 def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     """Two hundred offers of 100 kB each fill a disk; those that are kept cannot push out what was approved."""
     site.ready()
     model = site.another_model(seed=0)
     for number in range(80):
-        site.coordinator.offer(document(name=f"study-{number}", title="x" * 100_000), model)
-    site.coordinator.offer(document(name="one-too-large", title="x" * offers.MAX_BYTES), model)
+        site.coordinator.offer(with_note(f"study-{number}", 100_000), model)
+    site.coordinator.offer(with_note("one-too-large", offers.MAX_BYTES), model)
     site.coordinator.assign(STUDY, 1)
     site.coordinator.wait_receipts(1)  # what was offered before it was looked at by now
     assert kept(site) == {STUDY, *(f"study-{number}" for number in range(offers.MAX_OFFERS))}
@@ -169,7 +177,7 @@ def test_offers_without_end__bytes(site: SiteWorld) -> None:
     site.start()
     model = site.another_model(seed=0)
     for number in range(20):
-        site.coordinator.offer(document(name=f"study-{number}", title="x" * 1_000_000), model)
+        site.coordinator.offer(with_note(f"study-{number}", 1_000_000), model)
     site.coordinator.offer(document(name="small"), model)
     site.wait_offered("small")
     found = kept(site)
@@ -240,16 +248,22 @@ def test_approved_is_not_what_was_previewed__while_the_data_is_read(site: SiteWo
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/account.py")
 def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: SiteWorld) -> None:
-    """A title that writes further lines, moves the cursor or turns the text around; a key that looks like another."""
+    """A title that writes further lines, moves the cursor or turns the text around is not kept at all; a key that looks
+    like another is shown as what it is.
+    """
     site.join()
-    settings = document(title="x\n  training.local_steps  1\x1b[2K\u202e")
-    settings["algorithm"] |= {"mu\n": 1, "a.b": {"c": 1}, "a": {"b.c": 2}}
+    settings = document(title="x  training.local_steps  1")
+    settings["algorithm"] |= {"a.b": {"c": 1}, "a": {"b.c": 2}}
     site.coordinator.offer(settings, site.another_model(seed=0))
+    for title in ("x\n  training.local_steps  1", "x\x1b[2K", "x\u202e"):
+        with pytest.raises(BadData, match="holds a control character or an invisible one"):
+            StudyFile.from_document(document(title=title))  # as each offer is read
+    with pytest.raises(BadData, match="holds a control character or an invisible one"):
+        StudyFile.from_document({**settings, "algorithm": {**settings["algorithm"], "mu\n": 1}})
     site.start()
     shown = site.command("preview", study=STUDY, data="patients")
     lines = {line["name"]: line["value"] for group in shown["groups"] for line in group["lines"]}
-    assert lines["study.title"] == r'"x\n  training.local_steps  1\u001b[2K\u202e"'
-    assert lines[r'algorithm."mu\n"'] == "1"
+    assert lines["study.title"] == '"x  training.local_steps  1"'
     assert (lines['algorithm."a.b".c'], lines['algorithm.a."b.c"']) == ("1", "2")
     assert all(text.isprintable() for line in lines.items() for text in line)
 
@@ -623,7 +637,7 @@ def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoor
     assert world.agent is not None
     world.agent.stop()
     world.agent = None
-    assert world.verdict().ok
+    assert world.verdict().consistent
     assert [json.loads(line["envelope"]["payload"])["round"] for line in world.lines("receipt")] == [1, 2]
 
 

@@ -336,7 +336,7 @@ def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert max(turns.get() for _ in range(turns.qsize())) < 1
         assert (place.state.root / "coordinator.db").stat().st_size <= size + 100_000
         monkeypatch.setattr(ledgers, "MAX_PAGES_AN_HOUR", 100)
-        with pytest.raises(grpc.RpcError, match="TOO_BUSY\n100 pages of ledger lines of site `alpha` in an hour"):
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.federation.Ledger(page(alpha, known, known), timeout=20)
         alpha.ledger.witnessed = known
         receipt = alpha.send(alpha.opening(assignment, update), update.payload)
@@ -356,7 +356,7 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
         update = delta("alpha", 1, SPECS)
         for _ in range(10):
             alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
-        with pytest.raises(grpc.RpcError, match="TOO_BUSY\n10 uploads without a result of site `alpha` in an hour"):
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
         with place.coordinator.parts.store.read() as records:
             assert len(records.all(store.uploads)) == 1
@@ -393,7 +393,7 @@ def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
         alpha.ledger.write()
         grown = alpha.opening_again(assignment, update, first.upload_id)
         assert alpha.send(grown, update.payload, chunk=8, stop_at=24) is None
-        with pytest.raises(grpc.RpcError, match="TOO_BUSY\nthis opening was overtaken by a newer one of this site"):
+        with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(first, update.payload)
         receipt = alpha.send(grown, update.payload)
         assert (receipt.decision, receipt.ledger.lines) == ("accepted", grown.ledger.lines)
@@ -407,7 +407,7 @@ def test_renewals_evict_the_honest(tmp_path: Path) -> None:
         with alpha.open_channel(*renewed(alpha.channel)) as honest:
             studies(honest)
             alpha.unwatch()
-            with pytest.raises(grpc.RpcError, match="TOO_BUSY\nsite `alpha` has 16 certificates that live"):
+            with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
                 evict(alpha)
             studies(honest)
             studies(alpha.channel)

@@ -324,7 +324,7 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
 
     def said(*words: str | Path) -> str:
         with pytest.raises(UsageProblem) as refused:
-            hospital.give("predict", "toy", "--checkpoint", "latest", *words)
+            hospital.give("predict", "toy", "--checkpoint", "latest", *words, "--force")
         return refused.value.message
 
     out = tmp_path / "out.csv"
