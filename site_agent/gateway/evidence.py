@@ -76,7 +76,7 @@ def read(ledger: Path) -> list[dict[str, Any]]:
             row = json.loads(path.read_bytes())
             shown = {name: str(row[name]) for name in ("at", "why", "upload_id", "study", "round", "payload_base64")}
             rows.append({**shown, "file": path.name})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # nobody's word depends on it
     return sorted(rows, key=lambda row: row["at"])
 

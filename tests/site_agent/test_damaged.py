@@ -14,6 +14,7 @@ from site_agent import audit
 from site_agent.audit import reconcile, report, show
 from site_agent.audit.files import in_folder
 from site_agent.audit.form import record_in
+from site_agent.gateway import evidence
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import assignment_from, offer_from
 from site_agent.gateway.service import Commands
@@ -246,3 +247,14 @@ def test_a_signed_head_of_no_number_of_lines_is_no_head(tmp_path: Path, lines: s
     (tmp_path / "heads.jsonl").write_text(json.dumps(head) + "\n")
     with pytest.raises(NeedsPerson, match="holds a line that is no signed head"):
         Ledger(tmp_path, made.ledger_key)
+
+
+@pytest.mark.parametrize("data", [b"", b"7", b"{}", b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
+def test_damaged_evidence_keeps_no_ledger_from_opening(tmp_path: Path, data: bytes) -> None:
+    """A file of tables deep within tables ended the agent at its start."""
+    made = FullLedger()
+    made.write(tmp_path)
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "one.json").write_bytes(data)
+    Ledger(tmp_path, made.ledger_key).close()
+    assert evidence.read(tmp_path) == []
