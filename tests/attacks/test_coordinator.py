@@ -263,7 +263,7 @@ def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: Site
     site.start()
     shown = site.command("preview", study=STUDY, data="patients")
     lines = {line["name"]: line["value"] for group in shown["groups"] for line in group["lines"]}
-    assert lines["study.title"] == '"x  training.local_steps  1"'
+    assert lines["study.title"] == "x  training.local_steps  1"
     assert (lines['algorithm."a.b".c'], lines['algorithm.a."b.c"']) == ("1", "2")
     assert all(text.isprintable() for line in lines.items() for text in line)
 
