@@ -32,6 +32,7 @@ RATE_BYTES, RATE_S = 512 * 1024, 300  # an upload moves so much in so long; each
 LEFT_S = 300  # how long an answer may be on its way after its worker is free
 MAX_CALLS = 8  # of one peer at a time; a working site has two or three
 MAX_BOOTSTRAP_CALLS = 64  # of all invitations together
+BURST, CALLS_A_SECOND = 2000, 100.0  # of one peer; a round takes three or four, and tiny ones take 50 ms
 MAX_LEFT = 32  # answered calls of one peer whose answer has not arrived yet
 LOOK_S = 60  # how often a certificate's end is noticed while its calls are silent
 LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
@@ -102,6 +103,7 @@ class Calls:
         self._standing = standing
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
+        self._spent: dict[Name, tuple[float, float]] = {}  # peer -> (calls that are not forgotten, when that was so)
         self._wakes_at = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._keep_time, name="calls", daemon=True)
@@ -118,12 +120,13 @@ class Calls:
         """One more call of ``peer``, for as long as the block takes, however it ends.
 
         Raises:
-            TryAgain: it has enough under way (TOO_BUSY).
+            TryAgain: it has enough under way, or made too many in a short time (TOO_BUSY).
             NotPermitted: it has just lost its standing.
         """
         call = Call(peer, method, context, self._set_deadline)
         with self._changed:
             self._refuse_crowd(peer.name)
+            self._refuse_flood(peer.name)
             self._calls.add(call)
         try:
             self._standing.check(peer)  # after it is on the list: a revocation finds it here or is found by it
@@ -164,6 +167,17 @@ class Calls:
             others = sum(call.peer.name.kind != "site" and not call.answered for call in self._calls)
             if others >= MAX_BOOTSTRAP_CALLS:
                 raise TryAgain(f"{others} calls with invitations are under way", code="TOO_BUSY")
+
+    def _refuse_flood(self, name: Name) -> None:
+        """Count one more call: short ones, one after another, cost everybody's time too."""
+        now = time.monotonic()
+        spent, when = self._spent.get(name, (0.0, now))
+        spent = max(0.0, spent - (now - when) * CALLS_A_SECOND)
+        if spent + 1 > BURST:
+            raise TryAgain(
+                f"{name.kind} `{name.id}` makes more than {CALLS_A_SECOND:g} calls a second", code="TOO_BUSY"
+            )
+        self._spent[name] = (spent + 1, now)
 
     def _forget(self, call: Call) -> None:
         with self._changed:
@@ -252,8 +266,13 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
         if hasattr(method, "permitted_kind"):
             many = inspect.isgeneratorfunction(method)
             make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-            methods[name] = make(getattr(servicer, name), None, lambda reply: reply.SerializeToString())
+            methods[name] = make(getattr(servicer, name), None, _serialized)
     return grpc.method_handlers_generic_handler(service, methods)
+
+
+def _serialized(reply: Message | None) -> bytes:
+    """None: of a call that its peer gave up, to whom nothing goes."""
+    return reply.SerializeToString() if reply is not None else b""
 
 
 def parsed(kind: type[M], data: bytes) -> M:

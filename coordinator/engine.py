@@ -262,7 +262,7 @@ class Engine:
         """The site will not do an assignment. Of another round or attempt, or after an answer, it changes nothing."""
 
         def act() -> None:
-            current = self._studies[name].life.round
+            current = self._open_round(name)
             if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
                 self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
@@ -273,14 +273,20 @@ class Engine:
         """The site's update waits for a person there: it may still come. In memory; every connection says it again."""
 
         def act() -> None:
-            study = self._studies[name]
-            current = study.life.round
-            if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
+            current, asked = self._open_round(name), (self._studies[name].revision, round_number, attempt)
+            if not current or (current.number, current.attempt) != asked[1:] or site not in current.unanswered:
+                return
+            if self._held.get((name, site)) != asked:  # said again, it changes nothing and nobody is told
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
-                self._held[name, site] = (study.revision, round_number, attempt)
+                self._held[name, site] = asked
                 self._tell_followers(name)
 
         self.call(act)
+
+    def _open_round(self, name: str) -> Round | None:
+        """The attempt in which answers are taken now."""
+        life = self._studies[name].life
+        return None if life.aggregating else life.round
 
     def holding(self, name: str) -> frozenset[str]:
         """The sites whose update of the round under way waits for a person there."""

@@ -68,8 +68,14 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path, federation: str) -> "Authority":
-        """Raises BadData: the files are not a key and its certificate."""
+        """Read both.
+
+        Raises:
+            BadData: the files are not a key and its certificate.
+            NotPermitted: others may read the key: whoever did can say who is who here.
+        """
         key_path, path = folder / "key.pem", folder / "certificate.pem"
+        identity.refuse_readable(key_path)
         key = identity.load_key(_read(key_path), str(key_path))
         certificate = identity.load_certificate(_read(path), str(path))
         if certificate.public_key() != key.public_key():

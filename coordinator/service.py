@@ -34,7 +34,7 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
-MAX_OPENING = 128 * 1024  # bytes of an upload'"'"'s opening beside its manifest
+MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)

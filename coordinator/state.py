@@ -22,7 +22,7 @@ from coordinator.enrolment import Authority
 from wardround import statedir
 from wardround.durable import make_folder, write_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.identity import FEDERATION_NAME, private_key
+from wardround.identity import FEDERATION_NAME, private_key, refuse_readable
 from wardround.schema import Strict, check, read_toml
 from wardround.statedir import quoted
 
@@ -91,8 +91,9 @@ class State:
         return check(Config, read_toml(self.config_file), str(self.config_file))
 
     def receipt_key(self) -> Ed25519PrivateKey:
-        """Raises BadData: the file is not an Ed25519 key."""
+        """Raises BadData: the file is not an Ed25519 key. NotPermitted: others may read it."""
         path = self.receipt_key_file
+        refuse_readable(path)
         try:
             pem = path.read_bytes()
         except OSError as error:

@@ -161,7 +161,10 @@ class Gone:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer in the round and attempt that are open. The caller has checked that the site was asked."""
+    """An answer in the round and attempt that are open. The caller has checked that the site was asked.
+
+    While the round is averaged none is taken: the model that is being made is of the round as it was.
+    """
 
     site: str
     answer: Answer
@@ -278,7 +281,7 @@ def _recorded(life: Life, rules: Rules, event: Event, now: Now, actions: list[Ac
             if life.round and not life.aggregating and site in life.round.unanswered:
                 life = _answered(life, site, Answer(Kind.WITHDRAWN, code))
             return life
-        case Answered(site, answer):
+        case Answered(site, answer) if life.round and not life.aggregating:
             return _answered(life, site, answer)
         case Start() if life.phase in (Phase.CREATED, Phase.PAUSED):
             start_by = now.time + rules.start_deadline_s

@@ -34,6 +34,8 @@ from wardround.tensors import TensorFile
 ACK_BYTES = 8 * 1024 * 1024  # at most this much is sent again after the line broke
 MAX_ARRIVALS = 2  # of one site at a time
 MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
+MAX_AGAIN_AN_HOUR = 600  # openings of uploads that are known: each hashes what came again
+MAX_COPIES_AN_HOUR = 30  # copies of all its receipts, of one site
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class Uploads:
         self._key = key
         self._wall = wall
         self._idle = Allowance("uploads without a result", wall)
+        self._again = Allowance("uploads opened again", wall)
+        self._copies = Allowance("copies of receipts", wall)
         self.ledgers = Ledgers(records, wall=wall)
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
@@ -78,7 +82,12 @@ class Uploads:
         return _said(upload) if upload.receipt else upload.received
 
     def receipts(self, site: str) -> Iterator[Envelope]:
-        """The copy of a site's own receipts, with the signed statement at its end."""
+        """The copy of a site's own receipts, with the signed statement at its end.
+
+        Raises:
+            TryAgain: too many copies in an hour (TOO_BUSY).
+        """
+        self._copies.take(site, MAX_COPIES_AN_HOUR)
         return copy_of(self._store, site, self._federation, self._key, self._wall())
 
     def open(self, claim: Claim, wanted: Callable[[], bool] = lambda: True) -> "Envelope | Arrival":
@@ -146,6 +155,8 @@ class Uploads:
             raise TryAgain("this opening was overtaken by a newer one of this site", code="TOO_BUSY")
         if before is None:
             self._idle.take(claim.site, MAX_REFUSED_AN_HOUR, refused)
+        else:
+            self._again.take(claim.site, MAX_AGAIN_AN_HOUR)
         study = self._engine.find(claim.study)
         refusal = admission.may_count(claim, study.known if study else None)
         if refusal is None and study is not None:

@@ -22,6 +22,7 @@ from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validat
 from fl_algorithms.client.common import class_logits
 from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
 from fl_algorithms.resolving import resolve
+from fl_algorithms.server.halves import BeyondFloat32
 from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Common, Split
@@ -54,6 +55,7 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
 
     Raises:
         BadData: the set is not the study's, or the request is cut short.
+        BeyondFloat32: what one teacher says is no number.
     """
     head = json.loads(request.readline(MAX_HEAD))
     study = resolve(StudyFile.from_document(head["study"]))
@@ -67,7 +69,7 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
     students, teachers = (
         [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
     )
-    targets = ensemble_targets(common, teachers)
+    targets = ensemble_targets(common, teachers, head["teachers"])
     done = [distilled(one, common, student, targets, head["round"]) for one, student in students]
     reply.write(b'{"ok": true}\n')
     for site, student in zip(head["students"], done, strict=True):
@@ -75,17 +77,26 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
             reply.write(student[spec.key].contiguous().numpy().astype("<f4", copy=False).tobytes())
 
 
-def ensemble_targets(common: Common, teachers: Sequence[tuple[StudyFile, Network]]) -> Tensor:
+def ensemble_targets(
+    common: Common, teachers: Sequence[tuple[StudyFile, Network]], sites: Sequence[str] = ()
+) -> Tensor:
     """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper.
 
     Args:
-        teachers: each with the study as its site trains it, ``catalog.network_of``.
+        teachers: each with the study as its site trains it, ``catalog.network_of``. sites: whose they are.
+
+    Raises:
+        BeyondFloat32: a logit of one is no number, as a network with a negative variance gives them.
     """
     total = torch.zeros(())
-    for study, teacher in teachers:
+    for place, (study, teacher) in enumerate(teachers):
         networks = _networks(study)
         _load(networks, teacher)
-        total = total + class_logits(compute_logits(algorithm_of(study), networks, common.x)).double()
+        logits = class_logits(compute_logits(algorithm_of(study), networks, common.x)).double()
+        if not bool(torch.isfinite(logits).all()):
+            site = sites[place] if sites else ""
+            raise BeyondFloat32("the network says of the common set what is no number", site=site)
+        total = total + logits
     return torch.softmax(total / len(teachers), dim=1).float()
 
 
@@ -207,7 +218,8 @@ def main() -> None:
     try:
         answer(sys.stdin.buffer, sys.stdout.buffer)
     except WardroundError as error:
-        sys.stdout.buffer.write(json.dumps({"error": error.message, "hint": error.hint}).encode() + b"\n")
+        said = {"error": error.message, "hint": error.hint, "site": getattr(error, "site", "")}
+        sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 

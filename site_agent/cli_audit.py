@@ -218,16 +218,17 @@ def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Forc
 @audit_app.command("verifier")
 def verifier(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the program here.")] = None,
+    force: Force = False,
 ) -> None:
     """The second verifier of this release, for an auditor's own machine: its SHA-256, and with --out the program."""
     import hashlib
     from importlib import resources
 
-    from wardround import __version__, durable
+    from wardround import __version__, outputs
 
     program = resources.files("site_agent.audit").joinpath("verify_ledger.txt").read_bytes()
     if out is not None:
-        durable.write_file(out, program)
+        outputs.write(out, program, force=force)
     print(f"{hashlib.sha256(program).hexdigest()}  verify_ledger.py of wardround {__version__}")
 
 
@@ -343,13 +344,13 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
         print("complete: NOT SHOWN")
     print(f"whose: {'by ' + verdict.whose if verdict.whose else 'NOT SHOWN'}: ledger key {verdict.ledger_key}")
     for one in verdict.not_shown:
-        print(f"not shown: {one}")
+        print(f"not shown: {escaped(one)}")
     if code == audit.UNRESOLVED:
-        print("next: `site-agent run` asks the coordinator and signs; then verify again")
+        say_next("next: `site-agent run` asks the coordinator and signs; then verify again")
     elif code == audit.CONSISTENT and bundled:
         print("next: verify with `--receipts FILE`, from the coordinator's operator: `coordinator receipts SITE`")
     elif code == audit.CONSISTENT:
-        print("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
+        say_next("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
 
 
 def _in_short(verdict: "Verdict") -> str:
@@ -357,4 +358,5 @@ def _in_short(verdict: "Verdict") -> str:
 
 
 def _when(text: str) -> str:
-    return f"{text[:10]} {text[11:19]} UTC"
+    """A time as a ledger or a copy says it, which need not be one."""
+    return escaped(f"{text[:10]} {text[11:19]} UTC")

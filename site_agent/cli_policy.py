@@ -107,7 +107,7 @@ def show_policy(
             return
         for row in rows:
             print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
-        print("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
+        say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
     found = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
     if len(found) != 1:

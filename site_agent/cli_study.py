@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from site_agent.cli_service import ask_service, joined, offered
-from wardround.cli import print_json, say
+from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def preview(
         return
     _print_account(shown)
     if not shown["policy"]:
-        print(f"next: `site-agent policy draft {study}`, to say what may leave")
+        say_next(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    print(f"next: `site-agent approve {study} --data {shown['data'] or 'NAME'}`, which shows it again and asks")
+    say_next(f"next: `site-agent approve {study} --data {shown['data'] or 'NAME'}`, which shows it again and asks")
 
 
 def approve(
@@ -69,7 +69,7 @@ def approve(
         raise UsageProblem(
             "nothing was approved: there is no terminal to ask at, and no --digest says what was shown",
             hint=f"`site-agent preview {study} --data {data}`, read it, then `site-agent approve {study} --data {data} "
-            "--digest` with the digest at its end",
+            "--digest DIGEST`, DIGEST being what stands at its end",
         )
     offered(here, study)
     if not digest:
@@ -93,9 +93,9 @@ def approve(
     if answer.get("exposure"):
         print(exposed(answer["exposure"], answer.get("apart", "")))
     if answer["told"]:
-        print("The coordinator knows; next: `site-agent status`")
+        say_next("The coordinator knows; next: `site-agent status`")
     else:
-        print("The coordinator hears of it at the next connection; next: `site-agent run`")
+        say_next("The coordinator hears of it at the next connection; next: `site-agent run`")
 
 
 def print_history(here: "SiteState", *, json: bool) -> None:

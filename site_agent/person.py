@@ -39,7 +39,8 @@ def behind(claimed: dict[str, Any], pid: int, uid: int) -> dict[str, Any]:
 def text(by: Mapping[str, Any]) -> str:
     """A person as people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
     account = by.get("account", {}).get("name", by["name"])
-    return str(by["name"]) if account == by["name"] else f"{by['name']} ({by['source']}), as {account}"
+    source = by.get("source", "by its own word")
+    return str(by["name"]) if account == by["name"] else f"{by['name']} ({source}), as {account}"
 
 
 def judged(login: int | None, environment: Mapping[str, str], account: int) -> dict[str, Any]:

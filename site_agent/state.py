@@ -16,6 +16,7 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 """
 
 import datetime
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -24,8 +25,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from wardround import canonical, durable, statedir
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround import canonical, descriptors, durable, statedir
+from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 from wardround.statedir import quoted
 from wardround.study import STUDY_NAME, StudyFile
 
@@ -196,6 +197,11 @@ class Consent:
         """The bytes of its file."""
         return canonical.dumps(asdict(self))
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of its file: another each time that somebody approves."""
+        return hashlib.sha256(self.kept_as()).hexdigest()
+
     def shown(self) -> Shown | None:
         """The account that was approved; None of a consent from before there were any."""
         return Shown(**self.account) if self.account else None
@@ -234,6 +240,7 @@ class Journal:
     ended: str = ""
     declined: str = ""
     declined_at: str = ""
+    consent: str = ""  # the digest of the consent under which it was begun
 
 
 @dataclass(frozen=True)
@@ -485,7 +492,7 @@ def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:
-    return {"declined": "", "declined_at": "", **document}
+    return {"declined": "", "declined_at": "", "consent": "", **document}
 
 
 def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
@@ -500,7 +507,12 @@ def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is) -> Record:
-    """Raises BadData: the file is damaged; it says which, and that nothing was changed."""
+    """The record at ``path``.
+
+    Raises:
+        BadData: the file is damaged; it says which, and that nothing was changed.
+        TryAgain: there is no file descriptor for it now.
+    """
     try:
         document = newer(canonical.read(path.read_bytes()))
         adapters = _adapters(kind)  # type: ignore[arg-type]
@@ -509,7 +521,9 @@ def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict
         for name, adapter in adapters.items():
             adapter.validate_python(document[name], strict=True)
         return kind(**document)
-    except (BadData, ValueError, TypeError, AttributeError, OSError):  # pydantic's ValidationError is a ValueError
+    except (BadData, ValueError, TypeError, AttributeError, OSError) as error:  # pydantic's is a ValueError
+        if descriptors.ran_out(error):
+            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
         raise BadData(
             f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
             hint="restore it from a backup; the ledger and the models beside it are untouched",

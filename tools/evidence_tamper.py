@@ -328,7 +328,7 @@ def exhaustive_bundle(folder: Path, made: Made, *, part: int = 0, parts: int = 1
     state, path, receipts = folder / "site", folder / "bundle.tar", folder / "receipts.jsonl"
     made.write(state / "ledger")
     (state / "consents").mkdir()
-    (state / "consents" / "hearts.json").write_text('{"leaves": []}')
+    (state / "consents" / "hearts.json").write_text('{"leaves": [], "stays": []}')
     (state / "policy.toml").write_text("# nothing may leave\n")
     receipts.write_bytes(made.copy())
     make(state, made.ledger_key, path, audit.Copy(made.copy(), "the coordinator's", True))

@@ -27,6 +27,7 @@ HEAD, RECEIPT, COPY, BUNDLE = (
 )
 NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
 LARGEST_BUNDLE = 2**30  # bytes
+DEPTH = 64  # levels of lists and objects
 SEGMENT = re.compile("[0-9]+[.]jsonl")
 EMPTY = "0" * 64
 
@@ -67,7 +68,7 @@ BUNDLE_FORM = forms("ledger_id", "lines", "head", files=[forms("path", "bytes", 
 
 class Tampered(Exception):
     def __init__(self, why, line=None, ledger=""):  # lines count from 1; None where the fault is in no line
-        super().__init__(f"{ledger} line {line} {why}" if line else why)
+        super().__init__(plain(f"{ledger} line {line} {why}" if line else why))
         self.line = line
 
 
@@ -87,14 +88,26 @@ def written(value):
 
 
 def canonical(data):
-    """The value of canonical JSON; ValueError if it is not that."""
+    """The value of canonical JSON; ValueError if it is not that, or deeper than every Python reads."""
     try:
         value = json.loads(data, parse_float=integer, parse_int=integer, parse_constant=integer)
         if written(value) != data:  # a key that stands twice, too, is not written twice
             raise ValueError("not in canonical form")
+        if data.count(b"[") + data.count(b"{") > DEPTH and levels(value) > DEPTH:
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
+
+
+def levels(value):
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(inner, list) and 1 + max(map(levels, inner), default=0)
+
+
+def plain(text):
+    """What somebody else wrote, on one line, without anything that a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in str(text)[:200])
 
 
 def has_form(value, form):
@@ -197,13 +210,13 @@ class Ledger:
         """Two lines disagree. The later is intact if, with the head it names, it leads to what others say is next."""
         try:
             if number < len(self.lines):
-                wanted = [canonical(self.lines[number])["prev"]]
+                wanted = canonical(self.lines[number])["prev"]
             else:
-                heads = [json.loads(canonical(line)["payload"]) for line in self.signatures]
-                wanted = [head["head"] for head in heads if head["lines"] == number]
-        except (ValueError, KeyError, TypeError):
+                heads = (canonical(canonical(line)["payload"].encode()) for line in self.signatures)
+                wanted = next((head["head"] for head in heads if head["lines"] == number), None)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return number
-        return number - 1 if number > 1 and after(named, self.lines[number - 1]) in wanted[:1] else number
+        return number - 1 if number > 1 and after(named, self.lines[number - 1]) == wanted else number
 
     def take(self, number, kind, record):
         if kind == "genesis":
@@ -296,7 +309,7 @@ def read_ledgers(name, files_of):
 def read_copy(data, ledgers):
     """The coordinator's statement at the end of its copy of the receipts, and these: (SHA-256, receipt)."""
     keys = {keyid(key): key for ledger in ledgers for key in ledger.receipt_keys}
-    receipts, last, own = [], EMPTY, ledgers[0].identity
+    receipts, last, answered = [], EMPTY, set()
     try:
         *envelopes, closing = [canonical(line) for line in data.removesuffix(b"\n").split(b"\n")]
         said = signed_value(closing, COPY, keys[closing["keyid"]])
@@ -305,13 +318,15 @@ def read_copy(data, ledgers):
             whose = {**receipt, "ledger_key": receipt["ledger_key"] or said["ledger_key"]}
             if any(whose[name] != said[name] for name in ("site", "federation", "ledger_key")):
                 raise ValueError("a receipt is another site's")
-            if receipt["previous"] != last or receipt["decision"] == "not_received":
-                raise ValueError("a receipt does not follow the one before it")
+            if receipt["previous"] != last or receipt["decision"] == "not_received" or receipt["upload_id"] in answered:
+                raise ValueError("a receipt does not follow the one before it, or answers an upload again")
+            answered.add(receipt["upload_id"])
             last = hashlib.sha256(envelope["payload"].encode()).hexdigest()
             receipts.append((last, receipt))
         if not has_form(said, COPY_FORM) or len(said) != 7 or (said["last"], said["receipts"]) != (last, len(receipts)):
             raise ValueError("receipts are missing")
-        if not data.endswith(b"\n") or any(own.get(name, said[name]) != said[name] for name in ("site", "federation")):
+        own = {name: ledgers[0].identity.get(name) or said[name] for name in ("site", "federation")}
+        if own != {name: said[name] for name in own} or not data.endswith(b"\n"):
             raise ValueError("it is torn, or another site's")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CannotVerify(f"the receipts are no whole copy of the coordinator's: {error}") from None
@@ -326,7 +341,7 @@ def compare(receipts, ledgers, missing):
     for ledger in reversed(ledgers):
         order += ledger.receipts
         ends[ledger] = len(order)
-    seams = {ends[ledger] for ledger in ledgers[1:]} | ({0} if missing else set())
+    seams = {ends[ledger] for ledger in ledgers[1:]} | ({0} if missing is not None else set())
     for digest, receipt in receipts:
         if order[place : place + 1] == [digest]:
             place += 1
@@ -346,8 +361,8 @@ def compare(receipts, ledgers, missing):
             blamed.check(receipt)
         except (KeyError, ValueError) as error:
             raise Tampered(f"or later: a receipt of the coordinator's: {error}", line, blamed.name) from None
-    if apart and missing:
-        raise CannotVerify(f"{apart} of {len(receipts)} receipts are of ledger {missing}, which is not shown")
+    if apart and missing is not None:
+        raise CannotVerify(f"{apart} of {len(receipts)} receipts are of ledger {plain(missing)}, which is not shown")
     return apart
 
 
@@ -365,7 +380,7 @@ def read_bundle(path):
                 entry = tarfile.TarInfo(name)
                 entry.size = len(files[name])
                 archive.addfile(entry, io.BytesIO(files[name]))
-    except (tarfile.TarError, ValueError):
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError):
         files = {}
     if "MANIFEST.json" not in files:
         raise CannotVerify("it is no bundle")
@@ -388,8 +403,8 @@ def check_manifest(files, ledger):
 
 def folder_files(folder):
     """A ledger's files. The signed heads first: an agent may be writing, and it signs what it has written."""
-    found = {path.name: path.read_bytes() for path in [folder / "heads.jsonl"] if path.is_file()}
-    return found | {path.name: path.read_bytes() for path in folder.glob("*.jsonl") if SEGMENT.fullmatch(path.name)}
+    names = [path.name for path in folder.iterdir() if SEGMENT.fullmatch(path.name)] if folder.is_dir() else []
+    return {name: (folder / name).read_bytes() for name in ["heads.jsonl", *names] if (folder / name).is_file()}
 
 
 def archive_files(files, folder):
@@ -397,14 +412,15 @@ def archive_files(files, folder):
     return {name: data for name, data in found.items() if name == "heads.jsonl" or SEGMENT.fullmatch(name)}
 
 
-def pin(ledger, key, receipt_key):
+def pin(ledgers, key, receipt_key):
     """By what the ledger's key is pinned without a copy of the receipts: "" if by nothing."""
-    if key not in (None, keyid(ledger.key)):
-        raise Tampered("holds another key than --key", 1, ledger.name)
-    for other, line in ledger.receipt_keys.items():
-        if receipt_key not in (None, keyid(other)):
-            raise Tampered("holds another key than --receipt-key", line, ledger.name)
-    return "--key" if key else "--receipt-key" if receipt_key and ledger.named else ""
+    if key not in (None, keyid(ledgers[0].key)):
+        raise Tampered("holds another key than --key", 1, ledgers[0].name)
+    for ledger in ledgers:  # a copy may be signed with a key that any of them names
+        for other, line in ledger.receipt_keys.items():
+            if receipt_key not in (None, keyid(other)):
+                raise Tampered("holds another key than --receipt-key", line, ledger.name)
+    return "--key" if key else "--receipt-key" if receipt_key and ledgers[0].named else ""
 
 
 def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
@@ -412,12 +428,10 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
     place = place.absolute()
     try:
         files = read_bundle(place) if bundle else {}
-        if bundle:
-            ledgers, missing = read_ledgers("ledger", lambda name: archive_files(files, name))
-        else:
-            ledgers, missing = read_ledgers(place.name, lambda name: folder_files(place.parent / name))
+        files_of = (lambda one: archive_files(files, one)) if bundle else lambda one: folder_files(place.parent / one)
+        ledgers, missing = read_ledgers("ledger" if bundle else place.name, files_of)
         newest = ledgers[0]
-        whose = pin(newest, key, receipt_key)
+        whose = pin(ledgers, key, receipt_key)
         if bundle:
             check_manifest(files, newest)
         copies = [(files["receipts.jsonl"], receipt_key is not None)] if "receipts.jsonl" in files else []
@@ -428,11 +442,12 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
             apart = compare(listed, ledgers, missing)
             heads = [receipt["ledger"] for _, receipt in listed]
             seen = max([head["lines"] for head in heads if head and head["ledger_id"] == newest.id], default=0)
-            shown = f"as of {said['time']}, {len(listed)} receipts; lines {seen + 1} to {len(newest.lines)} are newer"
+            shown = f"as of {plain(said['time'])}, {len(listed)} receipts"
+            shown += f"; lines {seen + 1} to {len(newest.lines)} are newer"
             shown += f"; {said['earlier']} receipts of earlier enrolments are not among them" * (said["earlier"] > 0)
             shown += f"; {apart} receipts are of lines that were lost" * (apart > 0)
             shown += "; these receipts came from the site itself" * (not independent)
-            complete = independent and not apart and not missing
+            complete = independent and not apart and missing is None
             whose = whose or ("the receipts" if independent else "")
     except Tampered as bad:
         return 1, bad.line, f"TAMPERED: {bad}"
@@ -442,22 +457,21 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
     unresolved, unsigned = sum(len(one.open) for one in ledgers), sum(one.unsigned for one in ledgers)
     again = sum(upload["try"] - 1 for upload in uploads)
     unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
-    about = f"{newest.identity.get('site', '?')} of {newest.identity.get('federation', '?')}"
+    about = [newest.identity.get("site", "?"), newest.identity.get("federation", "?"), ledgers[-1].first, newest.last]
+    gap = "" if missing is None else f"; ledger {plain(missing)}, which it continues, is not shown"
     text = (
-        f"{about}, {ledgers[-1].first} to {newest.last}: {sum(len(ledger.lines) for ledger in ledgers)} lines, "
+        "{} of {}, {} to {}".format(*map(plain, about)) + f": {sum(len(one.lines) for one in ledgers)} lines, "
         f"{len(uploads)} uploads, {sum(upload['payload_bytes'] for upload in uploads)} payload bytes"
         f"{f', {again} times again' if again else ''}\n"
-        f"consistent: yes{f'; ledger {missing}, which it continues, is not shown' if missing else ''}"
-        f"{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
+        f"consistent: yes{gap}{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
         f"complete: {'yes' if complete else 'NOT SHOWN'}: {shown}\n"
         f"whose: {'yes, by ' + whose if whose else 'NOT SHOWN'}: ledger key {keyid(newest.key)}\n"
     )
     if unresolved or unsigned or any(one.torn for one in ledgers):
         text += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"
         return 2, None, text
-    if complete and whose:
-        return 0, None, text + "VERIFIED"
-    return 4, None, text + "CONSISTENT, COMPLETENESS NOT SHOWN"
+    code, word = (0, "VERIFIED") if complete and whose else (4, "CONSISTENT, COMPLETENESS NOT SHOWN")
+    return code, None, text + word
 
 
 def main():
@@ -465,8 +479,10 @@ def main():
     options.add_argument("ledger", nargs="?", type=Path, metavar="LEDGER_DIR", help="older ledgers are found beside it")
     options.add_argument("--bundle", type=Path, metavar="FILE", help="what `site-agent audit bundle` wrote")
     options.add_argument("--receipts", type=Path, metavar="FILE", help="the coordinator's copy, from its operator")
-    options.add_argument("--key", metavar="FINGERPRINT", help="the site's ledger key, as somebody you trust told you")
-    options.add_argument("--receipt-key", metavar="FINGERPRINT", help="the coordinator's receipt key, likewise")
+    told = {"metavar": "FINGERPRINT",
+            "type": lambda text: re.fullmatch("[0-9a-f]{64}", text.replace(":", "").lower())[0]}  # fmt: skip
+    options.add_argument("--key", **told, help="the site's ledger key, as somebody you trust told you")
+    options.add_argument("--receipt-key", **told, help="the coordinator's receipt key, likewise")
     options.error = lambda why: (print(f"{options.format_usage()}error: {why}", file=sys.stderr), sys.exit(64))
     chosen = vars(options.parse_args())
     ledger, bundle = chosen.pop("ledger"), chosen.pop("bundle")

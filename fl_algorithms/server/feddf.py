@@ -31,6 +31,7 @@ import numpy as np
 from fl_algorithms import catalog
 from fl_algorithms.server.halves import (
     F64,
+    BeyondFloat32,
     BlockSource,
     Kept,
     Round,
@@ -124,6 +125,7 @@ def distilled(
 
     Raises:
         BadData: torch is missing, there is no common set, or the process that distils failed.
+        BeyondFloat32: what one site's network says is no number.
     """
     name = study.algorithm.name
     if round_.common is None:
@@ -162,6 +164,8 @@ def distilled(
             said = json.loads(child.stdout.readline() or b"{}")
             if said.get("ok") is not True:
                 why = said.get("error") or f"the process that distils ended with exit code {child.wait()}"
+                if (whose := said.get("site")) in [site for site, _ in teachers]:
+                    raise BeyondFloat32(why, site=whose)
                 raise BadData(f"algorithm `{name}`: {why}", hint=str(said.get("hint", "")))
             yield child.stdout
         finally:

@@ -32,7 +32,11 @@ F64 = NDArray[np.float64]
 
 
 class BeyondFloat32(BadData):
-    """The updates, each finite, give a value that no float32 can hold."""
+    """The updates, each finite, give a value that no float32 can hold. ``site``: whose it is, where that is known."""
+
+    def __init__(self, message: str, *, site: str = "") -> None:
+        super().__init__(message)
+        self.site = site
 
 
 class BlockSource(Protocol):

@@ -6,7 +6,7 @@ the round and the norms of the rounds before. So the same contributing sites giv
 The norm of an update is held against the median of those that are like it: of sites that send the same tensors, in this
 round and in the last rounds that closed. Three norms make a median that one site cannot choose; with fewer nothing is
 learned. An update beyond the limit is left out by name, and so is, one at a time, the largest update of a sum that no
-float32 can hold.
+float32 can hold, or the one of which the method knows that it is no number.
 """
 
 import math
@@ -75,7 +75,7 @@ def averaged(
     Args:
         updates: the accepted ones, in site order.
         before: the accounts of the closed rounds, the last one last.
-        make: aggregates; called again without the largest update where the result is beyond float32.
+        make: aggregates; called again without the update to blame where the result is beyond float32.
 
     Raises:
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
@@ -96,9 +96,11 @@ def averaged(
         try:
             made = make(kept)
         except BeyondFloat32 as error:
-            largest = max(kept, key=lambda update: norms[update.site])  # of equal ones the first in site order
-            left_out[largest.site] = f"norm {norms[largest.site]:.4g}, the largest of a sum in which {error.message}"
-            kept.remove(largest)
+            blamed, why = next((update for update in kept if update.site == error.site), None), "of which"
+            if blamed is None:  # of equal ones the first in site order
+                blamed, why = max(kept, key=lambda update: norms[update.site]), "the largest of a sum in which"
+            left_out[blamed.site] = f"norm {norms[blamed.site]:.4g}, {why} {error.message}"
+            kept.remove(blamed)
         else:
             return made, Account(norms, limits, shares, capped, dict(sorted(left_out.items())))
     raise TooFewLeft(Account(norms, limits, left_out=dict(sorted(left_out.items()))))

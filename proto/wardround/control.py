@@ -244,8 +244,9 @@ def failure_from(said: Any) -> WardroundError:
     if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("message", "hint", "code")):
         return Garbled("not an answer: an error without its words")
     code = said.get("exit_code")
-    kind = BY_EXIT_CODE.get(code, WardroundError) if isinstance(code, int) else WardroundError
-    return kind(said["message"], hint=said["hint"], code=said["code"])
+    if type(code) is not int or not said["message"].strip():
+        return Garbled("not an answer: an error without its words")
+    return BY_EXIT_CODE.get(code, WardroundError)(said["message"], hint=said["hint"], code=said["code"])
 
 
 def _no_number(text: str) -> None:

@@ -9,7 +9,9 @@ Only the URI name counts. A certificate with two of them, or with another usage,
 
 import datetime
 import re
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
@@ -19,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from wardround.errors import BadData
+from wardround.errors import BadData, NotPermitted
+from wardround.statedir import quoted
 
 FEDERATION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 _URI = re.compile(r"spiffe://([a-z0-9.-]{1,63})/(?:(site|invitation)/([a-z0-9-]{1,64})|(coordinator))")
@@ -64,6 +67,18 @@ def private_key(pem: bytes, source: str) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         raise BadData(f"{source}: not a private key in PEM") from None
+
+
+def refuse_readable(path: Path) -> None:
+    """Refuse a private key's file that the group or others may use; a missing one is for whoever reads it.
+
+    Raises:
+        NotPermitted: they may.
+    """
+    if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise NotPermitted(
+            f"{path} can be read by others than its owner", hint=f"`chmod 600 {quoted(path)}`, and ask who did"
+        )
 
 
 def load_key(pem: bytes, source: str) -> PrivateKey:

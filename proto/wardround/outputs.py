@@ -10,15 +10,28 @@ Whoever writes asks here, in the process that writes: the user, and so what may 
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from wardround.durable import Buffer, write_file
 from wardround.errors import CannotWrite, NotPermitted
+from wardround.terminal import escaped
 
 MARKS = (("identity", "site.json"), ("identity", "key.pem"), ("ledger", "000001.jsonl"), ("authority", "key.pem"))
 ELSEWHERE = "write it elsewhere"
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
+def inert(text: str) -> str:
+    """A cell that no spreadsheet runs: text that begins as a formula, and is no number, has an apostrophe before it.
+    It is on one line, since what follows a line's end may be read as another cell.
+
+    Source: OWASP, CSV injection. https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    return "'" + escaped(text) if text.startswith(FORMULA) and not _NUMBER.fullmatch(text) else escaped(text)
 
 
 def file(out: Path, *, force: bool, keep: Iterable[Path] = ()) -> Path:

@@ -108,15 +108,19 @@ class Receipt:
     def from_document(cls, document: Any) -> "Receipt":
         """Raises BadData: not a receipt, or one of its fields has not its form."""
         head = document.get("ledger") if isinstance(document, dict) else None
-        heads_fields = {item.name for item in fields(LedgerHead)}
-        if not isinstance(document, dict) or document.keys() != {item.name for item in fields(cls)}:
+        if not isinstance(document, dict) or document.keys() != _NAMES:
             raise BadData("signed, but not a receipt")
-        if head is not None and not (isinstance(head, dict) and head.keys() == heads_fields):
+        if head is not None and not (isinstance(head, dict) and head.keys() == _HEAD_NAMES):
             raise BadData("signed, but not a receipt: ledger")
         found = cls(**{**document, "ledger": LedgerHead(**head) if head is not None else None})
         for wrong in _misshapen(found):
             raise BadData(f"signed, but not a receipt: {wrong}")
         return found
+
+
+_NAMES = frozenset(item.name for item in fields(Receipt))
+_HEAD_NAMES = frozenset(item.name for item in fields(LedgerHead))
+_TYPES = [(item.name, item.type) for item in fields(Receipt)]
 
 
 @dataclass(frozen=True)
@@ -206,12 +210,12 @@ def _keys(upload: Mapping[str, Any]) -> set[str]:
 
 def _misshapen(receipt: Receipt) -> Iterable[str]:
     """The fields of a receipt that have not their form."""
-    for item in fields(receipt):
-        value = getattr(receipt, item.name)
-        if item.type is int and not _count(value):
-            yield item.name
-        if item.type is str and not (isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()):
-            yield item.name
+    for name, kind in _TYPES:
+        value = getattr(receipt, name)
+        if kind is int and not _count(value):
+            yield name
+        if kind is str and not (isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()):
+            yield name
             return  # what follows looks at texts
     if not _UPLOAD_ID.fullmatch(receipt.upload_id):
         yield "upload_id"

@@ -148,7 +148,8 @@ def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
             for path in [folder / name for name in names]:
                 if path.is_file():
                     files[path.relative_to(state).as_posix()] = path.read_bytes()
-        wanted = [path for name in ("ledger/evidence", *FOLDERS) for path in sorted((state / name).rglob("*"))]
+        kept = [*sorted(state.glob("ledger*/evidence")), *(state / name for name in FOLDERS)]
+        wanted = [path for folder in kept for path in sorted(folder.rglob("*"))]
         for path in [*wanted, state / "policy.toml"]:
             if path.is_file() and not path.is_symlink():
                 files[path.relative_to(state).as_posix()] = path.read_bytes()
@@ -192,7 +193,7 @@ def read_bundle(path: Path) -> Bundle:
         made = archive(files)
     except OSError as error:
         raise Unavailable(f"{path} cannot be read ({error.strerror})") from None
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # what no archive is
         raise Unavailable(f"{path} is no bundle: {error}") from None
     if MANIFEST not in files:
         raise Unavailable(f"{path} is no bundle: it has no {MANIFEST}")
@@ -216,7 +217,7 @@ def check_manifest(bundle: Bundle, ledger: Account) -> None:
         if listed.get(row["path"]) != row:
             raise Changed(None, f"{row['path']} in the bundle is not the file that its {MANIFEST} names", "")
     if manifest["files"] != found:
-        missing = sorted(listed.keys() - bundle.files.keys())
+        missing = sorted(map(str, listed.keys() - bundle.files.keys()))
         raise Changed(None, f"{', '.join(missing) or 'a file'} of its {MANIFEST} is not in the bundle", "")
     if head != (ledger.ledger_id, ledger.lines, ledger.heads[-1].hex()):
         raise Changed(None, f"the bundle's ledger has another head than its {MANIFEST} says", "")

@@ -9,13 +9,12 @@ from typing import Any
 
 from site_agent.audit.show import words
 from wardround import __version__
-from wardround.terminal import escaped
+from wardround.outputs import inert
 
 COLUMNS = (
     "seq", "ts", "type", "study", "revision", "round", "attempt", "upload_id", "tensors", "bytes", "num_examples",
     "num_validation", "decision", "code", "by", "words",
 )  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 OCSF_VERSION = "1.3.0"
 API_ACTIVITY, CREATE, READ, UPDATE, DELETE, OTHER = 6003, 1, 2, 3, 4, 99
 SUCCESS, FAILURE = 1, 2
@@ -31,16 +30,13 @@ def as_json(records: Iterable[dict[str, Any]]) -> str:
 
 
 def as_csv(records: Iterable[dict[str, Any]]) -> str:
-    """A row for each record. Text that a spreadsheet would run as a formula has an apostrophe before it.
-
-    Source: OWASP, CSV injection. https://owasp.org/www-community/attacks/CSV_Injection
-    """
+    """A row for each record. Text that a spreadsheet would run as a formula has an apostrophe before it."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for record in records:
         row = _row(record)
-        writer.writerow([_inert(row.get(name, "")) for name in COLUMNS])
+        writer.writerow([inert(str(row.get(name, ""))) for name in COLUMNS])
     return out.getvalue()
 
 
@@ -73,11 +69,6 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "by": record.get("by", {}).get("name", ""),
         "words": words(record),
     }
-
-
-def _inert(value: Any) -> str:
-    text = str(value)
-    return ("'" if text.startswith(FORMULA) else "") + escaped(text)
 
 
 def _event(record: dict[str, Any], site: str) -> dict[str, Any]:

@@ -18,6 +18,10 @@ SEGMENT = re.compile(r"[0-9]+\.jsonl")
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 
 
+class NoLedger(Unavailable):
+    """There is nothing to read, which is another thing than what cannot be read."""
+
+
 @dataclass(frozen=True)
 class LedgerFiles:
     """One ledger: its segments in their order, and its signed heads with how many bytes of them count."""
@@ -48,12 +52,12 @@ def in_folder(folder: Path) -> LedgerFiles:
         heads = folder / HEADS
         size = heads.stat().st_size if heads.is_file() else 0
         names = sorted(path.name for path in folder.iterdir() if SEGMENT.fullmatch(path.name) and path.is_file())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         names = []
     except OSError as error:
         raise Unavailable(f"{folder} cannot be read ({error.strerror})") from None
     if not names:
-        raise Unavailable(f"there is no ledger in {folder}", hint="give the site's --state, or the copy's folder")
+        raise NoLedger(f"there is no ledger in {folder}", hint="give the site's --state, or the copy's folder")
     opened = tuple((name, _opener(folder / name)) for name in names)
     return LedgerFiles(folder.name, opened, _opener(heads) if size else io.BytesIO, size)
 
@@ -74,7 +78,7 @@ def beside(folder: Path) -> Callable[[str], LedgerFiles | None]:
             return None
         try:
             return in_folder(folder.absolute().parent / f"ledger-{ledger_id}")
-        except Unavailable:
+        except NoLedger:
             return None
 
     return find

@@ -54,6 +54,7 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
     lines = data[:-1].split(b"\n")
     number, previous = len(lines), EMPTY_HEAD
     receipts = []
+    answered: set[str] = set()
     try:
         envelope, key = _envelope(lines[-1], keys)
         statement = Statement.from_document(signed_value(envelope, COPY_TYPE, envelope.keyid, key))
@@ -63,9 +64,12 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
             whose = (receipt.site, receipt.federation, receipt.ledger_key or statement.ledger_key)
             if whose != (statement.site, statement.federation, statement.ledger_key):
                 raise BadData(f"it is for site `{receipt.site}` with another key or federation than the copy's")
+            if receipt.upload_id in answered:
+                raise BadData(f"the coordinator answered upload {receipt.upload_id[:12]}… twice")
             if receipt.previous != previous or receipt.decision == NOT_RECEIVED:
                 raise BadData("it does not follow the one before it")
             previous = digest
+            answered.add(receipt.upload_id)
             receipts.append((digest, receipt))
     except BadData as error:
         raise Unavailable(f"{where}: the copy is not whole: line {number}: {error.message}") from None
@@ -79,7 +83,7 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
     return Copy(where, statement, receipts)
 
 
-def compare(copy: Copy, ledgers: Sequence[Account], missing: str) -> Compared:
+def compare(copy: Copy, ledgers: Sequence[Account], missing: str | None) -> Compared:
     """Hold a copy against the ledgers of its site, newest first.
 
     Each receipt must be in them, in its order, byte for byte. A receipt for an upload that waits for one there is no
@@ -89,7 +93,7 @@ def compare(copy: Copy, ledgers: Sequence[Account], missing: str) -> Compared:
     were lost when the ledger was opened anew.
 
     Args:
-        missing: the id of a ledger that the oldest one continues and that is not shown, or "".
+        missing: the id of a ledger that the oldest one continues and that is not shown, or None.
 
     Raises:
         Changed: the ledgers and the copy disagree.
@@ -103,7 +107,7 @@ def compare(copy: Copy, ledgers: Sequence[Account], missing: str) -> Compared:
     for account in reversed(ledgers):
         order += account.receipts
         ends[account.name] = len(order)
-    seams = {ends[account.name] for account in ledgers[1:]} | ({0} if missing else set())
+    seams = {ends[account.name] for account in ledgers[1:]} | ({0} if missing is not None else set())
     place = lost = seen = 0
     for number, (digest, receipt) in enumerate(copy.receipts, 1):
         if receipt.ledger is not None and receipt.ledger.ledger_id == newest.ledger_id:
@@ -114,7 +118,7 @@ def compare(copy: Copy, ledgers: Sequence[Account], missing: str) -> Compared:
             lost += 1
         else:
             _refuse_misplaced(number, receipt, ledgers, place, ends)
-    if lost and missing:
+    if lost and missing is not None:
         raise Unavailable(
             f"{lost} of the {len(copy.receipts)} receipts are not of the ledgers shown: ledger {missing}, which this "
             "one continues, is missing",

@@ -22,6 +22,7 @@ from site_agent.audit.files import LedgerFiles, beside, in_folder
 from wardround import dsse
 from wardround.errors import Unavailable
 from wardround.receipts import ACCEPTED, REFUSED
+from wardround.terminal import escaped
 
 VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY, CONSISTENT = 0, 1, 2, 3, 4
 KNOWN_OF_A_FAULT = ("ok", "consistent", "first_bad", "ledger", "reason")
@@ -156,14 +157,14 @@ def judge(verdict: Verdict, shown: Shown, given: list[Copy], pins: Pins) -> int:
         Unavailable: there is too little to judge.
     """
     ledgers, missing = _ledgers(shown)
-    verdict.whose = _pinned(ledgers[0], pins)
+    verdict.whose = _pinned(ledgers, pins)
     shown.also(ledgers[0])
     _say(verdict, ledgers)
     unknown = sorted(set[str]().union(*(account.unknown for account in ledgers)))
     if unknown:
         verdict.not_shown.append(f"what lines of type {', '.join(unknown)} say: a newer version wrote them")
-    if missing:
-        verdict.not_shown.append(f"ledger {missing}, which this one continues")
+    if missing is not None:
+        verdict.not_shown.append(f"ledger {escaped(missing, 80)}, which this one continues")
     for one in given:
         copy = copies.copy_in(one.data, one.where, ledgers)
         found = copies.compare(copy, ledgers, missing)
@@ -179,8 +180,8 @@ def judge(verdict: Verdict, shown: Shown, given: list[Copy], pins: Pins) -> int:
     return UNRESOLVED if left else VERIFIED if verdict.ok else CONSISTENT
 
 
-def _ledgers(shown: Shown) -> tuple[list[Account], str]:
-    """The ledger and those that it continues, newest first; and the id of the first that is not shown, or "".
+def _ledgers(shown: Shown) -> tuple[list[Account], str | None]:
+    """The ledger and those that it continues, newest first; and the id of the first that is not shown, or None.
 
     Raises:
         Changed: one of them was, or they do not follow each other.
@@ -198,17 +199,22 @@ def _ledgers(shown: Shown) -> tuple[list[Account], str]:
             said = f"line {cited.lines + 1} and those after it stand behind the head that the next ledger continues"
             raise older.changed(cited.lines + 1, said)
         ledgers.append(older)
-    return ledgers, ""
+    return ledgers, None
 
 
-def _pinned(newest: Account, pins: Pins) -> str:
-    """By what the ledger's key is known to be the site's, before any copy of the receipts is looked at."""
+def _pinned(ledgers: list[Account], pins: Pins) -> str:
+    """By what the ledger's key is known to be the site's, before any copy of the receipts is looked at.
+
+    A copy may be signed with a receipt key that any of the ledgers names, so each of them must be the one given.
+    """
+    newest = ledgers[0]
     mine = dsse.fingerprint(bytes.fromhex(newest.key))
     if pins.key not in ("", mine):
         raise newest.changed(1, f"the ledger's key is {mine}, wanted {pins.key}")
-    for keyid, line in newest.receipt_key_lines.items():
-        if pins.receipt_key not in ("", keyid):
-            raise newest.changed(line, f"line {line} names receipt key {keyid}, wanted {pins.receipt_key}")
+    for account in ledgers:
+        for keyid, line in account.receipt_key_lines.items():
+            if pins.receipt_key not in ("", keyid):
+                raise account.changed(line, f"line {line} names receipt key {keyid}, wanted {pins.receipt_key}")
     if pins.key:
         return "the fingerprint given"
     return "receipts under the fingerprint given" if pins.receipt_key and newest.key_named else ""
@@ -236,12 +242,14 @@ def _say(verdict: Verdict, ledgers: list[Account]) -> None:
         verdict.unsigned_tail += account.lines - account.signed
 
 
-def _take_copy(verdict: Verdict, copy: copies.Copy, found: copies.Compared, independent: bool, missing: str) -> None:
+def _take_copy(
+    verdict: Verdict, copy: copies.Copy, found: copies.Compared, independent: bool, missing: str | None
+) -> None:
     """What a copy that agrees shows, and what it does not."""
     verdict.compared, verdict.copied, verdict.lost = found.receipts, copy.statement.time, found.lost
     verdict.earlier = copy.statement.earlier
     if independent:
-        verdict.complete = not found.lost and not missing
+        verdict.complete = not found.lost and missing is None
         verdict.whose = verdict.whose or "the coordinator's receipts"
     if found.lost:
         verdict.not_shown.append(f"the lines of {found.lost} receipts: they were lost before a ledger was opened anew")

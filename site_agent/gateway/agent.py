@@ -26,8 +26,17 @@ from site_agent.gateway.renewal import keep_renewed
 from site_agent.gateway.rounds import Rounds
 from site_agent.handoff import Trainer
 from site_agent.state import Consent, Offer, Site, SiteState
+from wardround import descriptors
 from wardround.durable import StorageFailed
-from wardround.errors import CannotWrite, NeedsPerson, Refused, TryAgain, Unavailable, WardroundError
+from wardround.errors import (
+    CannotWrite,
+    NeedsPerson,
+    Refused,
+    RefusedForGood,
+    TryAgain,
+    Unavailable,
+    WardroundError,
+)
 from wardround.invitation import stamp
 from wardround.latch import Latch
 
@@ -83,7 +92,11 @@ class Agent:
         for thread in self._threads:
             thread.join(timeout=30)
         self._line.close()
-        self._ledger.close()
+        try:
+            if not self._ledger.failed:  # what was said since the last connection ended
+                egress.record_control(self._ledger, self._line.meter)
+        finally:
+            self._ledger.close()
 
     def wait(self) -> WardroundError | None:
         """Wait until something ends the agent: a call of ``end``, or an error that no retry helps."""
@@ -115,7 +128,19 @@ class Agent:
         return self.desk.fetch_receipts(self._stopping)
 
     def approved(self, consent: Consent) -> bool:
-        """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it."""
+        """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it.
+
+        A round that is under way, or waits for a person, was begun under another consent: it is begun anew.
+        """
+        study = consent.study
+        with self._changed:
+            current = self._current if self._current is not None and self._current[0].study == study else None
+            again = self._held.pop(study, None) or (current[0] if current is not None else None)
+            if again is not None:
+                self._inbox.setdefault(study, again)
+                self._changed.notify_all()
+        if current is not None:
+            current[1].throw()
         return self._tell(consent, "ready")
 
     def withdraw(self, study: str, person: dict[str, Any]) -> bool:
@@ -363,9 +388,15 @@ class Agent:
             raise NeedsPerson(f"the certificate cannot be renewed: {error.message}", hint=error.hint) from None
 
     def _guarded(self, act: Any) -> None:
-        """Run a thread's work; an error that no retry helps ends the agent."""
+        """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the
+        agent."""
+        tries = pauses()
         try:
-            act()
+            while self._ran_out(act):
+                log.error("this process has no file descriptor left; %s goes on when it has", act.__name__.strip("_"))
+                self._stopping.wait(next(tries))
+                with self._changed:
+                    self._ask_about_uploads = True  # whoever was to ask may have been stopped by it
         except Interrupted:
             return
         except WardroundError as error:
@@ -373,6 +404,16 @@ class Agent:
         except Exception as error:
             log.exception("the agent's %s thread failed", act.__name__)
             self._fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))
+
+    def _ran_out(self, act: Any) -> bool:
+        """Whether a thread's work ended because there was no file descriptor; False when it is done."""
+        try:
+            act()
+        except Exception as error:
+            if isinstance(error, StorageFailed | RefusedForGood) or not descriptors.ran_out(error):
+                raise
+            return True
+        return False
 
     def _fail(self, error: WardroundError) -> None:
         self._error = self._error or error

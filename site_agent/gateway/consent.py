@@ -17,7 +17,7 @@ from wardround.study import StudyFile, ToldSection
 from wardround.tensors import TensorSpec
 from wardround.v1.federation_pb2 import RefusalCode
 
-ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator'"'"'s operator may start a study anew
+ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
 DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
@@ -282,8 +282,8 @@ def check_numbers(
             )
 
 
-def told_of(offer: Offer) -> ToldSection:
-    return StudyFile.from_document(offer.document, f"study `{offer.study}`").told
+def told_of(study: Offer | Consent) -> ToldSection:
+    return StudyFile.from_document(study.document, f"study `{study.study}`").told
 
 
 def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None = None) -> list[str]:

@@ -42,6 +42,7 @@ class Downloads:
         header = file_header(specs)
         name = model_name(kind, assignment.study, model.round)
         path = self._state.incoming / name
+        self._remove_models(assignment.study, name)
         leaving = sum(spec.bytes for spec in consents.specs(consent.leaves))
         self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
         for tries, pause in enumerate(pauses(), 1):
@@ -75,8 +76,12 @@ class Downloads:
 
     def forget(self, study: str) -> None:
         """Remove a study's models, whole or begun."""
+        self._remove_models(study, "")
+
+    def _remove_models(self, study: str, but: str) -> None:
+        """All but the one of that name, so that no coordinator fills the disk with numbers of models."""
         for path in self._state.incoming.iterdir() if self._state.incoming.is_dir() else []:
-            if is_model(path.name, study):
+            if is_model(path.name, study) and path.name != but:
                 durable.remove(path)
         self._staging.remove_models(study)
 

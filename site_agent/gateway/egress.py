@@ -155,15 +155,19 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | N
     return replace(_departure(entry, file), begun=True) if entry is not None else None
 
 
-def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, interrupt: Interrupt) -> Receipt:
+def send(
+    departure: Departure, line: Line, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection,
+    interrupt: Interrupt,
+) -> Receipt:  # fmt: skip
     """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
 
     The `upload` line lets out the first try. A try that the coordinator answered uses a line up; the next one writes a
-    `resend` line before it says anything.
+    `resend` line before it says anything, if the policy as it is by then lets out all of it.
 
     Raises:
         Interrupted: called off; what was sent stays unresolved until the coordinator is asked.
-        NotPermitted: it was sent so often that a quota is spent; what was sent stays unresolved.
+        NotPermitted: the policy denies by now what it let pass, or it was sent so often that a quota is spent; what was
+            sent stays unresolved.
         CannotWrite: the ledger does not take another line; nothing more is sent.
         HostileReceipt: the receipt is not the coordinator's, or is for something else; it is kept as evidence.
         WardroundError: the coordinator refused the call itself.
@@ -172,7 +176,7 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, interrupt
     for tries, pause in enumerate(pauses(), 1):
         interrupt.check()
         if last is None or last.answered:
-            _let_out_again(departure, last, ledger, gate)
+            _let_out_again(departure, last, ledger, gate, consent, told)
         last = Tried()
         try:
             with line.use() as connection:
@@ -188,8 +192,10 @@ def send(departure: Departure, line: Line, ledger: Ledger, gate: Gate, interrupt
     raise AssertionError("pauses never end")
 
 
-def _let_out_again(departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate) -> None:
-    """Write the line under which a departure is sent once more, if the quotas have room for all of it.
+def _let_out_again(
+    departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection
+) -> None:
+    """Write the line under which a departure is sent once more, if the policy allows it and the quotas have room.
 
     Args:
         last: what was sent under the line before; None if that is not known, and then it counts for all of it.
@@ -197,7 +203,7 @@ def _let_out_again(departure: Departure, last: Tried | None, ledger: Ledger, gat
     tries = ledger.tries(departure.upload_id)
     if last is not None:
         ledger.sent(departure.upload_id, last.payload_bytes)
-    gate.refuse_spent(departure, departure.manifest.bytes)
+    gate.refuse_again(departure, consent, told, departure.manifest.specs, sorted(departure.metrics))
     if tries >= MAX_TRIES:
         gate.block(departure, "the update", f"it was begun {tries} times")
         raise NotPermitted(

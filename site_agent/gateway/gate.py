@@ -70,24 +70,19 @@ class Gate:
             NotPermitted: a rule denies something, or a quota is spent; the message names both.
             WardroundError: there is no policy, or it is broken.
         """
-        policy = self._policy_for(journal)
-        asked = Asked(
-            journal.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows,
-            exposure=consent.exposure,
-        )  # fmt: skip
-        size = sum(spec.bytes for spec in specs)
-        decisions = policies.decide(policy, asked) + self._quotas(policy, journal, size, len(metrics) + COUNTS)
+        decisions = self._decisions(journal, consent, told, specs, metrics, len(metrics) + COUNTS)
         self._refuse(journal, decisions, "nothing was sent")
 
-    def refuse_spent(self, place: Place, size: int) -> None:
-        """Let ``size`` more bytes of a round pass, or write that they are blocked into the ledger. For what is sent
-        again: the policy was asked about its tensors and numbers, and these were counted, when it was recorded.
+    def refuse_again(
+        self, place: Place, consent: Consent, told: ToldSection, specs: Sequence[TensorSpec], metrics: Sequence[str]
+    ) -> None:
+        """The same for what is sent again, whose numbers were counted when it was recorded.
 
         Raises:
-            NotPermitted: a quota is spent.
+            NotPermitted: a rule denies something by now, or a quota is spent.
             WardroundError: there is no policy, or it is broken.
         """
-        self._refuse(place, self._quotas(self._policy_for(place), place, size, 0), "it is not sent again")
+        self._refuse(place, self._decisions(place, consent, told, specs, metrics, 0), "it is not sent again")
 
     def block(self, place: Place, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why."""
@@ -126,6 +121,19 @@ class Gate:
             return False
         when = self.policy().release.updates
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
+
+    def _decisions(
+        self, place: Place, consent: Consent, told: ToldSection, specs: Sequence[TensorSpec], metrics: Sequence[str],
+        numbers: int,
+    ) -> list[Decision]:  # fmt: skip
+        """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
+        policy = self._policy_for(place)
+        asked = Asked(
+            place.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows,
+            exposure=consent.exposure,
+        )  # fmt: skip
+        size = sum(spec.bytes for spec in specs)
+        return policies.decide(policy, asked) + self._quotas(policy, place, size, numbers)
 
     def _policy_for(self, place: Place) -> Policy:
         try:

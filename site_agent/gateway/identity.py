@@ -10,7 +10,6 @@ leaves one whole pair.
 
 import datetime
 import json
-import stat
 from pathlib import Path
 
 from cryptography import x509
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from wardround import durable, identity
-from wardround.errors import BadData, NeedsPerson, NotPermitted
+from wardround.errors import BadData, NeedsPerson
 from wardround.invitation import ago, stamp
 
 CLOCK_WARNING = datetime.timedelta(minutes=5)
@@ -44,7 +43,7 @@ class Identity:
         self._next_certificate = folder / "next-certificate.pem"
         self._finish_renewal()
         for path in (self.key_file, self.ledger_key_file):
-            _refuse_readable(path)
+            identity.refuse_readable(path)
 
     def make_keys(self) -> tuple[identity.PrivateKey, Ed25519PrivateKey]:
         """The TLS key and the ledger key, made and durable, or the ones made before."""
@@ -159,11 +158,6 @@ def _ledger_key_pem(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _refuse_readable(path: Path) -> None:
-    if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise NotPermitted(f"{path} can be read by others than its owner", hint=f"`chmod 600 {path}`, and ask who did")
 
 
 class Joining:

@@ -88,8 +88,7 @@ class Ledger:
         self._held: set[tuple[str, int, int, str]] = set()
         self._policy = ""
         self._receipt_key: Ed25519PublicKey | None = None
-        self._names = {"site": "", "federation": ""}
-        self._own_key = ""  # hex, as the first line has it
+        self._names = {"site": "", "federation": "", "ledger_key": ""}
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
         self._failed: durable.StorageFailed | None = None
         self._sizes: list[int] = []
@@ -165,9 +164,7 @@ class Ledger:
                 raise BadData(f"upload {upload_id[:12]}… has a receipt already, or is not in this ledger")
             if self._receipt_key is None:
                 raise BadData("this ledger has no `identity` line, so no receipt can be believed")
-            awaited = Awaited(
-                upload, self.ledger_id, self._head_after, self._previous, **self._names, ledger_key=self._own_key
-            )
+            awaited = Awaited(upload, self.ledger_id, self._head_after, self._previous, **self._names)
             receipt = judge(envelope, self._receipt_key, awaited)
             if receipt.code and receipt.code not in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
                 raise BadData("the receipt's code is none of those that a coordinator may say")
@@ -321,6 +318,11 @@ class Ledger:
                 self._signatures.close()
 
     @property
+    def failed(self) -> bool:
+        """Whether the disk failed: nothing more is written."""
+        return self._failed is not None
+
+    @property
     def _segment(self) -> Path:
         return self._folder / FIRST_SEGMENT
 
@@ -342,11 +344,12 @@ class Ledger:
         self._hashes.append(hash_of_line)
         self._heads.append(next_head(self._heads[-1], hash_of_line))
         if record["type"] == "genesis":
-            self.ledger_id, self._own_key = record["ledger_id"], record["ledger_key"]
+            self.ledger_id = record["ledger_id"]
+            self._names["ledger_key"] = record.get("ledger_key", "")
             self._previous = None if "continues" in record else EMPTY_HEAD
         elif record["type"] == "identity":
             self._receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
-            self._names = {name: record.get(name, "") for name in self._names}
+            self._names |= {name: record.get(name, "") for name in ("site", "federation")}
         elif record["type"] == "upload":
             self._open_uploads[record["upload_id"]] = record
             self._charge(record, 1)

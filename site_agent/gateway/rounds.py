@@ -28,7 +28,7 @@ from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import STOP, TRAIN, Assignment
 from site_agent.gateway.staging import Staging
 from site_agent.handoff import Trainer
-from site_agent.state import Consent, Journal, Offer, Site, SiteState, now_text
+from site_agent.state import Consent, Journal, Site, SiteState, now_text
 from wardround import durable
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.receipts import ACCEPTED, NOT_RECEIVED, Receipt
@@ -98,25 +98,25 @@ class Rounds:
 
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
-        offer = self._state.offer(assignment.study)
-        consents.require(consent, assignment.study, offer.digest)
+        consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
         self._refuse_disputed(assignment)
         last = self._caught_up(self._state.journal(assignment.study))
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
-        journal = self._begin(assignment, last)
+        journal = self._begin(assignment, last, consent)
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
+        told = consents.told_of(consent)
         departure = None
         if journal.upload_id:
             departure = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
         if departure is None:
-            told = consents.told_of(offer)
             if journal.phase not in ("trained", "held", "uploading"):
                 leaving = consents.specs(consent.leaves) if assignment.kind == TRAIN else ()
                 self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
-                self._train(assignment, offer, consent, journal, interrupt)
+                self._train(assignment, consent, journal, interrupt)
             interrupt.check()
+            self._refuse_other_consent(consent)
             file = self._own_copy(journal)
             departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
             if departure is None:
@@ -124,10 +124,19 @@ class Rounds:
                 return True
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._gate, interrupt)
+        receipt = egress.send(departure, self._line, self._ledger, self._gate, consent, told, interrupt)
         self._decide(journal, receipt)
         egress.refuse_if_ledger_refused(receipt)
         return False
+
+    def _refuse_other_consent(self, consent: Consent) -> None:
+        """Nothing is recorded under a consent that is no longer the one in force."""
+        if self._state.consent(consent.study) != consent:
+            raise NeedsPerson(
+                f"the consent to `{consent.study}` changed while its round was under way",
+                hint="nothing of it was sent; the round is done again when it is asked again",
+                code="DECLINED_NOT_APPROVED",
+            )
 
     def _refuse_disputed(self, assignment: Assignment) -> None:
         """Nothing more of a study is sent while an upload of it has a receipt that cannot be believed."""
@@ -161,15 +170,17 @@ class Rounds:
                 journal.study, journal.round,
             )  # fmt: skip
 
-    def _begin(self, assignment: Assignment, last: Journal) -> Journal:
-        """The journal for this assignment: the last one if it can go on, else a fresh one."""
+    def _begin(self, assignment: Assignment, last: Journal, consent: Consent) -> Journal:
+        """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
+        consent, perhaps from other data, never goes on."""
         self._settle(last)
         same_study = last.study_digest == assignment.digest and last.revision == assignment.revision
-        same_round = same_study and (last.round, last.kind) == (assignment.round, assignment.kind)
+        same_consent = last.consent == consent.digest
+        same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
         base = assignment.base.digest if assignment.base is not None else ""
         if same_round and last.attempt == assignment.attempt:
             goes_on = replace(last, declined="", declined_at="")
-            return goes_on if last.decision or self._usable(last, base) else self._fresh(assignment, base)
+            return goes_on if last.decision or self._usable(last, base) else self._fresh(assignment, base, consent)
         if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
             log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
             return replace(
@@ -179,12 +190,12 @@ class Rounds:
         if same_study and last.update and not last.decision and last.round != assignment.round:
             self._ask("discard", study=last.study, revision=last.revision, round=last.round)
         self._forget_files(last)
-        return self._fresh(assignment, base)
+        return self._fresh(assignment, base, consent)
 
-    def _fresh(self, assignment: Assignment, base: str) -> Journal:
+    def _fresh(self, assignment: Assignment, base: str, consent: Consent) -> Journal:
         return Journal(
             assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt,
-            assignment.kind, base_digest=base,
+            assignment.kind, base_digest=base, consent=consent.digest,
         )  # fmt: skip
 
     def _usable(self, journal: Journal, base: str) -> bool:
@@ -203,9 +214,7 @@ class Rounds:
         """The gateway's own copy of the update; None for a closing validation."""
         return self._state.own_copy(journal.study) if journal.kind == TRAIN else None
 
-    def _train(
-        self, assignment: Assignment, offer: Offer, consent: Consent, journal: Journal, interrupt: Interrupt
-    ) -> None:
+    def _train(self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt) -> None:
         """Download and train or validate; the journal then says ``trained``."""
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
@@ -218,8 +227,9 @@ class Rounds:
         with interrupt.ending(self._abort):
             try:
                 result = self._ask(
-                    assignment.kind, study=offer.document, revision=offer.revision, study_digest=offer.digest,
-                    site=self._site.site, round=assignment.round, attempt=assignment.attempt, base=base,
+                    assignment.kind, study=consent.document, revision=consent.revision,
+                    study_digest=consent.study_digest, site=self._site.site, round=assignment.round,
+                    attempt=assignment.attempt, base=base,
                     base_digest=assignment.base.digest, data=consent.data,
                 )  # fmt: skip
             except WardroundError:
@@ -292,13 +302,13 @@ class Rounds:
 
     def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
-        offer = self._state.offer(assignment.study)
         best = None
         if assignment.best is not None:
             best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
         self._ask(
-            "finish", study=offer.document, revision=offer.revision, study_digest=offer.digest, site=self._site.site,
-            data=consent.data, best_round=assignment.best.round if assignment.best is not None else None,
+            "finish", study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+            site=self._site.site, data=consent.data,
+            best_round=assignment.best.round if assignment.best is not None else None,
             best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
             left_out=dict(assignment.left_out),
         )  # fmt: skip

@@ -130,10 +130,12 @@ def _person(request: dict[str, Any]) -> dict[str, Any]:
     by = behind(by, *peer) if peer is not None else by
     name, uid = control.wanted(by, name=str, uid=int)
     found: dict[str, Any] = {"name": name, "uid": uid}
-    if "source" in by or "account" in by:
-        source, account = control.wanted(by, source=str, account=dict)
+    if "source" in by:
+        (found["source"],) = control.wanted(by, source=str)
+    if "account" in by:
+        (account,) = control.wanted(by, account=dict)
         account_name, account_uid = control.wanted(account, name=str, uid=int)
-        found |= {"source": source, "account": {"name": account_name, "uid": account_uid}}
+        found["account"] = {"name": account_name, "uid": account_uid}
         uid = min(uid, account_uid)
     if uid < 0:
         raise UsageProblem("the request's `uid` is no user's")

@@ -18,6 +18,7 @@ from site_agent.trainer import kinds
 from wardround import durable, outputs
 from wardround.errors import BadData, UsageProblem
 from wardround.study import StudyFile
+from wardround.terminal import escaped
 
 PART = 16  # images whose masks are in memory together
 BYTE = 255
@@ -87,10 +88,11 @@ def write(
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image"
-    writer.writerow([first, "predicted", *(f"probability_{name}" for name in task.classes)])
+    writer.writerow([first, "predicted", *(escaped(f"probability_{name}") for name in task.classes)])
+    classes = [outputs.inert(name) for name in task.classes]  # as the study names them, which others wrote
     for name, row in zip(names, probabilities.tolist(), strict=True):
         best = max(range(len(row)), key=row.__getitem__)
-        writer.writerow([name, task.classes[best], *(f"{value:.6f}" for value in row)])
+        writer.writerow([outputs.inert(str(name)), classes[best], *(f"{value:.6f}" for value in row)])
     outputs.write(out, text.getvalue().encode(), force=force)
 
 

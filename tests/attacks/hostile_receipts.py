@@ -36,6 +36,7 @@ class LyingCoordinator(FakeCoordinator):
         envelope = self._lie(rpc.envelope_from(said))
         if envelope.payload != said.payload:
             self.previous = previous  # a lie is no link of the chain, so that the truth can still be told
+            self.chain.pop()
         return rpc.envelope_message(envelope)
 
     def truth(self) -> None:
@@ -50,6 +51,7 @@ class LyingCoordinator(FakeCoordinator):
                     )
                     made = self._receipt(opening.upload_id, (opening, manifest), receipts.ACCEPTED, "", head)
                     self.previous = hashlib.sha256(made.payload).hexdigest()
+                    self.chain.append(made)
                     taken.receipt = rpc.envelope_message(made)
 
     def _lie(self, envelope: dsse.Envelope) -> dsse.Envelope:

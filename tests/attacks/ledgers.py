@@ -56,6 +56,36 @@ def forged(key: Ed25519PrivateKey, receipt_key: str, continues: dict[str, Any] |
     return joined(lines), joined([canonical.dumps(signed.document())])
 
 
+def written(
+    folder: Path, key: Ed25519PrivateKey, records: list[dict[str, Any]], heads: tuple[bytes, ...] = ()
+) -> LedgerHead:
+    """Write a ledger of these records as whoever has its key can, and ``heads`` after the signed head over all of it.
+    Returns that head."""
+    lines, head = [], EMPTY_HEAD
+    for seq, record in enumerate(records):
+        lines.append(canonical_of_any({"v": 1, "seq": seq, "ts": "2026-01-09T00:00:00.000Z", "prev": head, **record}))
+        head = next_head(head, line_hash(lines[-1]))
+    covered = LedgerHead(records[0]["ledger_id"], len(lines), head)
+    folder.mkdir(parents=True)
+    (folder / SEGMENT).write_bytes(joined(lines))
+    (folder / HEADS).write_bytes(joined([canonical.dumps(covered.sign(key).document()), *heads]))
+    return covered
+
+
+def canonical_of_any(value: Any) -> bytes:
+    """Canonical JSON, whatever its depth."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def first_lines(key: Ed25519PrivateKey, receipt_key: str, **genesis: Any) -> list[dict[str, Any]]:
+    """The first two records of a ledger under ``key``."""
+    public = key.public_key().public_bytes_raw().hex()
+    return [
+        {"type": "genesis", "ledger_id": uuid.uuid4().hex, "ledger_key": public, **genesis},
+        {"type": "identity", "event": "issued", "site": "st-olav", "federation": "f", "receipt_key": receipt_key},
+    ]
+
+
 def cut(folder: Path, made: Made, keep: int) -> None:
     """Cut lines and signed heads at the same place, without any key."""
     heads = [head for head in made.heads if json.loads(json.loads(head)["payload"])["lines"] <= keep]

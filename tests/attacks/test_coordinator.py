@@ -1,6 +1,7 @@
 """A malicious coordinator: it may say anything to a site, and offer and ask for whatever it likes."""
 
 import base64
+import csv
 import datetime
 import io
 import itertools
@@ -9,20 +10,24 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
+import torch
 
 from site_agent import audit
+from site_agent.audit import export
 from site_agent.gateway import agent as agents
 from site_agent.gateway import evidence, offers
 from site_agent.gateway.join import join
 from site_agent.gateway.ledger import Ledger
 from site_agent.gateway.messages import offer_from
-from site_agent.gateway.rounds import Rounds
+from site_agent.gateway.staging import Staging
 from site_agent.handoff import staged
 from site_agent.state import SiteState
+from site_agent.trainer import predictions
 from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
@@ -34,9 +39,11 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from tools.world import command, wait_until
-from wardround import __version__, canonical, identity, receipts, rpc
+from wardround import __version__, canonical, identity, outputs, receipts, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.terminal import OneLine
+from wardround.study import StudyFile
+from wardround.tensors import TensorFile
+from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -141,14 +148,21 @@ def kept(site: SiteWorld) -> set[str]:
     return {path.stem for path in (site.state.root / "offers").iterdir()}
 
 
+def with_note(name: str, size: int) -> dict[str, Any]:
+    """A study's document that is so long."""
+    made = document(name=name)
+    made["algorithm"]["note"] = "x" * size
+    return made
+
+
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
 def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     """Two hundred offers of 100 kB each fill a disk; those that are kept cannot push out what was approved."""
     site.ready()
     model = site.another_model(seed=0)
     for number in range(80):
-        site.coordinator.offer(document(name=f"study-{number}", title="x" * 100_000), model)
-    site.coordinator.offer(document(name="one-too-large", title="x" * offers.MAX_BYTES), model)
+        site.coordinator.offer(with_note(f"study-{number}", 100_000), model)
+    site.coordinator.offer(with_note("one-too-large", offers.MAX_BYTES), model)
     site.coordinator.assign(STUDY, 1)
     site.coordinator.wait_receipts(1)  # what was offered before it was looked at by now
     assert kept(site) == {STUDY, *(f"study-{number}" for number in range(offers.MAX_OFFERS))}
@@ -163,7 +177,7 @@ def test_offers_without_end__bytes(site: SiteWorld) -> None:
     site.start()
     model = site.another_model(seed=0)
     for number in range(20):
-        site.coordinator.offer(document(name=f"study-{number}", title="x" * 1_000_000), model)
+        site.coordinator.offer(with_note(f"study-{number}", 1_000_000), model)
     site.coordinator.offer(document(name="small"), model)
     site.wait_offered("small")
     found = kept(site)
@@ -234,16 +248,22 @@ def test_approved_is_not_what_was_previewed__while_the_data_is_read(site: SiteWo
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/account.py")
 def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: SiteWorld) -> None:
-    """A title that writes further lines, moves the cursor or turns the text around; a key that looks like another."""
+    """A title that writes further lines, moves the cursor or turns the text around is not kept at all; a key that looks
+    like another is shown as what it is.
+    """
     site.join()
-    settings = document(title="x\n  training.local_steps  1\x1b[2K\u202e")
-    settings["algorithm"] |= {"mu\n": 1, "a.b": {"c": 1}, "a": {"b.c": 2}}
+    settings = document(title="x  training.local_steps  1")
+    settings["algorithm"] |= {"a.b": {"c": 1}, "a": {"b.c": 2}}
     site.coordinator.offer(settings, site.another_model(seed=0))
+    for title in ("x\n  training.local_steps  1", "x\x1b[2K", "x\u202e"):
+        with pytest.raises(BadData, match="holds a control character or an invisible one"):
+            StudyFile.from_document(document(title=title))  # as each offer is read
+    with pytest.raises(BadData, match="holds a control character or an invisible one"):
+        StudyFile.from_document({**settings, "algorithm": {**settings["algorithm"], "mu\n": 1}})
     site.start()
     shown = site.command("preview", study=STUDY, data="patients")
     lines = {line["name"]: line["value"] for group in shown["groups"] for line in group["lines"]}
-    assert lines["study.title"] == r'"x\n  training.local_steps  1\u001b[2K\u202e"'
-    assert lines[r'algorithm."mu\n"'] == "1"
+    assert lines["study.title"] == "x  training.local_steps  1"
     assert (lines['algorithm."a.b".c'], lines['algorithm.a."b.c"']) == ("1", "2")
     assert all(text.isprintable() for line in lines.items() for text in line)
 
@@ -539,6 +559,7 @@ LIES: list[Any] = [
     pytest.param({"changes": {"decision": "refused", "code": "TENSOR_NORM", "tensor": {}}}, id="tensor is an object"),
     pytest.param({"changes": {"site": "charite"}}, id="another site"),
     pytest.param({"changes": {"federation": "other"}}, id="another federation"),
+    pytest.param({"changes": {"ledger_key": "ab" * 32}}, id="another ledger key"),
     pytest.param({"changes": {"upload_id": "00" * 16}}, id="another upload"),
     pytest.param({"changes": {"round": 2}}, id="another round"),
     pytest.param({"changes": {"round": "1"}}, id="round is text"),
@@ -616,7 +637,7 @@ def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoor
     assert world.agent is not None
     world.agent.stop()
     world.agent = None
-    assert world.verdict().ok
+    assert world.verdict().consistent
     assert [json.loads(line["envelope"]["payload"])["round"] for line in world.lines("receipt")] == [1, 2]
 
 
@@ -684,8 +705,145 @@ def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
         study_folder(tmp_path, name)
     with pytest.raises(WardroundError):
         staged(tmp_path, name)
-    rounds = Rounds.__new__(Rounds)
-    rounds._state = state
     with pytest.raises(BadData):
-        rounds._file(name)
+        Staging(tmp_path).take(name, tmp_path / "copy", 100)
     assert not list(tmp_path.iterdir())
+
+
+FORMULAS = ["a\r=1", "a\n=1", '=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1"]
+
+
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/outputs.py")
+@pytest.mark.parametrize("text", FORMULAS, ids=ascii)
+def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
+    """What a study holds runs as a formula where a hospital opens its ledger, or its predictions, in a spreadsheet."""
+    record = {name: text for name in export.COLUMNS if name not in ("tensors", "words")} | {"by": {"name": text}}
+    receipt = {"type": "receipt", "envelope": {"payload": json.dumps(record | {"receipt_id": text})}, "ts": text}
+    (first, second) = csv.reader(io.StringIO(export.as_csv([record | {"words": text}]), newline=""))
+    assert tuple(first) == export.COLUMNS
+    shown = escaped(text) if text.startswith("a") else "'" + escaped(text)
+    assert shown in second
+    for cells in (second, *csv.reader(io.StringIO(export.as_csv([receipt]), newline=""))):
+        assert not any(cell.startswith(outputs.FORMULA) for cell in cells)
+
+    task, out = SimpleNamespace(classes=(text, "-1")), tmp_path / "predictions.csv"
+    restored = SimpleNamespace(probabilities=lambda x: torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], tmp_path, out)
+    head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
+    assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing
+    assert not any(cell.startswith(outputs.FORMULA) for cell in head)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+def test_finished_under_settings_that_nobody_approved(site: SiteWorld) -> None:
+    """Another revision is offered, nobody approves it, and the approved study is said to be finished: the trainer fine-
+    tuned on patients for the 10,000 epochs of the offer."""
+    site.ready()
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)
+    end = pb.Event()
+    end.assignment.study, end.assignment.revision = STUDY, 1
+    end.assignment.digest = bytes.fromhex(site.digest)
+    end.assignment.best.round, end.assignment.stop.reason = 0, pb.Stop.Reason.FINISHED
+    model = site.another_model(seed=0)
+    with TensorFile(model) as file:
+        end.assignment.best.digest = bytes.fromhex(file.manifest().digest())
+    swap(site.coordinator, model)
+    site.coordinator.tell(end)
+    assert site.trainer is not None
+    (asked,) = site.trainer.wait_asked("finish")
+    assert asked["study"]["training"]["local_epochs"] is None
+    assert (asked["study_digest"], asked["revision"]) == (site.digest, 1)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+def test_trained_under_a_revision_that_nobody_approved(site: SiteWorld) -> None:
+    """The same study is offered as revision 77 and asked for as revision 1: the trainer kept the private state of each
+    round where no commit found it."""
+    site.ready()
+    approved = site.coordinator.offers[STUDY]
+    again = pb.StudyOffer()
+    again.CopyFrom(approved)
+    again.revision = 77
+    site.coordinator.tell(pb.Event(offer=again))
+    wait_until(lambda: site.state.offer(STUDY).revision == 77, "revision 77 is kept", 20)
+    site.coordinator.assign(STUDY, 1)
+    assert site.trainer is not None
+    (trained,) = site.trainer.wait_asked("train")
+    (committed,) = site.trainer.wait_asked("commit")
+    assert trained["revision"] == committed["revision"] == 1
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/rounds.py")
+@pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn between", "approved over it"])
+@pytest.mark.parametrize("phase", ["training", "held", "uploading"])
+def test_trained_on_patients_who_are_not_in_the_consent(site: SiteWorld, phase: str, withdrawn: bool) -> None:
+    """A round is under way when a patient objects: the hospital approves the same study for the table without her. The
+    update made from the old table was there still, and left under the new consent."""
+    site.ready()
+    trainer = site.trainer
+    assert trainer is not None
+    if phase == "training":
+        trainer.hold.set()
+    elif phase == "held":
+        site.state.policy.write_text(site.state.policy.read_text().replace('updates = "none"', 'updates = "every"'))
+    else:
+        site.coordinator.hold_uploads.clear()
+    site.coordinator.assign(STUDY, 1)
+    if phase == "training":
+        trainer.wait_asked("train")
+    elif phase == "held":
+        site.coordinator.wait_declared("HELD")
+    else:
+        site.coordinator.wait_whole()
+    if withdrawn:
+        site.command("withdraw", study=STUDY, by=PERSON)
+    trainer.digest = "cd" * 32
+    site.draft()
+    site.approve()
+    trainer.hold.clear()
+    site.coordinator.hold_uploads.set()
+    site.coordinator.assign(STUDY, 1, attempt=2)
+    asked = trainer.wait_asked("train", 2)
+    site.coordinator.wait_for(lambda: any(one.opening.attempt == 2 for one in site.coordinator.decided()), "attempt 2")
+    assert {request["data"]["digest"] for request in asked[1:]} == {"cd" * 32}
+    new_consent = site.lines("consent")[-1]["seq"]
+    assert all(line["seq"] < new_consent for line in site.lines("resend"))
+    assert all(line["seq"] > new_consent for line in site.lines("upload")[phase == "uploading" :])
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/agent.py")
+def test_said_outside_a_connection(site: SiteWorld) -> None:
+    """A coordinator that refuses to be watched is asked again and again; what was said in those calls was in memory
+    alone, and in no ledger once the agent had stopped."""
+    site.join()
+    site.coordinator.version = "9.9.9"  # after the call, so that no connection begins
+    site.start()
+    site.coordinator.wait_for(lambda: len(site.coordinator.heard) >= 3, "the studies are asked for")
+    assert site.agent is not None
+    site.agent.stop()
+    site.agent = None
+    counted = [row for line in site.lines("control") for row in line["methods"] if row["method"] == "Studies"]
+    assert sum(row["messages"] for row in counted) >= 1
+
+
+def asked_again(site: SiteWorld, base: int) -> bool:
+    """Ask for round 1 with this base; whether the trainer was asked for as many rounds as there were bases."""
+    assert site.trainer is not None
+    site.coordinator.assign(STUDY, 1, base=base)
+    return len(site.trainer.commands("train")) > base
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/downloads.py")
+def test_models_without_end(site: SiteWorld) -> None:
+    """The same round is asked for with the same model under another number each time, and the training fails: each
+    number left a model behind, until the hospital's disk was full."""
+    site.ready()
+    trainer, path = site.trainer, site.coordinator.models[0]
+    assert trainer is not None
+    trainer.failure = BadData("no", code="DECLINED_TRAINING_FAILED")
+    for number in range(4):
+        site.coordinator.models[number] = path
+        wait_until(lambda base=number: asked_again(site, base), "the trainer is asked once more", 20)
+    left = [file.name for folder in (site.state.incoming, site.state.staging) for file in folder.glob("base-*")]
+    assert len(left) <= 1, left

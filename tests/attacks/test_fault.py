@@ -20,6 +20,7 @@ from coordinator import store
 from coordinator.certificates import Peer, Standing
 from coordinator.enrolment import Authority
 from site_agent import audit
+from site_agent.state import Journal, SiteState
 from tests.attacks import failing_disk
 from tests.attacks.places import placed
 from tests.coordinator.fake_site import FakeSite
@@ -28,8 +29,8 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
-from wardround import __version__, control, identity
-from wardround.errors import CannotWrite, NotPermitted, WardroundError
+from wardround import __version__, control, durable, identity
+from wardround.errors import CannotWrite, NotPermitted, TryAgain, WardroundError
 from wardround.v1 import federation_pb2
 
 PLACES = ("before it read", "after it read")
@@ -89,6 +90,41 @@ def test_descriptors_run_out(world: World, start: Callable[[World], tuple[Servic
     for connection in held:
         connection.close()
     assert control.call(path, {"command": ask}, timeout_s=30)
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/agent.py")
+def test_descriptors_run_out__while_the_line_is_down(world: World) -> None:
+    """An agent that looked for the coordinator just then could not read its own certificate, and ended with 70."""
+    world.init()
+    agent, path = agent_socket("gateway")(world)
+    assert world.coordinator is not None
+    wait_until(lambda: control.call(path, {"command": "status"})["connected"], "the line is there", 30)
+    least = (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # those that it has go on
+    before = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, least)
+    world.coordinator.kill()
+    said = "has no file descriptor left"
+    wait_until(lambda: agent.process.poll() is not None or said in agent.log.read_text(), "it says what it lacks", 30)
+    assert agent.process.poll() is None, agent.tail()
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, before)
+    world.serve()
+    wait_until(lambda: control.call(path, {"command": "status"})["connected"], "the line is back", 60)
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/state.py")
+def test_descriptors_run_out__and_no_file_is_called_damaged(tmp_path: Path) -> None:
+    """A record that could not be opened then was "damaged": a person was told to restore it from a backup."""
+    state = SiteState(tmp_path)
+    durable.make_folder(tmp_path / "journal")
+    state.save_journal(Journal(STUDY))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, limits[1]))
+    try:
+        with pytest.raises(TryAgain) as refused:
+            state.journal(STUDY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert refused.value.message.endswith(f"{STUDY}.json cannot be read now: no file descriptor is left")
+    assert state.journal(STUDY) == Journal(STUDY)
 
 
 @pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/relay.py")
@@ -305,8 +341,8 @@ def ends_with_73_and_goes_on(world: SiteWorld, part: str, nth: int) -> bool:
         assert code == 73 or (asked_to_end and code == -signal.SIGTERM), log  # ours, while it was ending already
         assert "the disk failed to keep what was written (Input/output error)" in log
         assert "Traceback" not in log
-        assert audit.verify(world.state.ledger)[1] in (audit.VERIFIED, audit.UNRESOLVED)
-        assert verify_ledger.judge(world.state.ledger)[0] in (audit.VERIFIED, audit.UNRESOLVED)
+        assert audit.verify(world.state.ledger)[1] in (audit.CONSISTENT, audit.UNRESOLVED)
+        assert verify_ledger.judge(world.state.ledger)[0] in (audit.CONSISTENT, audit.UNRESOLVED)
     wait_until(lambda: not world.coordinator._streams, "the line is down", LIMIT_S)
     process = gateway(world)
     try:
@@ -318,8 +354,8 @@ def ends_with_73_and_goes_on(world: SiteWorld, part: str, nth: int) -> bool:
     finally:
         end(process)
     verdict, code = audit.verify(world.state.ledger)
-    assert code == audit.VERIFIED, verdict.reason
-    assert verify_ledger.judge(world.state.ledger)[0] == audit.VERIFIED
+    assert code == audit.CONSISTENT, verdict.reason
+    assert verify_ledger.judge(world.state.ledger)[0] == audit.CONSISTENT
     assert verdict.accepted == 2  # once a round, whatever was asked again
     lines = world.lines()
     assert len({line["upload_id"] for line in lines if line["type"] == "upload"}) == verdict.uploads

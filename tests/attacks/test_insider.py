@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import tarfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
 from wardround import canonical, dsse
+from wardround.receipt_copy import Statement
+from wardround.receipts import EMPTY_HEAD, RECEIPT_TYPE
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +165,8 @@ def bundled(tmp_path: Path, made: Made) -> Path:
     state = tmp_path / "site"
     made.write(state / "ledger")
     (state / "consents" / "history").mkdir(parents=True)
-    (state / "consents" / "hearts.json").write_text('{"leaves": [], "study": "hearts"}')
-    (state / "consents" / "history" / "hearts-1.json").write_text('{"leaves": []}')
+    (state / "consents" / "hearts.json").write_text('{"leaves": [], "stays": [], "study": "hearts"}')
+    (state / "consents" / "history" / "hearts-1.json").write_text('{"leaves": [], "stays": []}')
     (state / "policies").mkdir()
     (state / "policies" / ("ab" * 32 + ".toml")).write_text("# older\n")
     (state / "policy.toml").write_text("# nothing may leave\n")
@@ -222,3 +227,193 @@ def test_verify_py_from_the_audited__the_page_names_the_auditors_own() -> None:
     page = (root / "docs" / "auditors.md").read_text()
     assert hashlib.sha256((root / "tools" / "verify_ledger.py").read_bytes()).hexdigest() in page
     assert "VERIFY.py" not in page
+
+
+def hex_of(key: Ed25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def no_receipts(key: Ed25519PrivateKey, receipt_key: Ed25519PrivateKey) -> bytes:
+    """A whole copy without a receipt, for the site with that ledger key, as ``receipt_key`` signs it."""
+    said = Statement("f", "st-olav", hex_of(key), 0, EMPTY_HEAD, 0, "2026-02-01T00:00:00Z")
+    return canonical.dumps(said.sign(receipt_key).document()) + b"\n"
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/verify.py")
+def test_receipt_key_of_an_older_ledger(tmp_path: Path) -> None:
+    """Without any key of the site's or the coordinator's he makes two ledgers: the newer one names the receipt key that
+    the auditor compares, the older one a key of his own, with which he signs a copy. Both verifiers said 0."""
+    key, his, genuine = (Ed25519PrivateKey.generate() for _ in range(3))
+    first = ledgers.first_lines(key, hex_of(his))
+    cited = ledgers.written(tmp_path / f"ledger-{first[0]['ledger_id']}", key, first)
+    ledgers.written(tmp_path / "ledger", key, ledgers.first_lines(key, hex_of(genuine), continues=asdict(cited)))
+    (tmp_path / "receipts.jsonl").write_bytes(no_receipts(key, his))
+    told = dsse.keyid(genuine.public_key())
+    said = ledgers.both(tmp_path / "ledger", tmp_path / "receipts.jsonl", receipt_key=told)
+    assert said == (audit.TAMPERED, 2)
+    verdict, _ = audit.verify(tmp_path / "ledger", None, audit.Pins(receipt_key=told))
+    assert verdict.ledger == f"ledger-{first[0]['ledger_id']}"
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/verify.py")
+@pytest.mark.parametrize("ledger_id", ["", "../ledger", "\x1b[2J"])
+def test_continues_a_ledger_without_a_name(tmp_path: Path, ledger_id: str) -> None:
+    """With the stolen key he cites a ledger whose id is no id, so that none can be missing: complete was shown."""
+    key, receipt_key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    cited = {"ledger_id": ledger_id, "lines": 7, "head": "ab" * 32}
+    ledgers.written(tmp_path / "ledger", key, ledgers.first_lines(key, hex_of(receipt_key), continues=cited))
+    (tmp_path / "receipts.jsonl").write_bytes(no_receipts(key, receipt_key))
+    assert ledgers.both(tmp_path / "ledger", tmp_path / "receipts.jsonl") == (audit.CONSISTENT, None)
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/form.py")
+@pytest.mark.parametrize("levels", [61, 62, 63, 64, 900, 940, 960, 980, 5000])
+def test_verdict_that_depends_on_the_reader(tmp_path: Path, levels: int) -> None:
+    """A line is nested as deep as one verifier, or one Python, reads it and another does not."""
+    key = Ed25519PrivateKey.generate()
+    records = ledgers.first_lines(key, hex_of(Ed25519PrivateKey.generate()))
+    deep: object = None
+    for _ in range(min(levels, 900)):
+        deep = [deep]
+    ledgers.written(tmp_path / "ledger", key, [*records, {"type": "later", "deep": deep}])
+    if levels > 900:  # more than Python writes: as bytes, without a signed head over it
+        lines = (tmp_path / "ledger" / SEGMENT).read_bytes().replace(b"[" * 900, b"[" * levels)
+        (tmp_path / "ledger" / SEGMENT).write_bytes(lines.replace(b"]" * 900, b"]" * levels))
+        (tmp_path / "ledger" / HEADS).write_bytes(b"")
+    code, line = ledgers.both(tmp_path / "ledger")
+    # the record itself is a level
+    assert (code, line) == ((audit.CONSISTENT, None) if levels < 64 else (audit.TAMPERED, 3))
+
+
+@pytest.mark.attack(promise="P2", refused_by="tools/verify_ledger.py")
+@pytest.mark.parametrize("more", ["folder", "pipe", "dangling link"])
+def test_segment_that_is_no_file(tmp_path: Path, made: Made, more: str) -> None:
+    """He puts something beside an honest ledger that no program can read: one verifier waited for ever, or said 3."""
+    folder = tmp_path / "ledger"
+    made.write(folder)
+    path = folder / "000002.jsonl"
+    if more == "folder":
+        path.mkdir()
+    elif more == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    assert ledgers.both(folder) == (audit.CONSISTENT, None)
+
+
+@pytest.mark.attack(promise="P2", refused_by="tools/verify_ledger.py")
+@pytest.mark.parametrize("more", ["garbage", "5", '"[["', "deep"])
+def test_two_faults_and_which_is_first(tmp_path: Path, made: Made, more: str) -> None:
+    """The line before the last is edited, and something is added after the signed heads: the verifiers disagreed on the
+    first bad line, or one of them ended without a verdict, with the exit code of a changed ledger."""
+    folder = tmp_path / "ledger"
+    made.write(folder)
+    lines = [*made.lines[:-2], made.lines[-2].replace(b'"ts":"2026-01-01', b'"ts":"2026-01-02'), made.lines[-1]]
+    (folder / SEGMENT).write_bytes(b"".join(line + b"\n" for line in lines))
+    payload = "[" * 100_000 if more == "deep" else more
+    told = canonical.dumps({"keyid": "", "payload": payload, "payload_type": "", "signature": ""})
+    (folder / HEADS).write_bytes(b"".join(head + b"\n" for head in [*made.heads, told]))
+    assert ledgers.both(folder) == (audit.TAMPERED, len(lines) - 1)
+    (folder / HEADS).write_bytes(b"".join(head + b"\n" for head in [told, *made.heads]))
+    assert ledgers.both(folder) == (audit.TAMPERED, len(lines))  # who cannot be read says nothing
+
+
+@pytest.mark.attack(promise="P2", refused_by="tools/verify_ledger.py")
+def test_fingerprint_in_another_form(tmp_path: Path, made: Made) -> None:
+    """A fingerprint as people write it, or a typing error, made one verifier call an honest ledger changed."""
+    folder = tmp_path / "ledger"
+    made.write(folder)
+    key = dsse.keyid(made.ledger_key.public_key())
+    colons = ":".join(key[at : at + 2] for at in range(0, 64, 2)).upper()
+    for given, code in ((key, 4), (colons, 4), ("ab" * 32, 1), ("ab", 64), ("ä" * 64, 64)):
+        for option in ("--key", "--receipt-key"):
+            told = given if option == "--key" or given != key else dsse.keyid(made.receipt_key.public_key())
+            wanted = 1 if option == "--receipt-key" and given == colons else code
+            for program in (("tools.verify_ledger", folder), ("site_agent.cli", "audit", "verify", "--ledger", folder)):
+                if option == "--receipt-key" and code != 64 and program[0] != "tools.verify_ledger":
+                    continue  # the same function, once is enough
+                done = subprocess.run(
+                    [sys.executable, "-m", *program, option, told], capture_output=True, timeout=60, check=False
+                )
+                assert done.returncode == wanted, (program[0], option, told, done.stdout)
+
+
+@pytest.mark.attack(promise="P2", refused_by="tools/verify_ledger.py")
+def test_terminal_escape__in_a_ledger(tmp_path: Path) -> None:
+    """Times, names and ids in a ledger are free text: with line ends or control characters in them, what a person reads
+    is another verdict than the exit code. Nothing but our own lines begins a line."""
+    key, receipt_key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    lie = "\nVERIFIED\nverified: \x1b[8m\r"
+    first = ledgers.first_lines(key, hex_of(receipt_key), continues={"ledger_id": lie, "lines": 7, "head": "ab" * 32})
+    first[1] |= {"site": f"x{lie}", "federation": f"y{lie}"}
+    ledgers.written(tmp_path / "ledger", key, [one | {"ts": lie} for one in first])
+    said = Statement(f"y{lie}", f"x{lie}", hex_of(key), 0, EMPTY_HEAD, 0, lie).sign(receipt_key)
+    (tmp_path / "receipts.jsonl").write_bytes(canonical.dumps(said.document()) + b"\n")
+    for program in (("tools.verify_ledger",), ("site_agent.cli", "audit", "verify", "--ledger")):
+        for more in ([], ["--receipts", tmp_path / "receipts.jsonl"]):
+            done = subprocess.run(
+                [sys.executable, "-m", *program, tmp_path / "ledger", *more],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == audit.CONSISTENT, done.stdout + done.stderr
+            assert "\x1b" not in done.stdout
+            assert not [line for line in done.stdout.split("\n") if line.lower().startswith("verified")]
+
+
+def header(kind: bytes, size: bytes) -> bytes:
+    """The header of an entry of a tar archive, with any size."""
+    entry = tarfile.TarInfo("x")
+    entry.type = kind
+    block = bytearray(entry.tobuf(tarfile.USTAR_FORMAT)[:512])
+    block[124:136], block[148:156] = size, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+ARCHIVES = {
+    "a size beyond memory": header(b"0", b"\x80" + b"\xff" * 11),
+    "a long name beyond memory": header(b"L", b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7),
+    "a size below nothing": header(b"0", b"\xff" * 12),
+    "long names without end": (header(b"L", b"00000000004\0") + b"abc".ljust(512, b"\0")) * 3000,
+    "attributes without end": (header(b"x", b"00000000010\0") + b"8 pa=b\n\n".ljust(512, b"\0")) * 3000,
+    "attributes that say a size": header(b"x", b"00000000044\0") + (b"36 size=" + b"9" * 27 + b"\n").ljust(512, b"\0"),
+}
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/bundle.py")
+@pytest.mark.parametrize("data", ARCHIVES.values(), ids=ARCHIVES)
+def test_archive_that_no_reader_reads(tmp_path: Path, data: bytes) -> None:
+    """A bundle made by hand ended both verifiers without a verdict, the second with the exit code of a changed one."""
+    (tmp_path / "b.tar").write_bytes(data + header(b"0", b"00000000000\0") + b"\0" * 1024)
+    assert ledgers.both_of_bundle(tmp_path / "b.tar")[0] == audit.CANNOT_VERIFY
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/bundle.py")
+@pytest.mark.parametrize("path", [None, 5, ["x"], {"x": 1}, "consents/\x1b[2J"])
+def test_manifest_of_other_things_than_files(bundled: Path, made: Made, path: object) -> None:
+    """With the stolen key he signs a manifest whose paths are none: no verifier ends without a verdict."""
+    files = ledgers.files_of(bundled)
+    payload = json.loads(json.loads(files["MANIFEST.json"])["payload"])
+    row = {"path": path, "bytes": 1, "sha256": "ab" * 32}
+    for rows in ([*payload["files"], row], [*payload["files"], row, {**row, "path": "x"}], [row], row, [path]):
+        signed = dsse.sign(bundle.BUNDLE_TYPE, {**payload, "files": rows}, made.ledger_key)
+        bundled.write_bytes(ledgers.pack({**files, "MANIFEST.json": canonical.dumps(signed.document()) + b"\n"}))
+        assert ledgers.both_of_bundle(bundled)[0] == audit.TAMPERED
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/audit/receipts.py")
+def test_copy_that_answers_twice(tmp_path: Path, made: Made) -> None:
+    """The coordinator signs a second answer to an upload that the site holds the first answer to, and a statement over
+    both: the honest ledger was called changed. The copy alone shows who contradicts himself."""
+    made.write(tmp_path / "ledger")
+    last = json.loads(json.loads(made.receipts[-1])["payload"])
+    again = {**last, "previous": hashlib.sha256(canonical.dumps(last)).hexdigest(), "receipt_id": "another"}
+    envelope = dsse.sign(RECEIPT_TYPE, again, made.receipt_key)
+    rows = [*made.receipts, canonical.dumps(envelope.document())]
+    newest = hashlib.sha256(envelope.payload).hexdigest()
+    said = Statement("f", "st-olav", hex_of(made.ledger_key), len(rows), newest, 0, "2026-02-01T00:00:00Z")
+    rows.append(canonical.dumps(said.sign(made.receipt_key).document()))
+    (tmp_path / "copy.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
+    assert ledgers.both(tmp_path / "ledger", tmp_path / "copy.jsonl") == (audit.CANNOT_VERIFY, None)
+    verdict, _ = audit.verify(tmp_path / "ledger", tmp_path / "copy.jsonl")
+    assert f"the coordinator answered upload {last['upload_id'][:12]}… twice" in verdict.reason

@@ -94,7 +94,7 @@ def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpe
         assert len(world.hostile.streams) == 4  # a drafted policy has room for sending an update four times
         (blocked,) = world.lines("blocked")
         assert blocked["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
-        assert study_rows(world.state)[0]["state"] == "running"  # and not "uploading" for good
+        assert study_rows(world.state, world.state.site())[0]["state"] == "running"  # and not "uploading" for good
         world.coordinator.declared.clear()
         world.restart()
         world.coordinator.wait_connected()
@@ -266,7 +266,7 @@ def test_resent_file_was_rewritten__name_leads_out(
     exit_world.coordinator.assign(STUDY, 1)
     exit_world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")
     assert not exit_world.hostile.streams
-    assert "the trainer names a file outside the staging folder" in caplog.text
+    assert 'the trainer broke its protocol: its answer to `train`: "update"' in caplog.text
 
 
 @pytest.mark.attack(promise="P2+", refused_by=STAGING)
@@ -330,7 +330,7 @@ def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.M
 def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> None:
     """One release of a closing validation let four different answers out: the coordinator refused each and asked again,
     and the trainer told other numbers each time."""
-    exit_world.hostile.refuse_with = "ROUND_OVER"
+    exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "validate", 4)
     exit_world.command("released", study=STUDY, round=4, update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
@@ -351,7 +351,7 @@ def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> N
 @pytest.mark.parametrize("change", ["metrics", "num_examples"])
 def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: ExitWorld, change: str) -> None:
     """The tensors are those that a person released; what is told beside them is not."""
-    exit_world.hostile.refuse_with = "ROUND_OVER"
+    exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "train", 1)
     exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
@@ -769,3 +769,27 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
     hospital.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     assert not hospital.coordinator.uploads
     assert not hospital.lines("upload")
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.parametrize(
+    "edit",
+    [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],
+    ids=["a tensor", "a metric"],
+)
+def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, edit: tuple[str, str]) -> None:
+    """The coordinator breaks each stream; the hospital sees it and forbids what is being sent. It went on being sent:
+    only the quotas were asked again."""
+
+    def forbid(broken: int) -> None:
+        text = exit_world.state.policy.read_text()
+        assert broken > 1 or edit[0] in text
+        exit_world.state.policy.write_text(text.replace(*edit))
+
+    exit_world.ready()
+    exit_world.hostile.breaks, exit_world.hostile.between = 1, forbid
+    exit_world.coordinator.assign(STUDY, 1)
+    exit_world.wait_over()
+    assert len(exit_world.hostile.streams) == 1
+    assert not exit_world.lines("resend")
+    assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss")

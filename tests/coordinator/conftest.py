@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import grpc
 import pytest
 
 from coordinator import state as places
@@ -13,6 +16,7 @@ from coordinator.state import State
 from fl_algorithms.resolving import resolve
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import free_port
+from wardround import rpc
 from wardround.study import StudyFile
 
 WAIT_S = 20
@@ -97,6 +101,17 @@ class Place:
             site.close()
         self.coordinator.stop()
         assert not self.failures
+
+
+@contextmanager
+def refused(said: str) -> Iterator[None]:
+    """The block's call is refused. ``said``: the code, which is all that the caller hears; then the coordinator's words
+    for itself, or their beginning."""
+    code, _, sentence = said.partition("\n")
+    with mock.patch.object(rpc, "abort", wraps=rpc.abort) as abort, pytest.raises(grpc.RpcError) as caught:
+        yield
+    assert caught.value.details() == code
+    assert [call.args[1].message for call in abort.call_args_list if call.args[1].message.startswith(sentence)]
 
 
 @pytest.fixture

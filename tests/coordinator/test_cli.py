@@ -182,7 +182,8 @@ def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     assert "alpha   enrolled" in out
     assert said == (
         "Site `alpha`: since 2026-09-21T14:13:20Z two hold its keys, or it was copied\n"
-        "next: ask its people; if nobody there knows of a copy, `coordinator revoke alpha`\n"
+        "next: ask its people; if nobody there knows of a copy, "
+        f"`coordinator revoke alpha --state {commands.state}`\n"
     )
 
 
@@ -190,7 +191,9 @@ def test_unknown_studies_and_sites_are_named(commands: Commands) -> None:
     _, said = commands.run("study", "status", "nothing", code=65)
     assert said == "error: there is no study `nothing` here\nhint: studies here: none yet\n"
     _, said = commands.run("revoke", "nobody", code=65)
-    assert said == "error: no site `nobody` is known here\nhint: `coordinator sites` lists them\n"
+    assert said == (
+        f"error: no site `nobody` is known here\nhint: `coordinator sites --state {commands.state}` lists them\n"
+    )
 
 
 def test_following_without_a_service_says_how_to_start_one(commands: Commands) -> None:
@@ -346,7 +349,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0001",
+            "has schema none, this program needs 0002",
             "`coordinator upgrade --state",
             id="older",
         ),

@@ -280,6 +280,15 @@ def test_when_too_few_updates_are_left_the_round_is_tried_again_and_the_others_k
     assert story.happens(Start()).round.accepted == ("a", "c")
 
 
+def test_an_answer_that_comes_while_the_round_is_averaged_changes_nothing() -> None:
+    story = Story().begins().accepts("a", "b").passes(100)
+    assert story.life.aggregating
+    before = story.life
+    assert story.happens(Answered("c", DECLINED)).life is before
+    story.happens(Aggregated())
+    assert (story.life.models, story.life.missed) == (1, {"c"})
+
+
 @pytest.mark.parametrize("aggregating", [True, False])
 def test_a_fault_in_the_coordinator_pauses_the_study_and_keeps_what_was_accepted(aggregating: bool) -> None:
     story = Story().begins().accepts(*(SITES if aggregating else ("a", "b"))).happens(Halted("no disk"))
@@ -332,9 +341,10 @@ def test_whatever_happens_the_life_stays_sound(
         if isinstance(event, float):
             story.passes(event)
         elif isinstance(event, Answered):
-            current = story.life.round
-            if current and not story.life.aggregating and event.site in current.unanswered:
+            before = story.life
+            if before.round and event.site in before.round.unanswered:
                 story.happens(event)  # admission lets nothing else through
+                assert story.life is before or not before.aggregating
         elif isinstance(event, dict):
             if story.life.aggregating and set(event) <= set(story.round.accepted):
                 enough = len(story.round.accepted) > RULES.needed

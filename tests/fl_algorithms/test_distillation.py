@@ -648,6 +648,24 @@ def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Pat
     assert (tmp_path / "out").read_bytes() == here
 
 
+def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "common.csv").write_text("u,v,w,ill\n" + "".join(f"{k},{-k}.5,{k * k / 10},no\n" for k in range(10)))
+    study = study_of("feddf", sites=2, model={"name": "mlp", "hidden": [4], "norm": "batch"})
+    assert study.common is not None
+    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
+    study = study.model_copy(update={"common": right})
+    (tmp_path / "study.json").write_text(json.dumps(study.document()))
+    (base,) = models(study, [1])
+    delta = {key: torch.zeros_like(tensor) for key, tensor in base.items()}
+    delta["body.norms.0.running_var"][0] = -1.1
+    for name, tensors in (("base", base), ("delta", delta)):
+        safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
+    script = COORDINATOR.replace('print(error.message, "|", error.hint)', "print(error.site, error.message)")
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    said = "ash the network says of the common set what is no number\n"
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
+
+
 def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

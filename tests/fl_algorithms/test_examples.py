@@ -24,10 +24,10 @@ def test_example_resolves_with_every_variant_and_shares_something(path: Path, va
 
 
 def test_skin_is_made_by_its_command_and_said_in_images(tmp_path: Path) -> None:
-    made_up_skin(tmp_path)
-    done = CliRunner().invoke(
-        app, ["data", "skin", str(tmp_path), "--out", str(tmp_path / "out")], catch_exceptions=False
-    )
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    made_up_skin(raw)
+    done = CliRunner().invoke(app, ["data", "skin", str(raw), "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert done.exit_code == 0
     assert "first-place: 16 images to train, 4 to test" in done.stderr
     with np.load(tmp_path / "out" / "second" / "train.npz") as file:

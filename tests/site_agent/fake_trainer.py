@@ -53,7 +53,7 @@ class FakeTrainer:
         self.num_validation: Any = 20
         self.poison = ""
         self.digest = "ab" * 32
-        self.seen = "as approved"
+        self.seen = "a5" * 32
         self.missing: list[str] = []
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None

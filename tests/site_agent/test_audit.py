@@ -23,7 +23,7 @@ from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
-from wardround import __version__, canonical, dsse
+from wardround import __version__, canonical, dsse, outputs
 from wardround.errors import BadData, Unavailable
 from wardround.receipt_copy import Statement
 from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
@@ -222,7 +222,7 @@ def test_a_spreadsheet_runs_nothing_of_what_a_ledger_holds(made: Made) -> None:
     base = json.loads(made.lines[3])
     rows = list(csv.DictReader(io.StringIO(export.as_csv([{**base, "study": text} for text in hostile]), newline="")))
     assert [row["study"] for row in rows] == ["'" + escaped(text) for text in hostile]
-    assert not any(cell.startswith(export.FORMULA) for row in rows for cell in row.values())
+    assert not any(cell.startswith(outputs.FORMULA) for row in rows for cell in row.values())
 
 
 def test_ocsf_events_have_the_required_fields_of_api_activity(state: Path) -> None:

@@ -27,7 +27,7 @@ from site_agent.trainer.requests import Requests
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labelled, masked, packed, write_table
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
 from wardround.study import StudyFile
 
 app = typer.Typer()
@@ -324,7 +324,7 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
 
     def said(*words: str | Path) -> str:
         with pytest.raises(UsageProblem) as refused:
-            hospital.give("predict", "toy", "--checkpoint", "latest", *words)
+            hospital.give("predict", "toy", "--checkpoint", "latest", *words, "--force")
         return refused.value.message
 
     out = tmp_path / "out.csv"
@@ -335,8 +335,9 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
     )
     assert said("--images", arrays, "--out", out).endswith("new.npz: not a folder")
     assert said("--arrays", images, "--out", out).endswith("images: not a .npz file by its name")
-    assert said("--images", images, "--out", images / "out.csv").endswith("out.csv lies among the images")
-    assert said("--arrays", arrays, "--out", arrays).endswith("new.npz is the file of images itself")
+    for words in (("--images", images, "--out", images / "out.csv"), ("--arrays", arrays, "--out", arrays)):
+        with pytest.raises(NotPermitted, match="is never written over"):
+            hospital.give("predict", "toy", "--checkpoint", "latest", *words)
     hospital.give("predict", "toy", "--checkpoint", "latest", "--arrays", arrays, "--out", out)
     assert [line.split(",")[0] for line in out.read_text().splitlines()] == ["image", "0", "1", "2"]
 
@@ -357,7 +358,7 @@ def test_masks_are_predicted_at_their_images_size_and_never_written_over(tmp_pat
     large, small = (np.asarray(Image.open(out / name)) for name in ("ward/a.png", "b.png"))
     assert (large.shape, small.shape) == ((16, 24), (8, 8))
     assert (small.dtype, set(np.unique(small)) <= {0, 300}) == (np.uint16, True)
-    with pytest.raises(UsageProblem, match="masks exists already"):
+    with pytest.raises(CannotWrite, match="masks exists already"):
         hospital.give(*words)
     Image.fromarray(images[1]).save(new / "b.tiff")
     with pytest.raises(BadData, match="b: two images have this name but for the ending"):

@@ -34,7 +34,7 @@ def test_data_that_is_another_is_said_before_a_round_is_lost_to_it(world: SiteWo
     assert world.trainer is not None
     assert row(world)["state"] == "approved"
     assert not world.trainer.commands("digests")  # nobody read a patient for that
-    world.trainer.seen = "touched"
+    world.trainer.seen = "b6" * 32
     assert (row(world)["state"], row(world)["changes"]) == ("approved", [])  # read again, and the same
     world.trainer.digest = "cd" * 32
     assert row(world)["state"] == "changed"
@@ -53,7 +53,7 @@ def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
     assert world.trainer is not None
     world.trainer.missing = ["table"]
     assert row(world)["changes"][0].startswith("of data `patients`, what data.toml calls table is not there for the ")
-    world.trainer.missing, world.trainer.seen = [], "touched"
+    world.trainer.missing, world.trainer.seen = [], "b6" * 32
     monkeypatch.setattr(standing, "SOON_READ", 9)
     assert "are not as they lay there at the approval (size, time or inode)" in row(world)["changes"][0]
     assert not world.trainer.commands("digests")

@@ -273,7 +273,7 @@ def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
 
 def test_export_copies_the_three_files(vault: Vault, tmp_path: Path) -> None:
     keep_model(vault, 1)
-    said = vaults.export(tmp_path, "small", "latest", tmp_path / "out" / "here")
+    said = vaults.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
     files = [Path(file) for file in said["files"]]
     assert [file.name for file in files] == ["model.safetensors", "card.json", "preprocessing.json"]
     with TensorFile(files[0]) as model:

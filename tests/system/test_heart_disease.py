@@ -25,6 +25,8 @@ def federate(state: Path, data: Path) -> tuple[World, dict[str, Any]]:
         status = world.finish(study)
         for site in SITES:
             world.heard(site, study)
+    for site in SITES:
+        world.ask_coordinator("receipts", site, "--out", state / f"{site}.receipts.jsonl")
     return world, status
 
 
@@ -79,7 +81,7 @@ def test_only_the_shared_extractors_tensors_are_in_the_ledgers(federation: tuple
 def test_every_ledger_verifies_without_an_unsigned_tail(federation: tuple[World, dict[str, Any]]) -> None:
     world, _ = federation
     for site in SITES:
-        verdict = world.site_json(site, "audit", "verify", "--ask")
+        verdict = world.site_json(site, "audit", "verify", "--receipts", world.state / f"{site}.receipts.jsonl")
         assert verdict["ok"], verdict
         assert verdict["unsigned_tail"] == 0
 

@@ -156,7 +156,7 @@ class Federation:
         def approve(site: str) -> None:
             service = self.site(site).control
             control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
-            person = {"name": "dpo", "uid": 1000}
+            person = {"name": "dpo", "uid": 1000, "source": "sudo"}
             about = {"study": name, "data": "patients"}
             shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
             request = {"command": "approve", **about, "digest": shown, "by": person}

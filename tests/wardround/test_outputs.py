@@ -26,6 +26,7 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "site-agent audit bundle": (FILE, ["--state", "STATE"]),
     "site-agent audit export": (FILE, ["--format", "json", "--state", "STATE"]),
     "site-agent audit report": (FILE, ["--state", "STATE"]),
+    "site-agent audit verifier": (FILE, []),
     "site-agent models export": (FOLDER, [NAME, "--checkpoint", "latest", "--state", "STATE"]),
     "site-agent policy draft": (FILE, [NAME, "--state", "STATE"]),
     "site-agent predict": (FILE, [NAME, "--checkpoint", "latest", "--table", "TABLE", "--state", "STATE"]),
@@ -149,7 +150,7 @@ def test_force_never_overwrites_data_keys_ledgers_consents_or_a_policy(
     link.symlink_to(key)
     inner.symlink_to(place.state / "consents")
     bad = [key, link, policy, place.state / "new", inner / "new", database]
-    if command.startswith("site-agent"):
+    if "STATE" in WORDS[command][1]:  # else it knows no site, whose data may lie anywhere
         other = place.folder / "other.csv"
         other.hardlink_to(place.hospital.table)
         mine = place.folder / "mine.toml"
