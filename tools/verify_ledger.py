@@ -261,7 +261,7 @@ class Ledger:
         others = [name for name in ("site", "federation") if self.identity.get(name, "") not in ("", receipt[name])]
         if others or receipt["ledger_key"] not in ("", self.key):
             raise ValueError("a receipt for another site or another ledger key")
-        names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}", "")}
+        names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}")} | {""}
         if receipt["decision"] == "not_received":
             return
         if any(receipt[name] != upload[name] for name in UPLOAD.split()) or receipt["tensor"] not in names:

@@ -254,3 +254,9 @@ def test_lines_behind_the_head_that_a_newer_ledger_cites_are_found_by_both(tmp_p
     verdict, code = audit.verify(folder)
     assert (code, verdict.first_bad, verdict.ledger) == (audit.TAMPERED, 17, f"ledger-{twenty.ledger_id}")
     assert verify_ledger.judge(folder)[:2] == (audit.TAMPERED, 17)
+
+
+def test_a_closing_validation_without_tensors_is_no_fault_to_either(tmp_path: Path) -> None:
+    """Its receipt names no tensor, and there is none that it could name."""
+    Made(12, tensors=0).write(tmp_path)
+    assert audit.verify(tmp_path)[1] == verify_ledger.judge(tmp_path)[0] == audit.CONSISTENT
