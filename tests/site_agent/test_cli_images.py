@@ -337,7 +337,7 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
     assert said("--arrays", images, "--out", out).endswith("images: not a .npz file by its name")
     for words in (("--images", images, "--out", images / "out.csv"), ("--arrays", arrays, "--out", arrays)):
         with pytest.raises(NotPermitted, match="is never written over"):
-            hospital.give("predict", "toy", "--checkpoint", "latest", *words)
+            hospital.give("predict", "toy", "--checkpoint", "latest", *words, "--force")
     hospital.give("predict", "toy", "--checkpoint", "latest", "--arrays", arrays, "--out", out)
     assert [line.split(",")[0] for line in out.read_text().splitlines()] == ["image", "0", "1", "2"]
 
