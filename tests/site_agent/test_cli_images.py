@@ -336,7 +336,7 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
     assert said("--images", arrays, "--out", out).endswith("new.npz: not a folder")
     assert said("--arrays", images, "--out", out).endswith("images: not a .npz file by its name")
     for words in (("--images", images, "--out", images / "out.csv"), ("--arrays", arrays, "--out", arrays)):
-        with pytest.raises((NotPermitted, UsageProblem), match="is never written over|is the file of images itself"):
+        with pytest.raises((NotPermitted, UsageProblem), match=r"is never written over|is the file of images itself"):
             hospital.give("predict", "toy", "--checkpoint", "latest", *words, "--force")
     hospital.give("predict", "toy", "--checkpoint", "latest", "--arrays", arrays, "--out", out)
     assert [line.split(",")[0] for line in out.read_text().splitlines()] == ["image", "0", "1", "2"]
