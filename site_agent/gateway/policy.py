@@ -208,30 +208,22 @@ def quotas(policy: Policy, size: int, of_round: int, of_day: int) -> list[Decisi
     """Whether ``size`` more bytes may leave, after so many of this round and of this day (UTC)."""
     table = policy.quotas
     return [
-        Decision(
-            f"{of_round + size} bytes in this round", of_round + size <= table.bytes_per_round,
-            f"quotas.bytes_per_round = {table.bytes_per_round}",
-        ),
-        Decision(
-            f"{of_day + size} bytes in this day", of_day + size <= table.bytes_per_day,
-            f"quotas.bytes_per_day = {table.bytes_per_day}",
-        ),
-    ]  # fmt: skip
+        _quota("bytes", "round", of_round + size, table.bytes_per_round),
+        _quota("bytes", "day", of_day + size, table.bytes_per_day),
+    ]
 
 
 def number_quotas(policy: Policy, numbers: int, of_round: int, of_day: int) -> list[Decision]:
     """Whether so many more numbers may be told, after so many of this round and of this day (UTC)."""
     table = policy.quotas
     return [
-        Decision(
-            f"{of_round + numbers} numbers in this round", of_round + numbers <= table.numbers_per_round,
-            f"quotas.numbers_per_round = {table.numbers_per_round}",
-        ),
-        Decision(
-            f"{of_day + numbers} numbers in this day", of_day + numbers <= table.numbers_per_day,
-            f"quotas.numbers_per_day = {table.numbers_per_day}",
-        ),
-    ]  # fmt: skip
+        _quota("numbers", "round", of_round + numbers, table.numbers_per_round),
+        _quota("numbers", "day", of_day + numbers, table.numbers_per_day),
+    ]
+
+
+def _quota(unit: str, period: str, amount: int, most: int) -> Decision:
+    return Decision(f"{amount} {unit} in this {period}", amount <= most, f"quotas.{unit}_per_{period} = {most}")
 
 
 def first_denial(decisions: Iterable[Decision]) -> Decision | None:
