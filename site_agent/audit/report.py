@@ -17,10 +17,10 @@ from typing import Any
 from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
-from site_agent.preview import size
-from site_agent.state import exposed, tensor_rows
-from wardround import canonical
+from site_agent.gateway.consent.facts import size
+from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
+from wardround.signing import canonical
 from wardround.terminal import escaped
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14

@@ -23,10 +23,12 @@ from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
-from wardround import __version__, canonical, dsse, outputs
+from wardround import __version__
 from wardround.errors import BadData, Unavailable
-from wardround.receipt_copy import Statement
-from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+from wardround.local import outputs
+from wardround.records.receipt_copy import Statement
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+from wardround.signing import canonical, dsse
 from wardround.terminal import escaped
 
 
@@ -364,7 +366,7 @@ def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path:
 
 
 def agent(*line: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "site_agent.cli", "audit", *line]
+    command = [sys.executable, "-m", "site_agent.cli.main", "audit", *line]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -446,7 +448,7 @@ def test_the_second_verifier_is_handed_out_with_its_digest(tmp_path: Path) -> No
 
 def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) -> None:
     look = (
-        "import sys; from pathlib import Path; import site_agent.cli_audit; from site_agent import audit; "
+        "import sys; from pathlib import Path; import site_agent.cli.audit; from site_agent import audit; "
         "from site_agent.audit import bundle, export, report, reconcile, show; audit.verify(Path(sys.argv[1])); "
         "print({'torch', 'grpc', 'socket', 'ssl'} & set(sys.modules))"
     )

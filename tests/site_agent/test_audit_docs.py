@@ -27,7 +27,7 @@ class Shell:
         Made(20).write(folder / "site" / "ledger")
         programs = folder / "bin"
         programs.mkdir()
-        for name, line in (("site-agent", "-m site_agent.cli"), ("python", "")):
+        for name, line in (("site-agent", "-m site_agent.cli.main"), ("python", "")):
             (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {line} "$@"\n')
             (programs / name).chmod(0o755)
         state = {"WARDROUND_STATE": str(folder / "site"), "PATH": f"{programs}:{os.environ['PATH']}"}

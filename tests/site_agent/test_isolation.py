@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from site_agent import cli
-from site_agent.cli import MEASURES
-from site_agent.trainer import isolation, seccomp
+from site_agent.cli import main
+from site_agent.cli.main import MEASURES
+from site_agent.trainer.isolation import kernel, seccomp
 
 WAYS_OUT = """
 import errno, json, os, socket, sys
@@ -103,21 +103,21 @@ def assert_no_way_out(found: dict[str, Any]) -> None:
 
 def test_isolated_child_has_no_way_out_but_a_unix_socket_with_a_path(tmp_path: Path) -> None:
     found = child(tmp_path)
-    assert found["isolation"] in (isolation.NETWORK_NAMESPACE, isolation.SECCOMP)
+    assert found["isolation"] in (kernel.NETWORK_NAMESPACE, kernel.SECCOMP)
     assert_no_way_out(found)
-    if found["isolation"] == isolation.NETWORK_NAMESPACE:
+    if found["isolation"] == kernel.NETWORK_NAMESPACE:
         assert found["abstract"] != "works"
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no table of its system calls")
 def test_seccomp_alone_has_no_way_out_where_namespaces_are_forbidden(tmp_path: Path) -> None:
     found = child(tmp_path, before=WITHOUT_NAMESPACE)
-    assert found["isolation"] == isolation.SECCOMP
+    assert found["isolation"] == kernel.SECCOMP
     assert_no_way_out(found)
 
 
 def test_process_that_can_have_neither_says_so(tmp_path: Path) -> None:
-    assert child(tmp_path, before=WITHOUT_ANYTHING)["isolation"] == isolation.NONE
+    assert child(tmp_path, before=WITHOUT_ANYTHING)["isolation"] == kernel.NONE
 
 
 def test_torch_trains_inside(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() == "forbidden":
         pytest.skip("this system allows no network namespace")
-    assert done.stdout.strip() == isolation.NETWORK_NAMESPACE
+    assert done.stdout.strip() == kernel.NETWORK_NAMESPACE
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) ->
 def test_namespace_without_interfaces_is_told_from_one_with(tmp_path: Path, interfaces: list[str], alone: bool) -> None:
     listing = tmp_path / "dev"
     listing.write_text("Inter-| Receive\n face |bytes\n" + "".join(f"{name:>6}: 0 0\n" for name in interfaces))
-    assert isolation._without_interfaces(listing) is alone
+    assert kernel._without_interfaces(listing) is alone
 
 
 def test_other_processes_of_the_user_cannot_read_its_memory(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture
         "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True}, "two_lines_since": None,
         "ledger_key": "ab" * 32, "disputed": [],
     }  # fmt: skip
-    cli._print_status(shown)
+    main._print_status(shown)
     said = capsys.readouterr().out
     assert "  not in force: Landlock from version 6: it can send signals to this user's other processes\n" in said
     assert "  not in force: a measure that this version does not know\n" in said

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from wardround import durable
 from wardround.errors import CannotWrite, TryAgain
+from wardround.local import durable
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def test_a_state_folder_in_use_names_who_uses_it(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from wardround.durable import StateLock;"
+            "import sys, pathlib; from wardround.local.durable import StateLock;"
             "lock = StateLock(pathlib.Path(sys.argv[1]), 'coordinator serve');"
             "print('held', flush=True); sys.stdin.read()",
             str(tmp_path),
