@@ -18,7 +18,7 @@ from coordinator.state import State
 from coordinator.store import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
-from wardround import identity
+from wardround import identity, statedir
 from wardround.invitation import Invitation
 
 BIN = Path(sys.executable).parent
@@ -404,3 +404,14 @@ def test_the_service_loads_no_torch() -> None:
     look = "import sys, coordinator.server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(commands: Commands) -> None:
+    record = commands.state / statedir.SITE
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(commands.state / "control.sock"))
+        agent.listen()
+        _, said = commands.run("sites", code=78)
+    assert "is a site's state directory" in said

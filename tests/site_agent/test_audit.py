@@ -272,7 +272,7 @@ def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(
         "of 2026-03-04 05:06 UTC, under this site's key.",
         "<dt>Site</dt><dd>st-olav</dd>",
         "<dt>Federation</dt><dd>f</dd>",
-        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; the last 2 lines are newer",
+        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; 2 lines at its end are newer",
         f"{dsse.keyid(made.ledger_key.public_key())}, the site's by the coordinator's receipts",
     ):
         assert html.escape(said).replace("&lt;", "<").replace("&gt;", ">") in page
