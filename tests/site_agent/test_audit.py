@@ -265,6 +265,12 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
+def test_the_page_calls_the_closing_validation_by_its_name_and_fits_a_small_screen(state: Path) -> None:
+    assert "<div class=scroll>" in page_of(state)
+    assert report._round({"kind": "validate", "round": 11}) == "closing"
+    assert report._round({"kind": "train", "round": 10}) == "10"
+
+
 def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
     page = page_of(state, audit.Copy(made.copy(time="2026-03-04T05:06:07Z"), "the coordinator's", True))
     for said in (
