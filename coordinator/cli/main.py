@@ -309,10 +309,11 @@ def _ask(
         NeedsPerson: there is no coordinator at ``state``.
         WardroundError: what the command itself says.
     """
-    from wardround.local import control
+    from wardround.local import control, directory
 
     request = {"command": command, **fields}
     socket = state / "control.sock"
+    directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
     if control.is_listening(socket):
         return control.call(socket, request, progress, timeout_s=timeout_s)
     _require(state)

@@ -176,6 +176,7 @@ def page(told: dict[str, Any]) -> str:
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
             f"<h1>{_text(title)}</h1><p>{_text(told['state'])}{why}; told at {_text(told['told_at'])}</p>{warning}",
             _table((), facts, "facts"),
@@ -233,7 +234,7 @@ def _absence(site: str, row: dict[str, Any]) -> str:
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str) -> str:
     head = "<tr>" + "".join(f"<th>{_text(text)}</th>" for text in heads) + "</tr>" if heads else ""
     body = "".join("<tr>" + "".join(f"<td>{_text(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f'<table class="{kind}">{head}{body}</table>'
+    return f'<div class="scroll"><table class="{kind}">{head}{body}</table></div>'
 
 
 def _chart(points: list[tuple[int, float]]) -> str:
@@ -275,10 +276,12 @@ def _utc(seconds: float) -> str:
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111 }
 table { border-collapse: collapse; width: 100%; margin: 0 0 1rem } th { text-align: left }
-th, td { border-bottom: 1px solid #ccc; padding: .25rem .5rem; vertical-align: top; overflow-wrap: anywhere }
-th, .rounds td:first-child, .rounds td:nth-child(3) { overflow-wrap: normal; white-space: nowrap }
-.facts td:first-child { white-space: nowrap; font-weight: 600 } .rounds td:last-child { font: 11px monospace }
+th, td { border-bottom: 1px solid #ccc; padding: .25rem .5rem; vertical-align: top }
+th, .rounds td:first-child, .rounds td:nth-child(3) { white-space: nowrap }
+.scroll { overflow-x: auto } .facts td, .sites td:last-child { overflow-wrap: anywhere }
+.facts td:first-child { white-space: nowrap; font-weight: 600 }
+.rounds td:last-child { font: 11px monospace; overflow-wrap: anywhere; min-width: 16em }
 .warn { border: 2px solid #b00; padding: .5rem } svg { width: 100%; max-width: 40rem }
 svg line { stroke: #125; stroke-width: 2 } svg circle { fill: #125 } svg text { font: 11px sans-serif }
-@media print { body { margin: 0; max-width: none } tr { break-inside: avoid } }
+@media print { .scroll { overflow: visible } body { margin: 0; max-width: none } tr { break-inside: avoid } }
 """

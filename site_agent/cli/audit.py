@@ -318,7 +318,8 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     if code == audit.TAMPERED:
         where = f", in folder {verdict.ledger}" if verdict.ledger else ""
         print(f"CHANGED: {reason}{where}")
-        print("What it says from there on is not known to be true, and nothing of it is told here")
+        start = f"line {verdict.first_bad}" if verdict.first_bad else "there"
+        print(f"What it says from {start} on is not known to be true, and nothing of it is told here")
         print("next: keep it as it is, and compare it with the last backup")
         return
     if code == audit.CANNOT_VERIFY:
@@ -339,7 +340,7 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     if verdict.complete:
         print(
             f"complete: as of {_when(verdict.copied)}, when the copy of the coordinator's {verdict.compared} receipts "
-            f"was made; they agree, and the last {verdict.tail} lines are newer than the newest of them"
+            f"was made; they agree, and {verdict.tail} lines at its end are newer than the newest"
         )
     else:
         print("complete: NOT SHOWN")

@@ -311,6 +311,7 @@ def _print_status(shown: dict[str, Any]) -> None:
         console.print(Text(said, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown['ledger_key']}")
+    print(f"Coordinator's receipt key {shown['receipt_key']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
     for measure in shown["isolation_missing"]:

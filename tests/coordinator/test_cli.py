@@ -18,6 +18,7 @@ from coordinator.storage import database
 from coordinator.storage.database import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
+from wardround.local import directory
 from wardround.records.invitation import Invitation
 from wardround.signing import certificates
 
@@ -407,3 +408,14 @@ def test_the_service_loads_no_torch() -> None:
     look = "import sys, coordinator.server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(commands: Commands) -> None:
+    record = commands.state / directory.SITE
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(commands.state / "control.sock"))
+        agent.listen()
+        _, said = commands.run("sites", code=78)
+    assert "is a site's state directory" in said

@@ -267,6 +267,12 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
+def test_the_page_calls_the_closing_validation_by_its_name_and_fits_a_small_screen(state: Path) -> None:
+    assert "<div class=scroll>" in page_of(state)
+    assert report._round({"kind": "validate", "round": 11}) == "closing"
+    assert report._round({"kind": "train", "round": 10}) == "10"
+
+
 def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
     page = page_of(state, audit.Copy(made.copy(time="2026-03-04T05:06:07Z"), "the coordinator's", True))
     for said in (
@@ -274,7 +280,7 @@ def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(
         "of 2026-03-04 05:06 UTC, under this site's key.",
         "<dt>Site</dt><dd>st-olav</dd>",
         "<dt>Federation</dt><dd>f</dd>",
-        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; the last 2 lines are newer",
+        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; 2 lines at its end are newer",
         f"{dsse.keyid(made.ledger_key.public_key())}, the site's by the coordinator's receipts",
     ):
         assert html.escape(said).replace("&lt;", "<").replace("&gt;", ">") in page

@@ -256,6 +256,9 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     assert status["site"] == "st-olav"
     assert status["coordinator"] == shell.coordinator.address
     assert status["connected"] is True
+    assert f"Ledger key {status['ledger_key']}\nCoordinator's receipt key {status['receipt_key']}\n" in (
+        shell.run("status").stdout
+    )
     assert status["certificate_expires"].endswith("Z")
     assert status["isolation"] == "network-namespace"
     assert {"gateway", "trainer"} <= set(status["users"])
