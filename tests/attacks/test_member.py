@@ -946,7 +946,7 @@ def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.Monke
     assert receipt.decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/ensemble.py")
+@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/server/limits.py")
 @pytest.mark.parametrize("method", ["feddf", "pfeddf"])
 def test_blame_of_another(method: str) -> None:
     """Where networks are distilled, a small update with a negative running variance made logits no numbers: the
@@ -969,8 +969,8 @@ def test_blame_of_another(method: str) -> None:
         half.aggregate(Round(1, kept, chosen, out.extend, toy_common(), study.limits.max_weight))
         return bytes(out)
 
-    made, account = averaged(study, half, updates, (), make)
-    said = "norm 1.1, of which the network says of the common set what is no number"
+    made, account = averaged(study, half, updates, (), make, kept=kept, round_number=1)
+    said = "norm 1.1, and `body.norms.0.running_var` of its model, a variance, is negative"
     assert account.left_out == {"cedar": said}
     assert made == make(updates[:2])
     assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])
