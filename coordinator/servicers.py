@@ -35,6 +35,7 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
+MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it is one study
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
@@ -141,8 +142,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        offers = [offer_message(study) for study in self._engine.studies() if peer.site in study.rules.sites]
-        return pb.StudiesReply(studies=offers, coordinator_version=__version__)
+        listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        offers, more = page_of_offers([study for study in listed if study.name > request.after])
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
 
     @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
@@ -366,6 +368,19 @@ def offer_message(study: Study) -> pb.StudyOffer:
         document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
         state=study.life.phase.value,
     )  # fmt: skip
+
+
+def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
+    """As many of ``studies`` as one reply may have, the first in any case; and whether some are left."""
+    offers: list[pb.StudyOffer] = []
+    size = 0
+    for study in studies:
+        offer = offer_message(study)
+        size += offer.ByteSize()
+        if offers and size > MAX_OFFERS:
+            return offers, True
+        offers.append(offer)
+    return offers, False
 
 
 def event_message(item: Study | Assignment | TwoLines) -> pb.Event:

@@ -491,6 +491,40 @@ def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], 
     assert b"an offer was left out" in on_terminal(hospital, "studies")[0]
 
 
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/connection/client.py")
+def test_studies_without_end(hospital: SiteWorld) -> None:
+    """Pages of studies that repeat themselves, or never end, would keep an agent asking, and remembering, for good."""
+    hospital.join()
+    hospital.offer()
+    (good,) = hospital.coordinator.offers.values()
+    asked: list[str] = []
+
+    def studies(name: Callable[[int], str]) -> Callable[[Any], pb.StudiesReply]:
+        def reply(request: Any) -> pb.StudiesReply:
+            asked.append(request.after)
+            offer = pb.StudyOffer()
+            offer.CopyFrom(good)
+            offer.study = name(len(asked))
+            return pb.StudiesReply(studies=[offer], coordinator_version=__version__, more=True)
+
+        return reply
+
+    hospital.coordinator.studies = studies(lambda page: good.study)
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's pages of studies do not go on by name" in shown
+    assert asked == ["", good.study]
+    del asked[:]
+    hospital.coordinator.studies = studies(lambda page: f"study-{page:05d}")
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's list of studies has more than 64 pages" in shown
+    assert len(asked) == 64
+    del asked[:]
+    hospital.coordinator.studies = studies(lambda page: "A Patient's Name")
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's pages of studies do not go on by name" in shown
+    assert asked == [""]  # nothing of another form is said back to it
+
+
 @pytest.mark.attack(promise="P6", refused_by="proto/wardround/rpc.py")
 def test_terminal_escape__in_an_error(hospital: SiteWorld) -> None:
     """What the coordinator says of an error is not shown at all: the sentence is ours, by its code."""

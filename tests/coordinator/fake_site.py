@@ -198,8 +198,17 @@ class FakeSite:
         )  # fmt: skip
 
     def offer(self, study: str) -> Any:
-        reply = self.federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=WAIT_S)
-        return next(offer for offer in reply.studies if offer.study == study)
+        return next(offer for page in self.pages() for offer in page if offer.study == study)
+
+    def pages(self) -> Iterator[list[Any]]:
+        """The studies that it is offered, page by page."""
+        after, more = "", True
+        while more:
+            request = pb.StudiesRequest(agent_version=__version__, after=after)
+            reply = self.federation.Studies(request, timeout=WAIT_S)
+            yield list(reply.studies)
+            more = reply.more
+            after = reply.studies[-1].study if more else ""
 
     def specs(self, study: str) -> tuple[TensorSpec, ...]:
         return rpc.manifest_from(self.offer(study).initial_model).specs

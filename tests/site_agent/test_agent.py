@@ -44,6 +44,18 @@ def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: Si
         assert bytes(taken.payload) == b"".join(data for _, data in file.chunks())
 
 
+def test_studies_that_come_in_pages_are_all_kept(world: SiteWorld) -> None:
+    world.join()
+    model = write_tensors(world.folder / "initial.safetensors", SHARED, 0)
+    names = ["hearts", "kidneys", "livers", "lungs", "skins"]
+    for name in reversed(names):
+        world.coordinator.offer(document(name=name), model)
+    world.coordinator.offers_a_page = 2
+    world.start()
+    for name in names:
+        world.wait_offered(name)
+
+
 def test_the_trainer_gets_the_announced_model(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.assign(STUDY, 1)
