@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coordinator import calls
+from coordinator import servicers as service
 from coordinator.server import Coordinator
 from coordinator.storage import database
 from coordinator.studies import conclusion, engine
@@ -41,7 +42,7 @@ from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.receipts import NOT_RECEIVED
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
@@ -132,6 +133,55 @@ def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.M
         assert receipt
         assert receipt.decision == "accepted"
         assert bool(offsets[0]) == bool(size)
+
+
+def deleted_files() -> list[str]:
+    """The files that this process holds open though they have no name any more."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.append(str(entry.readlink()))
+    return [path for path in found if path.endswith("(deleted)")]
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+def test_hung_first_messages__a_download_of_a_model_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that took a piece now and then kept the room of a model on the disk that nobody else could get any
+    more, for days; one a round, and the disk was full."""
+    monkeypatch.setattr(service, "OFFERED_S", 0.0)
+    with placed(tmp_path) as place:
+        large = (TensorSpec("w", "F32", (4 * 1024 * 1024,)),)
+        place.initial.write_bytes(file_header(large) + bytes(large[0].bytes))
+        alpha, mallory = place.begin(sites=["alpha", "mallory"], quorum=1, rounds=3)
+
+        def closes() -> None:
+            assignment = alpha.next_assignment()
+            update = replace(delta("alpha", assignment.round, large), metrics=(("val_loss", "0.5"),))
+            assert alpha.answer(assignment, update).decision == "accepted"
+
+        mallory.decline(mallory.next_assignment(), "DECLINED_RESOURCES")
+        closes()
+        assignment = mallory.next_assignment()
+        model = assignment.base.digest.hex()
+        held = mallory.federation.Download(
+            pb.DownloadRequest(study="trial", revision=1, model=assignment.base), timeout=60
+        )
+        assert next(held).HasField("manifest")
+        taken = len(next(held).chunk.data)
+        mallory.decline(assignment, "DECLINED_RESOURCES")
+        closes()
+        mallory.decline(mallory.next_assignment(), "DECLINED_RESOURCES")
+        taken += len(next(held).chunk.data)  # it is the best model now, and goes on
+        closes()
+        place.until(lambda status: status["closing"] and status["best"]["round"] == 2)
+        assert not place.coordinator.parts.blobs.model(model).exists()
+        with pytest.raises(grpc.RpcError) as refused:
+            taken += sum(len(reply.chunk.data) for reply in held)
+        assert refused.value.details() == "REVISION_CHANGED"
+        assert taken < large[0].bytes
+        wait_until(lambda: not any(model in path for path in deleted_files()), "its room is free", 20)
 
 
 UNDECODABLE = b"\xff\xff\xff"
