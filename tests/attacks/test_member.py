@@ -31,7 +31,7 @@ from site_agent.gateway.enrolment.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
-from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
@@ -413,6 +413,42 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
             alpha.send(alpha.opening(assignment, update), update.payload)
         with place.coordinator.parts.store.read() as records:
             assert len(records.all(database.uploads)) == 1
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal left a row and a receipt for good: some 200 an hour, and never an end."""
+    monkeypatch.setattr(receive, "MAX_REFUSED", 4)
+    with placed(tmp_path) as place:
+        (mallory,) = place.begin(sites=["mallory"], rounds=2)
+        assignment = mallory.next_assignment()
+        update = delta("mallory", 1, SPECS)
+
+        def refusals() -> list[Any]:
+            with place.coordinator.parts.store.read() as records:
+                return records.all(database.uploads, decision="refused")
+
+        for _ in range(4):
+            strange = mallory.opening(assignment, update)
+            strange.study = "strange"
+            receipt = mallory.send(strange, update.payload)
+            assert receipt is not None
+            assert (receipt.decision, receipt.code) == ("refused", "STUDY_UNKNOWN")
+        for _ in range(3):  # by its opening, and by its payload
+            strange = mallory.opening(assignment, update)
+            strange.study = "strange"
+            said = "TOO_BUSY\n4 refused uploads of site `mallory` are kept, and no more are; it may send what counts"
+            with refused(said):
+                mallory.send(strange, update.payload)
+            with refused(said):
+                mallory.send(mallory.opening(assignment, update), update.payload, commit=b"\x01" * 32)
+            with place.coordinator.parts.store.read() as records:
+                assert records.all(database.uploads, decision="") == []
+            assert len(refusals()) == 4
+        assert not list((place.state.root / "blobs" / "uploads").iterdir())
+        pages = mallory.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20)
+        assert sum(len(page.envelopes) for page in pages) == 4 + 1  # the chain is whole, and the statement
+        assert mallory.answer(assignment).decision == "accepted"
 
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/updates/admission.py")
