@@ -83,10 +83,10 @@ def test_hung_first_messages(tmp_path: Path, who: Callable[[Place], tuple[tuple[
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_hung_first_messages__revoked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_first_messages__revoked_meanwhile(tmp_path: Path) -> None:
     """A revocation left the calls alone that had not said anything yet."""
-    monkeypatch.setattr(calls, "FIRST_MESSAGE_S", 600)
     with placed(tmp_path) as place:
+        place.bound(first_message_s=600)
         alpha = place.join("alpha")
         hung = Hung(place, own_pems(alpha), "Federation/Studies", calls.MAX_CALLS - 1)
         try:
@@ -101,10 +101,10 @@ def test_hung_first_messages__revoked_meanwhile(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
 @pytest.mark.parametrize("size", [0, 1], ids=["nothing comes", "a byte now and then"])
-def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_hung_first_messages__then_a_crawl(tmp_path: Path, size: int) -> None:
     """An upload that is open and moves nothing, or next to nothing, held its worker for as long as it liked."""
-    monkeypatch.setattr(calls, "RATE_S", 1.0)
     with placed(tmp_path) as place:
+        place.bound(rate_s=1.0)
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
         update = delta("alpha", 1, SPECS)
@@ -127,7 +127,7 @@ def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.M
         ended.set()
         never.set()
         assert refused.value.code() == grpc.StatusCode.CANCELLED  # as a broken line is: it may go on where it was
-        monkeypatch.undo()
+        place.bound()
         offsets: list[int] = []
         receipt = alpha.send(opening, update.payload, on_offset=offsets.append)
         assert receipt
@@ -215,10 +215,10 @@ def carried_out(channel: grpc.Channel, method: str, messages: tuple[bytes, ...],
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_occupied_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_slots(tmp_path: Path) -> None:
     """After some streams, such as an undecodable message and another, a site's place was taken for good."""
-    monkeypatch.setattr(calls, "LEFT_S", 5.0)
     with placed(tmp_path) as place:
+        place.bound(left_s=5.0)
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
         update = delta("alpha", 1, SPECS)
@@ -962,12 +962,11 @@ def test_readable_key__at_the_start(world: World) -> None:
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_flood_of_calls(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_calls(served: Place) -> None:
     """Short calls in good form, one after another and eight at a time, took the processor, the log and the one thread
     that owns the studies from everybody, for as long as a member liked.
     """
-    monkeypatch.setattr(calls, "BURST", 40)
-    monkeypatch.setattr(calls, "CALLS_A_SECOND", 0.001)
+    served.bound(burst=40, calls_a_second=0.001)
     alpha, mallory = served.begin(sites=["alpha", "mallory"], quorum=1, rounds=1)
     assignment = alpha.next_assignment()
     answers: list[str] = []

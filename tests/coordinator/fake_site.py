@@ -244,9 +244,11 @@ class FakeSite:
 
     def send(
         self, opening: Any, payload: bytes, *, chunk: int = 256 * 1024, commit: bytes | None = None,
-        stop_at: int | None = None, on_offset: Callable[[int], None] = lambda offset: None,
+        stop_at: int | None = None, over: Any = None, on_offset: Callable[[int], None] = lambda offset: None,
     ) -> Receipt | None:  # fmt: skip
-        """Upload from the offset that the coordinator gives. ``stop_at``: end the stream there, without a commit."""
+        """Upload from the offset that the coordinator gives. ``stop_at``: end the stream there, without a commit.
+        ``over``: a stub on another connection than its own.
+        """
         starts: queue.Queue[int] = queue.Queue()
 
         def requests() -> Iterator[Any]:
@@ -263,7 +265,7 @@ class FakeSite:
 
         begun = False
         try:
-            for reply in self.federation.Upload(requests(), timeout=WAIT_S):
+            for reply in (over or self.federation).Upload(requests(), timeout=WAIT_S):
                 if reply.HasField("receipt"):
                     return self.take(reply.receipt)
                 on_offset(reply.offset)
