@@ -16,6 +16,7 @@ from typing import Any, cast
 import grpc
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from site_agent import audit
 from site_agent.audit import export
@@ -32,7 +33,7 @@ from site_agent.trainer import predictions
 from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
-from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world
+from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world, signed
 from tests.attacks.taken_over import on_a_terminal
 from tests.coordinator.conftest import Place
 from tests.site_agent.fake_trainer import SHARED, write_tensors
@@ -696,12 +697,36 @@ def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator
         lying.changes = {"receipt_id": f"{number}-" + "x" * 200_000}
         envelope = lying._lie(lying._receipt(bytes.fromhex(upload), None, "accepted", "", None))
         error = ledger.dispute(upload, envelope, "made up")
-    assert "what came could not be kept" in error.message
+    left_out = 2 * evidence.MAX_FILES - (evidence.MOST_OF_ONE - 1)  # the first lie was another
+    assert error.message.endswith(f"the first ones about this upload are, and {left_out} more were counted")
     ledger.close()
-    kept = list((world.state.ledger / "evidence").iterdir())
-    assert len(kept) == evidence.MAX_FILES
-    assert sum(path.stat().st_size for path in kept) < evidence.MAX_FILES * 2 * evidence.MAX_PAYLOAD
-    assert "made up" in {row["why"] for row in evidence.read(world.state.ledger)}
+    kept = list((world.state.ledger / "evidence").glob("*.json"))
+    assert len(kept) == evidence.MOST_OF_ONE
+    assert sum(path.stat().st_size for path in kept) < evidence.MOST_OF_ONE * 2 * evidence.MAX_PAYLOAD
+    rows = evidence.read(world.state.ledger)
+    assert "this receipt does not follow the one before it: one is missing" in rows[0]["why"]
+    assert {row["left_out"] for row in rows} == {left_out}
+    said = command("site-agent", "status", "--state", world.state.root)
+    assert f"the ledger is as it was; {left_out} more about this upload were counted and not kept" in said
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/exit/evidence.py")
+def test_hostile_receipt__room_for_the_next_upload(tmp_path: Path) -> None:
+    """64 lies about one upload used up the folder, and nothing was kept of the next upload's. Each has room for four,
+    and its first lie is kept whatever else is."""
+    kept = evidence.Evidence(tmp_path)
+    key = ed25519.Ed25519PrivateKey.generate()
+    uploads = [f"{number:032x}" for number in range(evidence.MAX_FILES // evidence.MOST_OF_ONE + 2)]
+    for upload_id in uploads:
+        about = {"upload_id": upload_id, "study": STUDY, "revision": 1, "round": 1}
+        for number in range(9):
+            kept.keep(about, signed(receipts.RECEIPT_TYPE, b"%d" % number * 5_000, key), f"lie {number}")
+    rows = evidence.read(tmp_path)
+    firsts = {row["upload_id"]: row for row in rows if row["why"] == "lie 0"}
+    assert set(firsts) == set(uploads) == evidence.Evidence(tmp_path).uploads
+    assert len(rows) == evidence.MAX_FILES + 2
+    assert [len(row["payload_base64"]) > 0 for row in firsts.values()] == [True] * (len(uploads) - 2) + [False] * 2
+    assert [firsts[one]["left_out"] for one in uploads] == [5] * (len(uploads) - 2) + [8] * 2
 
 
 RUNS_WHAT_IT_READS = frozenset(
