@@ -22,6 +22,7 @@ from site_agent.audit.files import Lines, in_folder
 from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
+from tests.attacks.ledgers import cut
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from wardround import __version__
 from wardround.errors import BadData, Unavailable
@@ -400,6 +401,30 @@ def test_the_commands_answer_from_a_copy_of_the_ledger_alone(state: Path, receip
             "export", "--ledger", ledger, "--format", kind, "--out", out, "--force"
         )
     assert f"report written to {out}" in agent("report", "--state", str(state), "--out", out, "--force")
+
+
+def test_reconcile_counts_apart_what_the_ledger_has_not(tmp_path: Path, made: Made) -> None:
+    """It said that all of the copy were in the ledger."""
+    folder, copy = tmp_path / "site" / "ledger", tmp_path / "receipts.jsonl"
+    made.write(folder)
+    cut(folder, made, 18)  # the last upload is there, its receipt is not
+    copy.write_bytes(made.copy())
+    said = agent("reconcile", "--ledger", str(folder), "--receipts", str(copy))
+    assert said.splitlines() == [
+        "receipts: 4 of the 5 in the coordinator's copy are in the ledger, in order, byte for byte; not yet, for the "
+        "site has not asked for them: 1",
+        "1 uploads still have no receipt in the ledger",
+    ]
+    restored = Made(16)  # from a backup: without the last round, whose receipt the coordinator has
+    restored.receipts, restored.previous = made.receipts, made.previous
+    again = Made(10, before=restored, seed=8)
+    again.write(tmp_path / "again" / "ledger")
+    copy.write_bytes(again.copy())
+    said = agent("reconcile", "--ledger", str(tmp_path / "again" / "ledger"), "--receipts", str(copy))
+    assert said.splitlines() == [
+        f"receipts: {len(again.receipts) - 1} of the {len(again.receipts)} in the coordinator's copy are in the "
+        "ledger, in order, byte for byte; of lines that were lost before a ledger was opened anew: 1",
+    ]
 
 
 def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
