@@ -391,5 +391,6 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
 
 def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
     """A fatal refusal, with what it means for this hospital."""
-    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {error.message}"
+    why = error.message.removesuffix(f" ({error.code})")
+    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {why}"
     return NeedsPerson(message, hint=error.hint, code=error.code)
