@@ -159,7 +159,7 @@ def test_namespace_without_interfaces_is_told_from_one_with(tmp_path: Path, inte
 def test_other_processes_of_the_user_cannot_read_its_memory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may")
-    script = "from site_agent.trainer.isolation import kernel as isolation; isolation.isolate(); print(1, flush=True); input()"
+    script = "from site_agent.trainer.isolation import kernel; kernel.isolate(); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -232,7 +232,9 @@ def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: boo
 
 
 def test_the_first_of_its_group_says_that_it_could_not_leave_its_session() -> None:
-    script = "import os; os.setpgid(0, 0)\nfrom site_agent.trainer.isolation import kernel as isolation\nprint(*isolation.isolate().missing)"
+    script = (
+        "import os; os.setpgid(0, 0)\nfrom site_agent.trainer.isolation import kernel\nprint(*kernel.isolate().missing)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "shared_session" in done.stdout.split()
     assert "shared_session" in MEASURES
