@@ -293,13 +293,14 @@ def _copy(state: Path | None, ledger: Path | None, receipts: Path | None, ask: b
 def _ask(state: Path) -> None:
     """Raises Unavailable: the coordinator cannot be asked now."""
     from site_agent.cli.service import ask_service, joined
+    from site_agent.gateway.requests import FetchReceipts
 
     here, _ = joined(state)
-    if ask_service(here, "receipts") is None:
-        from site_agent.gateway.commands import alone
+    if ask_service(here, FetchReceipts()) is None:
+        from site_agent.gateway.setup import handler_alone
 
-        with alone(here) as (desk, interrupt):
-            desk.fetch_receipts(interrupt)
+        with handler_alone(here) as (handler, interrupt):
+            handler.fetch_receipts(interrupt)
 
 
 def _fingerprint(text: str, option: str) -> str:

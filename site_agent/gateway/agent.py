@@ -15,18 +15,21 @@ import threading
 from typing import Any
 
 from site_agent.gateway.allowance import SparingLog
-from site_agent.gateway.commands import Desk, as_needs_person, fatal, open_line, why_unreachable
+from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.client import Connection, pauses
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.messages import STOP, Assignment, Goodbye, TwoLines
-from site_agent.gateway.consent.approvals import sayable
+from site_agent.gateway.consent.approvals import reportable_code
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.renewal import keep_renewed
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
+from site_agent.gateway.setup import as_needs_person, is_fatal, open_line, why_unreachable
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Offer, Site, SiteState
+from site_agent.state.person import Person
 from wardround.errors import (
     CannotWrite,
     NeedsPerson,
@@ -56,7 +59,7 @@ class Agent:
         self._ledger = Ledger(state.ledger, self._identity.ledger_key())
         self._ledger.refuse_unbegun()
         self._line = open_line(self._site, self._identity)
-        self.desk = Desk(state, self._site, self._ledger, self._line)
+        self.commands = CommandHandler(state, self._site, self._ledger, self._line)
         self._rounds = Rounds(state, self._site, self._line, self._ledger, Trainer(state.root))
         self._log = SparingLog(log)
         self._stopping = Interrupt()
@@ -121,13 +124,13 @@ class Agent:
         """Ask for the studies now. Raises Unavailable at once where the line is down."""
         if not self._connected:
             raise Unavailable(f"no line to the coordinator at {self._site.address}")
-        return self.desk.refresh(self._stopping)
+        return self.commands.refresh(self._stopping)
 
     def fetch_receipts(self) -> int:
         """Ask for the coordinator's copy of the receipts now. Raises Unavailable at once where the line is down."""
         if not self._connected:
             raise Unavailable(f"no line to the coordinator at {self._site.address}")
-        return self.desk.fetch_receipts(self._stopping)
+        return self.commands.fetch_receipts(self._stopping)
 
     def approved(self, consent: Consent) -> bool:
         """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it.
@@ -145,9 +148,9 @@ class Agent:
             current[1].throw()
         return self._tell(consent, "ready")
 
-    def withdraw(self, study: str, person: dict[str, Any]) -> bool:
+    def withdraw(self, study: str, person: Person) -> bool:
         """Stop this study at once, mid-round too. Whether the coordinator has been told already."""
-        consent = self.desk.withdraw(study, person)
+        consent = self.commands.withdraw(study, person)
         with self._changed:
             self._inbox.pop(study, None)
             self._held.pop(study, None)
@@ -156,12 +159,12 @@ class Agent:
             self._changed.notify_all()
         if current is not None and current[0].study == study:
             current[1].throw()
-        self.desk.record_withdrawal(consent, person)
+        self.commands.record_withdrawal(consent, person)
         return self._tell(consent, "withdrawn")
 
-    def decide(self, study: str, round_: int, word: str, update: str, person: dict[str, Any]) -> bool:
-        """Take a person's word on an update that waits. Whether its assignment is at hand and goes on at once."""
-        self.desk.decide(study, round_, word, update, person)
+    def decide(self, study: str, round_: int, decision: ReleaseDecision, update: str, person: Person) -> bool:
+        """Take a person's decision about an update that waits. Whether its assignment goes on at once."""
+        self.commands.decide(study, round_, decision, update, person)
         return self._go_on(study, round_)
 
     def _go_on(self, study: str, round_: int) -> bool:
@@ -174,19 +177,20 @@ class Agent:
             under_way = [self._inbox.get(study), self._current[0] if self._current is not None else None]
             return any(one is not None and (one.study, one.round) == (study, round_) for one in under_way)
 
-    def leave(self, person: dict[str, Any]) -> list[str]:
-        """End the membership and this agent. The studies whose withdrawal the coordinator has not heard of."""
-        untold = [one.study for one in self.desk.approved() if not self.withdraw(one.study, person)]
-        self.desk.leave(person)
+    def leave(self, person: Person) -> list[str]:
+        """End the membership and this agent. The studies whose withdrawal the coordinator was not told."""
+        approved = [consent.study for consent in self.commands.approved()]
+        unreported = [study for study in approved if not self.withdraw(study, person)]
+        self.commands.leave(person)
         self._fail(NeedsPerson(f"site `{self._site.site}` left federation `{self._site.federation}`"))
-        return untold
+        return unreported
 
     def _tell(self, consent: Consent, standing: str) -> bool:
         if not self._connected:
             return False
         try:
             with self._line.use() as connection:
-                self.desk.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
+                self.commands.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
         except (Unavailable, TryAgain):
             return False
         finally:
@@ -224,11 +228,11 @@ class Agent:
         if not self._line.is_current(connection):
             return  # replaced before there was a watch to interrupt
         for offer in connection.studies(watching, patient=self._first_try.is_set()):
-            self.desk.keep(offer)
+            self.commands.keep(offer)
         before = self._line.bytes_up()
         listed = self._ledger.append_often("session", event="opened", peer=connection.address)
         try:
-            self.desk.declare_all(connection, listed=listed)
+            self.commands.declare_all(connection, listed=listed)
             self._ledger.sign()
             self._was_connected = self._connected = True
             self._first_try.set()
@@ -241,7 +245,7 @@ class Agent:
                     self._log.info("the coordinator is going down; connecting again when it is back")
                     return
                 if isinstance(event, Offer):
-                    self.desk.keep(event)
+                    self.commands.keep(event)
                 elif isinstance(event, TwoLines):
                     self._warn_of(event)
                 else:
@@ -283,7 +287,7 @@ class Agent:
         """Put an assignment into the inbox; interrupt what it makes pointless."""
         word = COORDINATOR_STATES.get(assignment.reason) if assignment.kind == STOP else "running"
         if word is not None:
-            self.desk.coordinator_says(assignment.study, assignment.digest, word)
+            self.commands.coordinator_says(assignment.study, assignment.digest, word)
         with self._changed:
             current = self._current
             same_study = current is not None and current[0].study == assignment.study
@@ -323,7 +327,7 @@ class Agent:
         except (Unavailable, TryAgain) as error:
             self._log.warning("%s; asking again with the next connection", error.message)
         except WardroundError as error:
-            if fatal(error) or isinstance(error, StorageFailed):
+            if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
             log.error("%s", error.message)
 
@@ -333,17 +337,17 @@ class Agent:
                 with self._changed:
                     self._held[assignment.study] = assignment
                 self._declare(assignment, "held")
-                if self.desk.has_word(assignment.study):  # given while this thread was still saying that it waits
+                if self.commands.is_decided(assignment.study):  # given while this thread was still saying that it waits
                     self._go_on(assignment.study, assignment.round)
         except Interrupted:
             self._log.info("round %d of `%s` was called off", assignment.round, assignment.study)
             with self._changed:
                 self._ask_about_uploads = True  # the round may have closed while its receipt was on the way
         except WardroundError as error:
-            if fatal(error) or isinstance(error, StorageFailed):
+            if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
             self._log.error("round %d of `%s`: %s. %s", assignment.round, assignment.study, error.message, error.hint)
-            self._decline(assignment, sayable(error))
+            self._decline(assignment, reportable_code(error))
         except Exception:
             self._log.exception("round %d of `%s` failed here", assignment.round, assignment.study)
             self._decline(assignment, "DECLINED_TRAINING_FAILED")
@@ -364,14 +368,14 @@ class Agent:
         """Say where this site stands with one assignment. If the coordinator cannot hear, it asks again when it can."""
         try:
             with self._line.use() as connection:
-                self.desk.declare(
+                self.commands.declare(
                     connection, assignment.study, assignment.revision, assignment.digest, standing,
                     round_=assignment.round, attempt=assignment.attempt, code=code, often=True,
                 )  # fmt: skip
         except (Unavailable, TryAgain) as error:
             self._log.warning("%s", error.message)
         except WardroundError as error:
-            if fatal(error) or isinstance(error, StorageFailed):
+            if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
             self._log.error(
                 "the coordinator does not take that round %d is %s: %s", assignment.round, standing, error.message
@@ -387,7 +391,7 @@ class Agent:
                 self._identity, self._site, self._line, self._ledger, self._stopping, lambda: self._watching.throw()
             )
         except WardroundError as error:
-            if fatal(error) or isinstance(error, StorageFailed):
+            if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
             raise NeedsPerson(f"the certificate cannot be renewed: {error.message}", hint=error.hint) from None
 
@@ -404,7 +408,7 @@ class Agent:
         except Interrupted:
             return
         except WardroundError as error:
-            self._fail(as_needs_person(error, self._site) if fatal(error) else error)
+            self._fail(as_needs_person(error, self._site) if is_fatal(error) else error)
         except Exception as error:
             log.exception("the agent's %s thread failed", act.__name__)
             self._fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))

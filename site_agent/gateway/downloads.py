@@ -39,12 +39,12 @@ class Downloads:
             BadData: other tensors than approved, or another digest than announced.
             CannotWrite: there is no room for it.
         """
-        specs = consents.specs(consent.comes)
+        specs = consent.download
         header = file_header(specs)
         name = model_name(kind, assignment.study, model.round)
         path = self._state.incoming / name
         self._remove_models(assignment.study, name)
-        leaving = sum(spec.bytes for spec in consents.specs(consent.leaves))
+        leaving = sum(spec.bytes for spec in consent.upload)
         self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
         for tries, pause in enumerate(pauses(), 1):
             interrupt.check()
@@ -95,7 +95,7 @@ class Downloads:
         consent: Consent,
         interrupt: Interrupt,
     ) -> None:
-        size = start + sum(spec.bytes for spec in consents.specs(consent.comes))
+        size = start + sum(spec.bytes for spec in consent.download)
         if file.size() >= size:
             file.truncate(start)  # begun before, and wrong: from the beginning
         offset = file.size() - start
@@ -103,7 +103,7 @@ class Downloads:
             for part in connection.download(assignment.study, assignment.revision, model, offset, interrupt):
                 if isinstance(part, Manifest):
                     what = f"model {model.round} of `{assignment.study}`"
-                    consents.check_tensors(part.specs, consent.comes, consent.study, what)
+                    consents.check_tensors(part.specs, consent.download, consent.study, what)
                     continue
                 position, data = part
                 if position != file.size() - start or start + position + len(data) > size:

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from site_agent.gateway.commands import open_gate
 from site_agent.gateway.connection.client import Line
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.messages import STOP, TRAIN, Assignment
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.exit import egress
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
@@ -46,7 +46,7 @@ class Rounds:
         self._line = line
         self._ledger = ledger
         self._trainer = trainer
-        self._gate = open_gate(state, site, ledger)
+        self._policy = PolicyEnforcement.of(state, site, ledger)
         self._staging = Staging(state.staging)
         self._downloads = Downloads(state, line, self._staging)
 
@@ -106,25 +106,25 @@ class Rounds:
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
-        told = consents.told_of(consent)
+        told = consent.reported
         departure = None
         if journal.upload_id:
             departure = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
         if departure is None:
             if journal.phase not in ("trained", "held", "uploading"):
-                leaving = consents.specs(consent.leaves) if assignment.kind == TRAIN else ()
-                self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
+                leaving = consent.upload if assignment.kind == TRAIN else ()
+                self._policy.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work
                 self._train(assignment, consent, journal, interrupt)
             interrupt.check()
             self._refuse_other_consent(consent)
             file = self._own_copy(journal)
-            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
+            departure = egress.record(self._ledger, self._policy, self._line.meter, journal, consent, told, file)
             if departure is None:
                 self._hold(journal)
                 return True
         journal.phase, journal.upload_id = "uploading", departure.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._gate, consent, told, interrupt)
+        receipt = egress.send(departure, self._line, self._ledger, self._policy, consent, told, interrupt)
         self._decide(journal, receipt)
         egress.refuse_if_ledger_refused(receipt)
         return False
@@ -230,7 +230,7 @@ class Rounds:
                     assignment.kind, study=consent.document, revision=consent.revision,
                     study_digest=consent.study_digest, site=self._site.site, round=assignment.round,
                     attempt=assignment.attempt, base=base,
-                    base_digest=assignment.base.digest, data=consent.data,
+                    base_digest=assignment.base.digest, data=consent.data.document(),
                 )  # fmt: skip
             except WardroundError:
                 interrupt.check()  # it was we who ended it
@@ -307,7 +307,7 @@ class Rounds:
             best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
         self._ask(
             "finish", study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=consent.data,
+            site=self._site.site, data=consent.data.document(),
             best_round=assignment.best.round if assignment.best is not None else None,
             best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
             left_out=dict(assignment.left_out),

@@ -22,7 +22,6 @@ from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
 from site_agent.gateway import allowance
-from site_agent.gateway.commands import open_line
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent import offers
@@ -32,6 +31,7 @@ from site_agent.gateway.enrolment.join import join
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.setup import open_line
 from site_agent.handoff import staged
 from site_agent.state.directory import SiteState
 from site_agent.trainer import predictions
@@ -233,7 +233,7 @@ def test_approved_is_not_what_was_previewed__from_a_script(tmp_path: Path) -> No
         assert "nothing was approved: there is no terminal to ask at, and no --digest says what was shown" in said
         assert f"hint: `site-agent preview {STUDY} --data patients`, read it, then `site-agent approve " in said
         said = shell.run("approve", STUDY, "--data", "patients", "--digest", seen[:16], code=78).stderr
-        assert "training.local_epochs none -> 10000" in said
+        assert "training.local_epochs none -> 10,000" in said
         assert shell.json("studies")["studies"][0]["state"] == "offered"
     finally:
         shell.close()

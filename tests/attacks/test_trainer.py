@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from site_agent import audit
-from site_agent.cli.main import study_rows
+from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.handoff import Trainer, trainer_socket
 from site_agent.state.directory import Journal, SiteState
@@ -95,7 +95,9 @@ def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpe
         assert len(world.hostile.streams) == 4  # a drafted policy has room for sending an update four times
         (blocked,) = world.lines("blocked")
         assert blocked["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
-        assert study_rows(world.state, world.state.site())[0]["state"] == "running"  # and not "uploading" for good
+        assert (
+            study_rows(world.state, "spiffe://test/coordinator")[0].state == "running"
+        )  # and not "uploading" for good
         world.coordinator.declared.clear()
         world.restart()
         world.coordinator.wait_connected()
@@ -319,7 +321,7 @@ def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.M
         return said
 
     monkeypatch.setattr(Ledger, "word", too_late)
-    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     exit_world.wait_over()
     assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)
     assert [line["update"] for kind in ("held", "released", "upload") for line in exit_world.lines(kind)] == [
@@ -333,7 +335,7 @@ def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> N
     and the trainer told other numbers each time."""
     exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "validate", 4)
-    exit_world.command("released", study=STUDY, round=4, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=4, decision="released", update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
     exit_world.taken.wait_asked("discard", 0)
     digests = {update}
@@ -354,7 +356,7 @@ def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: Exit
     """The tensors are those that a person released; what is told beside them is not."""
     exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "train", 1)
-    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
     exit_world.coordinator.declared.clear()
     exit_world.taken.lies = {"metrics": {"val_loss": "0.1234"}} if change == "metrics" else {"num_examples": 4711}

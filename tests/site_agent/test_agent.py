@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from site_agent.cli.main import study_rows
 from site_agent.gateway.connection.client import ChangedOnTheWay, Connection, Line
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.consent.rows import study_rows
 from site_agent.state.directory import study_state
-from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.tensors.manifests import TensorFile, TensorSpec
@@ -383,7 +383,7 @@ def test_a_count_in_another_form_than_approved_does_not_leave(
     world.trainer.num_examples = -1
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
-    assert "the trainer's num_examples is not that of the data approved for `hearts`, told exact" in caplog.text
+    assert "the trainer's num_examples is not that of the data approved for `hearts`, reported exact" in caplog.text
 
 
 def test_only_a_code_of_a_trainers_failure_reaches_the_coordinator(world: SiteWorld) -> None:
@@ -404,24 +404,24 @@ def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(wor
     world.trainer.failure = BadData("another table", code="DECLINED_DATA_CHANGED")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_CHANGED")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["round"]) == ("changed", 1)
-    (said,) = row["changes"]
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.round) == ("changed", 1)
+    (said,) = row.changes
     assert said == (
         "what it trains on is not what was approved, so round 1 was declined; `site-agent data check patients --study "
         "hearts` looks at it"
     )
     world.restart()  # a journal is read back as it was written
-    (row,) = study_rows(world.state, world.state.site())
-    assert row["state"] == "changed"
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert row.state == "changed"
     world.trainer.failure = None
     world.approve()
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["changes"]) == ("approved", [])
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.changes) == ("approved", ())
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("commit")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], world.state.journal(STUDY).declined) == ("running", "")
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, world.state.journal(STUDY).declined) == ("running", "")
 
 
 def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: SiteWorld) -> None:
@@ -430,8 +430,8 @@ def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: Si
     world.trainer.failure = BadData("text in a numeric column", code="DECLINED_DATA_INVALID")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["changes"]) == ("running", [])
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.changes) == ("running", ())
 
 
 def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
@@ -494,8 +494,8 @@ def test_an_approval_says_who_what_and_for_which_table(world: SiteWorld) -> None
     world.ready()
     consent = world.state.consent(STUDY)
     assert consent is not None
-    assert consent.leaves == [leaf(spec) for spec in SHARED]
-    assert (consent.study_digest, consent.rows, consent.approved_by) == (world.digest, 100, PERSON)
+    assert consent.upload == tuple(SHARED)
+    assert (consent.study_digest, consent.rows, consent.approved_by) == (world.digest, 100, DPO)
     (line,) = world.lines("consent")
     assert (line["event"], line["by"], line["data_digest"]) == ("approved", PERSON, "ab" * 32)
 
@@ -527,7 +527,7 @@ def test_a_withdrawal_stops_training_at_once(world: SiteWorld) -> None:
     world.trainer.hold.set()
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("train")
-    assert world.command("withdraw", study=STUDY, by=PERSON) == {"told": True}
+    assert world.command("withdraw", study=STUDY, by=PERSON) == {"reported": True}
     assert world.trainer.aborted.is_set()
     world.coordinator.wait_declared("WITHDRAWN")
     assert not world.coordinator.uploads

@@ -147,7 +147,9 @@ def test_join_never_takes_the_invitation_as_an_argument(shell: Shell) -> None:
 
 def test_join_without_a_terminal_or_a_file_says_how(shell: Shell) -> None:
     said = shell.run("join", code=64).stderr
-    assert said.startswith("error: no invitation: this is no terminal to ask at\nhint: --invitation FILE")
+    assert said.startswith(
+        "error: no invitation was given, and there is no terminal to ask at\nhint: give --invitation FILE"
+    )
 
 
 def test_a_missing_invitation_file_is_named(shell: Shell) -> None:
@@ -196,7 +198,7 @@ def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> N
     assert [stay["name"] for stay in shown["stays"]] == ["private.weight"]
     done = shell.approve()
     assert "warning: one class" in done.stderr
-    assert done.stdout.splitlines()[-1] == "The coordinator hears of it at the next connection; next: `site-agent run`"
+    assert done.stdout.splitlines()[-1] == "The coordinator is told at the next connection; next: `site-agent run`"
     assert shell.json("status")["studies"][0]["state"] == "approved"
     assert "withdrawn: nothing more of it leaves" in shell.run("withdraw", STUDY).stdout
     assert shell.json("status")["studies"][0]["state"] == "withdrawn"
@@ -302,7 +304,7 @@ def test_the_service_runs_while_the_coordinator_is_away_and_says_so(shell: Shell
     service = shell.serve("--only", "gateway")
     assert shell.json("status")["connected"] is False
     said = shell.run("studies").stderr
-    assert "the coordinator cannot be asked now" in said
+    assert "the coordinator cannot be reached now" in said
     assert f"nobody listens at {shell.coordinator.address}" in shell.stop(service)
 
 

@@ -30,6 +30,7 @@ from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
 from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -66,7 +67,7 @@ def hospital_of(folder: Path, study: StudyFile) -> ImageHospital:
     state = folder / "state"
     for name in ("staging", "studies", "offers", "identity"):
         (state / name).mkdir(parents=True)
-    SiteState(state).save_offer(Offer("toy", 1, STUDY_DIGEST, "waiting", study.document(), []))
+    SiteState(state).save_offer(Offer("toy", 1, STUDY_DIGEST, "waiting", study.document(), Manifest(())))
     SiteState(state).save_site(Site("ash", "demo", "127.0.0.1:1", "00", "00", 0))
     return ImageHospital(state, folder / "none", folder / "none", study, Requests(state))
 

@@ -16,6 +16,7 @@ from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -48,7 +49,7 @@ def trained(hospital: Hospital) -> None:
 
 def offer(hospital: Hospital) -> None:
     state = SiteState(hospital.state)
-    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, []))
+    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, Manifest(())))
     state.save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
 
 

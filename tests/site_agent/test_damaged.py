@@ -17,7 +17,7 @@ from site_agent.audit.form import record_in
 from site_agent.gateway.connection.messages import assignment_from, offer_from
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.service import Commands
+from site_agent.gateway.service import RequestDispatcher
 from site_agent.state.directory import SiteState
 from site_agent.trainer import vault
 from tools import verify_ledger
@@ -99,7 +99,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
     document = canonical.loads(message.document)
     del document["told"]
     message.document = canonical.dumps(document)
-    initial = canonical.digest(site.offer.initial_model)
+    initial = site.offer.initial_model.digest()
     message.digest = bytes.fromhex(canonical.digest({"initial_model": initial, "study": document}))
     with pytest.raises(BadData, match="without some of its settings"):
         offer_from(message, "alpha")
@@ -206,8 +206,8 @@ BY = {"name": "dpo", "uid": 1000}
         {"command": "withdraw", "study": STUDY}, {"command": "withdraw", "study": STUDY, "by": {"name": "dpo"}},
         {"command": "withdraw", "study": STUDY, "by": {"name": 1, "uid": 1}}, {"command": "leave", "by": {**BY,
         "uid": -1}},
-        {"command": "waiting", "study": STUDY, "round": "1"}, {"command": "released", "study": STUDY, "round": 1,
-        "by": BY},
+        {"command": "waiting", "study": STUDY, "round": "1"}, {"command": "decide", "study": STUDY, "round": 1,
+        "by": BY}, {"command": "decide", "study": STUDY, "round": 1, "update": "", "decision": "kept", "by": BY},
         {"command": "leave"}, {"command": "leave", "by": []},
     ],
     ids=str,
@@ -215,7 +215,7 @@ BY = {"name": "dpo", "uid": 1000}
 def test_a_command_that_is_not_of_its_form_is_refused(state: SiteState, request_: dict[str, Any]) -> None:
     """Who a command says that it is from goes into the ledger, whose verifiers refuse another form for good."""
     with pytest.raises(UsageProblem, match="the request's"):
-        Commands(state, mock.MagicMock()).answer(request_, lambda item: None)
+        RequestDispatcher(state, mock.MagicMock()).answer(request_, lambda item: None)
 
 
 def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:

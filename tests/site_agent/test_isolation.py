@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from site_agent.cli import main
-from site_agent.cli.main import MEASURES
+from site_agent.cli import status
+from site_agent.cli.status import MEASURES
+from site_agent.gateway.status import SiteStatus, Users
 from site_agent.trainer.isolation import kernel, seccomp
 
 WAYS_OUT = """
@@ -294,13 +295,13 @@ def gone(process: int, *, within_s: float) -> bool:
 
 
 def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = {
-        "site": "s", "federation": "f", "coordinator": "c:1", "connected": False, "running": True, "studies": [],
-        "certificate_expires": "", "isolation": "seccomp", "device": "cpu", "isolation_missing": ["signals", "new_one"],
-        "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True}, "two_lines_since": None,
-        "ledger_key": "ab" * 32, "disputed": [],
-    }  # fmt: skip
-    main._print_status(shown)
+    shown = SiteStatus(
+        site="s", federation="f", coordinator="c:1", authority_fingerprint="", ledger_key="ab" * 32, receipt_key="",
+        certificate_expires="", running=True, connected=False, two_lines_since=None, isolation="seccomp",
+        isolation_missing=("signals", "new_one"), device="cpu", users=Users("a", "b", separate=True, root=False),
+        studies=(), disputed=(),
+    )  # fmt: skip
+    status._print_status(shown)
     said = capsys.readouterr().out
     assert "  not in force: Landlock from version 6: it can send signals to this user's other processes\n" in said
     assert "  not in force: a measure that this version does not know\n" in said

@@ -14,8 +14,10 @@ from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.gateway.connection.messages import offer_from
-from site_agent.gateway.consent.approvals import LEAF_FIELDS, grant, refuse_other_tensors
-from site_agent.state.directory import Shown
+from site_agent.gateway.consent.approvals import grant, refuse_other_tensors
+from site_agent.state.consent import ApprovedData, Shown
+from site_agent.state.person import Person
+from site_agent.state.tensors import specs_from
 from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.tensorfiles import manifest_of
 from site_agent.trainer.vault import Vault
@@ -26,6 +28,7 @@ from tests.site_agent.trainer_world import NAME, Hospital
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Checked, Described
 from wardround.signing import canonical
 from wardround.tensors.manifests import TensorFile
 from wardround.v1 import federation_pb2 as pb
@@ -218,9 +221,9 @@ def test_the_consent_has_the_network_and_another_one_is_another_consent(world: S
         world.approve()
         consents.append(world.state.consent(STUDY))
     found = [consent for consent in consents if consent is not None]
-    assert [consent.data.get("network") for consent in found] == [None, "deep", "small"]
-    assert len({consent.data["digest"] for consent in found}) == 1
-    assert all(consent.leaves == found[0].leaves for consent in found)
+    assert [consent.data.network for consent in found] == ["", "deep", "small"]
+    assert len({consent.data.digest for consent in found}) == 1
+    assert all(consent.upload == found[0].upload for consent in found)
 
 
 # Unlike networks, of which the study's initial model has each in a bundle of its own
@@ -252,16 +255,18 @@ def test_an_offer_asks_a_site_for_exactly_what_its_own_network_shares(site: str,
     hospital.study = apart()
     offer = offer_from(offered(hospital.study), site)
     said = hospital.ask("describe", study=hospital.document, site=site)
-    assert offer.leaves == [{key: row[key] for key in LEAF_FIELDS} for row in said["leaves"]]
-    assert {row["bundle"] for row in offer.leaves} == {"model"}
-    first = next(row["shape"] for row in offer.leaves if row["name"] == "body.layers.0.weight")
-    assert first == {"north": [5, 2], "south": [4, 2]}[site]
+    described = Described.model_validate(said)
+    assert offer.upload == specs_from(described.leaves)
+    assert {spec.bundle for spec in offer.upload} == {"model"}
+    first = next(spec.shape for spec in offer.upload if spec.name == "body.layers.0.weight")
+    assert first == {"north": (5, 2), "south": (4, 2)}[site]
     other = offer_from(offered(hospital.study), {"north": "south", "south": "north"}[site])
     with pytest.raises(NeedsPerson) as refused:
-        refuse_other_tensors(other, said)
+        refuse_other_tensors(other, described)
     assert refused.value.code == "DECLINED_MODEL_MISMATCH"
-    refuse_other_tensors(offer, said)
-    consent = grant(offer, said, {}, {"rows": 1, "validation_rows": 1}, {}, Shown("", "", 1, "", {}))
+    refuse_other_tensors(offer, described)
+    checked = Checked.model_validate(hospital.ask("check", study=hospital.document, site=site, data="patients"))
+    consent = grant(offer, described, ApprovedData("", ""), checked, Person("dpo", 1), Shown("", "", 1, "", {}))
     assert consent.exposure == "coordinator"
 
 

@@ -21,8 +21,8 @@ def kept(count: int, kind: Kept = OFFERED) -> dict[str, Kept]:
 
 def test_the_last_offer_that_fits_is_kept_and_the_next_is_not() -> None:
     assert room_for("new", 100, kept(MAX_OFFERS - 1)) == ([], "")
-    going, why = room_for("new", 100, kept(MAX_OFFERS))
-    assert (going, why) == (
+    dropped, why = room_for("new", 100, kept(MAX_OFFERS))
+    assert (dropped, why) == (
         [],
         f"64 offers of 6400 bytes are kept that nobody approved, and at most 64 of {16 << 20} are",
     )

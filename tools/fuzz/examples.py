@@ -8,7 +8,6 @@ import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -31,9 +30,15 @@ from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, 
 from coordinator.updates.receive import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.messages import offer_from
-from site_agent.gateway.consent.approvals import ATTEMPTS, asked
-from site_agent.gateway.exit import policy as policies
-from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
+from site_agent.gateway.consent.approvals import ATTEMPTS, study_request
+from site_agent.gateway.exit import policy_text
+from site_agent.state import codec
+from site_agent.state.consent import APPROVED, ApprovedData, Consent, FilesStatus, Shown
+from site_agent.state.journal import Journal
+from site_agent.state.offer import Offer
+from site_agent.state.person import Person
+from site_agent.state.site import Site
+from site_agent.state.tensors import PrivateTensor, spec_row
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
 from wardround import __version__, refusals, rpc
@@ -54,6 +59,12 @@ DESCRIBED: dict[str, Any] = {  # what a trainer says of an installed model
     "leaves": [], "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp",
     "parameters": 8, "weights": None,
 }  # fmt: skip
+
+
+def described(offer: Offer, **fields: Any) -> dict[str, Any]:
+    """What a trainer answers of a model that shares the tensors of ``offer``."""
+    rows = [spec_row(spec) for spec in offer.upload]
+    return {**DESCRIBED, "leaves": rows, "comes": rows, **fields}
 
 
 @contextmanager
@@ -410,18 +421,18 @@ class SiteFiles:
             STUDY, 1, self.offer.digest, 1, 1, "train", "uploading", "ab" * 32, "update-1.safetensors", "cd" * 32,
             self.consent.train_rows, self.consent.validation_rows, {"val_loss": "0.5"}, "ef" * 16,
         )  # fmt: skip
-        self.asked = asked(self.offer, "spiffe://north/coordinator", 5, "")
-        self.policy = policies.draft(self.asked, "alpha").encode()
-        self.shown = Shown(**self.consent.account)
+        self.request = study_request(self.offer, "spiffe://north/coordinator", 5, "")
+        self.policy = policy_text.draft(self.request, "alpha").encode()
+        self.shown = self.consent.account
 
     def files(self) -> dict[str, bytes]:
         return {
-            "identity/site.json": canonical.dumps(asdict(self.site)),
-            f"offers/{STUDY}.json": canonical.dumps(asdict(self.offer)),
-            f"consents/{STUDY}.json": canonical.dumps(asdict(self.consent)),
-            f"journal/{STUDY}.json": canonical.dumps(asdict(self.journal)),
-            f"previews/{STUDY}.json": canonical.dumps(asdict(self.shown)),
-            f"consents/{STUDY}/0001-approved-1-{self.offer.digest[:16]}.json": canonical.dumps(asdict(self.consent)),
+            "identity/site.json": codec.to_bytes(self.site),
+            f"offers/{STUDY}.json": codec.to_bytes(self.offer),
+            f"consents/{STUDY}.json": codec.to_bytes(self.consent),
+            f"journal/{STUDY}.json": codec.to_bytes(self.journal),
+            f"previews/{STUDY}.json": codec.to_bytes(self.shown),
+            f"consents/{STUDY}/0001-approved-1-{self.offer.digest[:16]}.json": codec.to_bytes(self.consent),
         }
 
     def write(self, root: Path) -> None:
@@ -445,14 +456,14 @@ class SiteFiles:
 def consent_to(offer: Offer) -> Consent:
     lines = {"study.rounds": "3", "told.counts": "exact"}
     return Consent(
-        study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
+        study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
         metrics=offer.metrics, counts="exact",
-        stays=[{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}],
-        data={"name": "patients", "digest": "ab" * 32}, rows=20, validation_rows=5,
-        approved_by={"name": "dpo", "uid": 1000}, approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
-        comes=offer.leaves, exposure="", document=offer.document, attempts=ATTEMPTS,
-        account=asdict(Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines)),
-        seen={"data": "ab" * 32, "weights": ""},
+        private=(PrivateTensor("private.weight", "F32", (8, 8), 256, "private"),),
+        data=ApprovedData("patients", "ab" * 32), rows=20, validation_rows=5,
+        approved_by=Person("dpo", 1000), approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
+        download=offer.upload, exposure="", personalized="", document=offer.document, attempts=ATTEMPTS,
+        account=Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines),
+        files=FilesStatus("ab" * 32, ""),
     )  # fmt: skip
 
 
@@ -464,6 +475,7 @@ def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
 
 
 __all__ = [
-    "DESCRIBED", "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles",
-    "consent_to", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles",
+    "consent_to", "described", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file",
+    "tensors",
 ]  # fmt: skip

@@ -16,9 +16,10 @@ from site_agent.audit import bundle, export, reconcile, show
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.consent.account import account
 from site_agent.gateway.consent.account import changes as changed
-from site_agent.gateway.consent.facts import row
+from site_agent.gateway.consent.changes import data_differences, differences, since_shown
+from site_agent.gateway.consent.rows import study_row
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit import decisions, evidence, policy_text
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState, study_state
@@ -28,10 +29,10 @@ from site_agent.trainer.requests import Requests
 from tools import verify_ledger
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
-    DESCRIBED,
     STUDY,
     FullLedger,
     SiteFiles,
+    described,
     ledger_key,
     ledger_key_pem,
     study_document,
@@ -44,6 +45,7 @@ from wardround.errors import WardroundError
 from wardround.records.invitation import PREFIX, Invitation
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.records.study import load
+from wardround.records.trainer import Described
 from wardround.signing import canonical, certificates, dsse
 from wardround.tensors.manifests import TensorFile, file_header
 
@@ -348,28 +350,27 @@ def _state(folder: Path) -> Door:
         consent, journal = state.consent(STUDY), state.journal(STUDY)
         for offer in state.offers():
             study_state(offer, consent, journal)
-            wanted = consents.asked(offer, f"spiffe://{here.federation}/coordinator", 5, "")
-            policies.decide(policy, wanted)
-            changes = consents.differences(consent, offer) if consent is not None else []
-            row(offer, consent, journal, changes)
+            wanted = consents.study_request(offer, f"spiffe://{here.federation}/coordinator", 5, "")
+            decisions.decide(policy, wanted)
+            changes = differences(consent, offer) if consent is not None else []
+            study_row(offer, consent, journal, changes)
             before = state.preview(STUDY)
-            lines = policies.lines(policy, wanted)
-            for shown in (before, consent.shown() if consent is not None else None):
-                made = account(offer, {**DESCRIBED, "comes": offer.leaves}, lines, consents.ATTEMPTS, shown, "shown")
+            lines = policy_text.lines(policy, wanted)
+            model = Described.model_validate(described(offer))
+            for shown in (before, consent.account if consent is not None else None):
+                made = account(offer, model, lines, consents.ATTEMPTS, shown, "shown")
                 canonical.dumps(made.document())
                 changed(made)
                 if shown is not None:
-                    consents.since_shown(shown, made)
-        for one in state.consents():
-            consents.specs(one.leaves)
-            consents.specs(one.comes)
-            consents.pinned(one)
-            consents.data_differences(one.data, one.data)
-        for one in state.consent_histories():
-            one.shown(), one.rounds, one.kept_as()
+                    since_shown(shown, made)
+        for kept in state.consents():
+            consents.pinned(kept)
+            data_differences(kept.data, kept.data)
+        for act in state.consent_histories():
+            act.rounds, act.to_bytes()
         offer = state.offer(STUDY)
         known = consents.require(consent, STUDY, offer.digest)
-        told = consents.told_of(offer)
+        told = offer.reported
         consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, known, told)
         state.save_journal(journal)
         state.save_consent(known)
@@ -385,11 +386,11 @@ def _policy(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         policy = policies.parse(data, Path("policy.toml"))
-        policies.decide(policy, site.asked)
-        policies.quotas(policy, 1000, 1, 2)
-        policies.number_quotas(policy, 4, 1, 2)
-        policies.lines(policy, site.asked)
-        policies.differences(first, policy)
+        decisions.decide(policy, site.request)
+        decisions.quotas(policy, 1000, 1, 2)
+        decisions.number_quotas(policy, 4, 1, 2)
+        policy_text.lines(policy, site.request)
+        policy_text.differences(first, policy)
 
     rich = site.policy.replace(b"deny = []", b'deny = [{ match = "private.*" }]')
     return Door([site.policy, rich], in_toml, take)

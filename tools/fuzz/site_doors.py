@@ -21,35 +21,40 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from site_agent import audit, handoff
-from site_agent.gateway.commands import Desk, fatal
+from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupted
 from site_agent.gateway.connection.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent import approvals as consents
-from site_agent.gateway.consent import facts as preview
+from site_agent.gateway.consent import facts as sentences
 from site_agent.gateway.consent import offers
+from site_agent.gateway.consent.changes import differences
+from site_agent.gateway.consent.rows import study_row
 from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import egress, evidence, receipt_copy
+from site_agent.gateway.exit import decisions, egress, evidence, policy_text, receipt_copy
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.round import Rounds
-from site_agent.gateway.service import Commands
+from site_agent.gateway.service import RequestDispatcher
+from site_agent.gateway.setup import is_fatal
+from site_agent.state import codec
 from site_agent.state.directory import Journal, Offer, SiteState
+from site_agent.state.person import Person
 from tools.evidence_tamper import Made
 from tools.fuzz.coordinator_doors import served
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
-    DESCRIBED,
     NOW,
     SPECS,
     STUDY,
     SiteFiles,
+    described,
     drawn,
     private_key,
     tensor_file,
@@ -74,6 +79,7 @@ from wardround.records.receipts import (
     line_hash,
 )
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Checked, Described
 from wardround.signing import canonical, certificates, dsse
 from wardround.signing.dsse import Envelope
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -157,19 +163,19 @@ class FakeLine:
 
 def look_at(offer: Offer, site: SiteFiles) -> None:
     """What `studies`, `preview`, `policy` and `approve` make of an offer."""
-    canonical.dumps(asdict(offer))
-    wanted = consents.asked(offer, "spiffe://north/coordinator", 5, "")
+    offer.to_bytes()
+    wanted = consents.study_request(offer, "spiffe://north/coordinator", 5, "")
     policy = policies.parse(site.policy, Path("policy.toml"))
-    policies.decide(policy, wanted)
-    policies.parse(policies.draft(wanted, "alpha").encode(), Path("draft"))
-    described = {**DESCRIBED, "leaves": offer.leaves, "comes": offer.leaves}
-    shown = accounts.account(offer, described, policies.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
+    decisions.decide(policy, wanted)
+    policies.parse(policy_text.draft(wanted, "alpha").encode(), Path("draft"))
+    model = Described.model_validate(described(offer))
+    shown = accounts.account(offer, model, policy_text.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
     canonical.dumps(shown.document())
     accounts.changes(shown)
-    preview.facts(offer, described)
-    offers.room_for(offer.study, len(offer.kept_as()), {})
-    changes = consents.differences(site.consent, offer)
-    preview.row(offer, site.consent, site.journal, changes)
+    codec.to_document(sentences.facts(offer, model))
+    offers.room_for(offer.study, len(offer.to_bytes()), {})
+    changes = differences(site.consent, offer)
+    study_row(offer, site.consent, site.journal, changes)
 
 
 def _offer(folder: Path) -> Door:
@@ -444,9 +450,9 @@ def _refusal(folder: Path) -> Door:
     def take(data: bytes) -> None:
         status = statuses[data[0] % len(statuses)] if data else grpc.StatusCode.UNKNOWN
         error = rpc.explain(Failed(status, data[1:].decode("utf-8", "replace")), "asking")
-        fatal(error)
-        if consents.sayable(error) not in pb.RefusalCode.keys():  # noqa: SIM118
-            raise Broken(f"{consents.sayable(error)[:80]} would be told to the coordinator")
+        is_fatal(error)
+        if consents.reportable_code(error) not in pb.RefusalCode.keys():  # noqa: SIM118
+            raise Broken(f"{consents.reportable_code(error)[:80]} would be told to the coordinator")
 
     said = ["STUDY_UNKNOWN", "REFUSAL_UNSPECIFIED", "SITE_REVOKED", "TOO_BUSY", "COORDINATOR_TROUBLE", "LEDGER_FORK"]
     said += ["STUDY_UNKNOWN\nstudy `x` is not known", "Connection reset", ""]
@@ -486,14 +492,14 @@ def _commands(folder: Path) -> Door:
     root = folder / "site"
     site.write(root)
     state = SiteState(root)
-    own = consents.specs(site.offer.leaves)
+    own = site.offer.upload
     state.own_copy(STUDY).write_bytes(tensor_file(3, own))
     held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
     update = egress.update_digest(held, certificates.Name("north", "coordinator").uri)
-    described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
+    answer = described(site.offer)
 
     def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
-        return described if command == "describe" else CHECKED
+        return answer if command == "describe" else CHECKED
 
     def take(data: bytes) -> None:
         for name in ("consents", "previews", "policies"):
@@ -506,31 +512,31 @@ def _commands(folder: Path) -> Door:
         shutil.rmtree(root / "ledger", ignore_errors=True)
         ledger = Ledger(root / "ledger", site.ledger_key)
         ledger.begin()
-        desk = Desk(state, site.site, ledger, FakeLine(None))  # type: ignore[arg-type]
+        handler = CommandHandler(state, site.site, ledger, FakeLine(None))  # type: ignore[arg-type]
 
         def withdraw(study: str, person: Any) -> bool:
-            desk.record_withdrawal(desk.withdraw(study, person), person)
+            handler.record_withdrawal(handler.withdraw(study, person), person)
             return False
 
-        def decide(study: str, round_: int, word: str, update: str, person: Any) -> bool:
-            desk.decide(study, round_, word, update, person)
+        def decide(study: str, round_: int, decision: Any, update: str, person: Any) -> bool:
+            handler.decide(study, round_, decision, update, person)
             return False
 
         def leave(person: Any) -> list[str]:
-            untold = [one.study for one in desk.approved() if not withdraw(one.study, person)]
-            desk.leave(person)
-            return untold
+            unreported = [kept.study for kept in handler.approved() if not withdraw(kept.study, person)]
+            handler.leave(person)
+            return unreported
 
         agent: Any = SimpleNamespace(
-            connected=False, two_lines_since="", desk=desk, refresh=lambda: desk.refresh(NoWait()),
-            fetch_receipts=lambda: desk.fetch_receipts(NoWait()), approved=lambda consent: False,
+            connected=False, two_lines_since="", commands=handler, refresh=lambda: handler.refresh(NoWait()),
+            fetch_receipts=lambda: handler.fetch_receipts(NoWait()), approved=lambda consent: False,
             withdraw=withdraw, decide=decide, leave=leave,
         )  # fmt: skip
         try:
             with mock.patch.object(handoff, "ask", ask):
-                digest = desk.preview(STUDY, "patients")["digest"] if b"@account@" in data else ""
+                digest = handler.preview(STUDY, "patients").account.digest if b"@account@" in data else ""
                 told = data.replace(b"@account@", digest.encode())  # the policy and the clock are in it
-                served(Commands(state, agent).answer, told, frozenset({os.geteuid()}))
+                served(RequestDispatcher(state, agent).answer, told, frozenset({os.geteuid()}))
         finally:
             ledger.close()
             still_good(root / "ledger", site)
@@ -540,8 +546,8 @@ def _commands(folder: Path) -> Door:
         {"command": "status"}, {"command": "preview", "study": STUDY, "data": "patients"},
         {"command": "approve", "study": STUDY, "data": "patients", "digest": "@account@", "by": BY},
         {"command": "withdraw", "study": STUDY, "by": BY}, {"command": "waiting", "study": STUDY, "round": 1},
-        {"command": "released", "study": STUDY, "round": 1, "update": update, "by": BY},
-        {"command": "rejected", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "decide", "decision": "released", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "decide", "decision": "rejected", "study": STUDY, "round": 1, "update": update, "by": BY},
         {"command": "leave", "by": BY}, {"command": "refresh"}, {"command": "receipts"},
     ]  # fmt: skip
     seeds = [json.dumps(one).encode() + b"\n" for one in commands]
@@ -563,12 +569,13 @@ def _trainer(folder: Path) -> Door:
     state = SiteState(folder)
     for place in (state.staging, folder / "outgoing"):
         place.mkdir()
-    own = consents.specs(site.offer.leaves)
+    own = site.offer.upload
     (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
-    told = consents.told_of(site.offer)
+    told = site.offer.reported
     rounds = Rounds.__new__(Rounds)
     rounds._state, rounds._staging = state, Staging(state.staging)
-    leaves = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves, "stays": site.consent.stays}
+    stays = [codec.to_document(tensor) for tensor in site.consent.private]
+    leaves = described(site.offer, stays=stays)
 
     def asked(kind: bytes, said: bytes) -> Any:
         ours, theirs = socket.socketpair()
@@ -591,14 +598,15 @@ def _trainer(folder: Path) -> Door:
             finally:
                 worker._stream.close()
 
-    def agreed(described: Any, checked: Any) -> None:
-        consents.refuse_other_tensors(site.offer, described)
-        shown = accounts.account(site.offer, described, {}, consents.ATTEMPTS)
-        canonical.dumps({**preview.facts(site.offer, described), **shown.document()})
-        trained_on = consents.trained_on("patients", described, checked)
-        consent = consents.grant(site.offer, described, trained_on, checked, BY, shown.shown())
-        if checked["weights"]:
-            preview.begins_with(checked["weights"])
+    def agreed(described_: Any, checked_: Any) -> None:
+        model, checked = Described.model_validate(described_), Checked.model_validate(checked_)
+        consents.refuse_other_tensors(site.offer, model)
+        shown = accounts.account(site.offer, model, {}, consents.ATTEMPTS)
+        canonical.dumps({**codec.to_document(sentences.facts(site.offer, model)), **shown.document()})
+        data = consents.approved_data("patients", model, checked)
+        consent = consents.grant(site.offer, model, data, checked, Person("dpo", 1000), shown.shown())
+        if checked.weights is not None:
+            sentences.begins_with(checked.weights)
         state.save_consent(consent)
         if state.consent(STUDY) != consent:
             raise Broken("a consent that is read otherwise than it was written")

@@ -152,7 +152,7 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
             f"the coordinator offers `{study}` under a digest that is not its own: {digest[:12]}…",
             code="REVISION_CHANGED",
         )
-    return Offer(study, message.revision, digest, message.state, document, own_part(parsed, site, manifest).document())
+    return Offer(study, message.revision, digest, message.state, document, own_part(parsed, site, manifest))
 
 
 def last_of_page(reply: pb.StudiesReply, before: str) -> str:

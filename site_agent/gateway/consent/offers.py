@@ -1,4 +1,4 @@
-"""How many offers are kept, so that no coordinator fills this hospital's disk with them. Judges only.
+"""How many offers are kept, so that no coordinator fills this hospital's disk with them. No file, no network.
 
 What somebody here approved is not counted and never makes room for anything: only a person lets it in.
 """
@@ -22,7 +22,7 @@ class Kept:
 
 
 def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str], str]:
-    """What must go so that an offer of ``size`` bytes can be kept, and why it cannot, "" if it can.
+    """The offers to drop so that one of ``size`` bytes can be kept, and why it cannot be kept, "" if it can.
 
     Args:
         kept: the offers on the disk, oldest first.
@@ -31,15 +31,15 @@ def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str]
         return [], f"it has {size} bytes, and an offer may have {MAX_BYTES}"
     if study in kept and kept[study].approved:
         return [], ""
-    others = {name: one.bytes for name, one in kept.items() if name != study and not one.approved}
-    going = []
+    others = {name: offer.bytes for name, offer in kept.items() if name != study and not offer.approved}
+    dropped = []
     for name in [name for name in others if kept[name].ended]:
         if _fits(size, others):
             break
         del others[name]
-        going.append(name)
+        dropped.append(name)
     if _fits(size, others):
-        return going, ""
+        return dropped, ""
     return [], (
         f"{len(others)} offers of {sum(others.values())} bytes are kept that nobody approved, and at most {MAX_OFFERS} "
         f"of {MAX_TOTAL_BYTES} are"

@@ -21,7 +21,7 @@ from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.messages import Opening, Tried
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.consent import approvals as consents
-from site_agent.gateway.exit.enforcement import Gate
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
@@ -67,7 +67,7 @@ def take(staging: Staging, name: str, consent: Consent, copy: Path) -> str:
         BadData: it is no plain file, larger than what was approved, or no safetensors file.
         CannotWrite: there is no room for it.
     """
-    staging.take(name, copy, 8 + MAX_HEADER + sum(spec.bytes for spec in consents.specs(consent.leaves)))
+    staging.take(name, copy, 8 + MAX_HEADER + sum(spec.bytes for spec in consent.upload))
     with TensorFile(copy) as file:
         return file.manifest().digest()
 
@@ -95,7 +95,13 @@ def _facts(journal: Journal, destination: str, manifest_sha256: str) -> dict[str
 
 
 def record(
-    ledger: Ledger, gate: Gate, meter: Meter, journal: Journal, consent: Consent, told: ToldSection, file: Path | None
+    ledger: Ledger,
+    policy: PolicyEnforcement,
+    meter: Meter,
+    journal: Journal,
+    consent: Consent,
+    told: ToldSection,
+    file: Path | None,
 ) -> Departure | None:
     """Check an update against consent and policy and write it into the ledger, after what was said beside updates.
 
@@ -121,13 +127,13 @@ def record(
         consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, told)  # 1
         manifest, rows = measure(file, consent) if file is not None else (Manifest(()), [])
     except BadData as error:
-        gate.block(journal, "the update", f"consent: {error.message}")
+        policy.block(journal, "the update", f"consent: {error.message}")
         raise
-    _refuse_nonfinite(rows, gate, journal)
-    gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
-    facts = _facts(journal, gate.coordinator, manifest.digest())
+    _refuse_nonfinite(rows, policy, journal)
+    policy.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
+    facts = _facts(journal, policy.coordinator, manifest.digest())
     update = canonical.digest(facts)
-    if gate.holds(journal, update):  # 3
+    if policy.holds(journal, update):  # 3
         return None
     upload_id = uuid.uuid4().hex
     upload = {**facts, "upload_id": upload_id, "update": update, "payload_bytes": manifest.bytes, "tensors": rows}
@@ -157,7 +163,7 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | N
 
 
 def send(
-    departure: Departure, line: Line, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection,
+    departure: Departure, line: Line, ledger: Ledger, policy: PolicyEnforcement, consent: Consent, told: ToldSection,
     interrupt: Interrupt,
 ) -> Receipt:  # fmt: skip
     """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
@@ -177,7 +183,7 @@ def send(
     for tries, pause in enumerate(pauses(), 1):
         interrupt.check()
         if last is None or last.answered:
-            _let_out_again(departure, last, ledger, gate, consent, told)
+            _let_out_again(departure, last, ledger, policy, consent, told)
         last = Tried()
         try:
             with line.use() as connection:
@@ -194,7 +200,12 @@ def send(
 
 
 def _let_out_again(
-    departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection
+    departure: Departure,
+    last: Tried | None,
+    ledger: Ledger,
+    policy: PolicyEnforcement,
+    consent: Consent,
+    told: ToldSection,
 ) -> None:
     """Write the line under which a departure is sent once more, if the policy allows it and the quotas have room.
 
@@ -204,9 +215,9 @@ def _let_out_again(
     tries = ledger.tries(departure.upload_id)
     if last is not None:
         ledger.sent(departure.upload_id, last.payload_bytes)
-    gate.refuse_again(departure, consent, told, departure.manifest.specs, sorted(departure.metrics))
+    policy.refuse_again(departure, consent, told, departure.manifest.specs, sorted(departure.metrics))
     if tries >= MAX_TRIES:
-        gate.block(departure, "the update", f"it was begun {tries} times")
+        policy.block(departure, "the update", f"it was begun {tries} times")
         raise NotPermitted(
             f"round {departure.round} of `{departure.study}` was begun {tries} times and has no receipt; it is not "
             "sent again",
@@ -305,20 +316,20 @@ def measure(file: Path, consent: Consent) -> tuple[Manifest, list[dict[str, Any]
         BadData: the file does not hold exactly the approved tensors.
     """
     with TensorFile(file) as tensors:
-        consents.check_tensors(tensors.specs, consent.leaves, consent.study, "the trainer's update")
+        consents.check_tensors(tensors.specs, consent.upload, consent.study, "the trainer's update")
         rows = [_row(tensors, spec) for spec in tensors.specs]
         entries = tuple(Entry(spec, row["sha256"]) for spec, row in zip(tensors.specs, rows, strict=True))
     return Manifest(entries), rows
 
 
-def _refuse_nonfinite(rows: list[dict[str, Any]], gate: Gate, journal: Journal) -> None:
+def _refuse_nonfinite(rows: list[dict[str, Any]], policy: PolicyEnforcement, journal: Journal) -> None:
     """Raises BadData: a tensor holds NaN or an infinity; the message and the ledger name the first."""
     bad = next((row for row in rows if row["nonfinite"]), None)
     if bad is None:
         return
     name = bad["name"] if bad["bundle"] == MODEL else f"{bad['bundle']}/{bad['name']}"
     said = f"{bad['nonfinite']} of {math.prod(bad['shape'])} values are not finite"
-    gate.block(journal, name, said)
+    policy.block(journal, name, said)
     raise BadData(
         f"tensor `{name}` of the update for `{journal.study}`: {said}; nothing was sent",
         hint="the training diverged: look at this site's data and the study's learning rate",

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from site_agent.cli.main import study_rows
 from site_agent.gateway.consent import hindrances
+from site_agent.gateway.consent.rows import StudyRow, study_rows
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import DataSource
 from tests.site_agent.site_world import STUDY, SiteWorld
@@ -24,26 +23,26 @@ def world(tmp_path: Path) -> Iterator[SiteWorld]:
         world.close()
 
 
-def row(world: SiteWorld) -> dict[str, Any]:
-    (found,) = study_rows(world.state, world.state.site())
-    return found
+def row(world: SiteWorld) -> StudyRow:
+    (only,) = study_rows(world.state, "spiffe://test/coordinator")
+    return only
 
 
 def test_data_that_is_another_is_said_before_a_round_is_lost_to_it(world: SiteWorld) -> None:
     world.ready()
     assert world.trainer is not None
-    assert row(world)["state"] == "approved"
+    assert row(world).state == "approved"
     assert not world.trainer.commands("digests")  # nobody read a patient for that
     world.trainer.seen = "b6" * 32
-    assert (row(world)["state"], row(world)["changes"]) == ("approved", [])  # read again, and the same
+    assert (row(world).state, row(world).changes) == ("approved", ())  # read again, and the same
     world.trainer.digest = "cd" * 32
-    assert row(world)["state"] == "changed"
-    assert row(world)["changes"] == [
+    assert row(world).state == "changed"
+    assert row(world).changes == (
         "the data of `patients` are not what was approved; restore it, or `site-agent data check patients --study "
-        "hearts`, then `site-agent approve hearts --data patients`"
-    ]
+        "hearts`, then `site-agent approve hearts --data patients`",
+    )
     world.approve()
-    assert row(world)["state"] == "approved"
+    assert row(world).state == "approved"
 
 
 def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
@@ -52,10 +51,10 @@ def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
     world.ready()
     assert world.trainer is not None
     world.trainer.missing = ["table"]
-    assert row(world)["changes"][0].startswith("of data `patients`, what data.toml calls table is not there for the ")
+    assert row(world).changes[0].startswith("of data `patients`, what data.toml calls table is not there for the ")
     world.trainer.missing, world.trainer.seen = [], "b6" * 32
     monkeypatch.setattr(hindrances, "SOON_READ", 9)
-    assert "are not as they lay there at the approval (size, time or inode)" in row(world)["changes"][0]
+    assert "are not as they lay there at the approval (size, time or inode)" in row(world).changes[0]
     assert not world.trainer.commands("digests")
 
 
@@ -78,10 +77,10 @@ def test_a_policy_that_would_block_the_next_round_is_said(
         world.state.policy.unlink()
     else:
         world.state.policy.write_text(world.state.policy.read_text().replace(*edit))
-    found = row(world)
-    assert found["state"] == "changed"
-    assert said in found["changes"][0]
-    assert "`site-agent policy " in found["changes"][0]
+    shown = row(world)
+    assert shown.state == "changed"
+    assert said in shown.changes[0]
+    assert "`site-agent policy " in shown.changes[0]
 
 
 def test_a_study_that_is_over_is_not_looked_at(world: SiteWorld) -> None:
@@ -90,7 +89,7 @@ def test_a_study_that_is_over_is_not_looked_at(world: SiteWorld) -> None:
     assert world.trainer is not None
     world.wait_ended()
     world.trainer.missing = ["table"]
-    assert (row(world)["state"], row(world)["changes"]) == ("stopped", [])
+    assert (row(world).state, row(world).changes) == ("stopped", ())
 
 
 def test_a_change_of_any_file_or_of_what_is_named_is_seen(tmp_path: Path) -> None:

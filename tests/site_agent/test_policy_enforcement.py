@@ -13,7 +13,7 @@ from site_agent.gateway.enrolment.rollover import reopen
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState, study_state
 from tests.site_agent.fake_trainer import SHARED, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
 from wardround.local import durable
 from wardround.tensors.manifests import TensorSpec
@@ -61,7 +61,7 @@ def test_approving_without_a_policy_is_refused_with_the_command_that_drafts_one(
     world.start()
     with pytest.raises(NeedsPerson, match="there is no policy at") as refused:
         world.command("approve", study=STUDY, data="patients", digest=world.shown(), by=PERSON)
-    assert refused.value.hint.startswith("`site-agent policy draft STUDY`")
+    assert refused.value.hint.startswith("`site-agent policy draft hearts` writes a proposal")
     assert not world.lines("consent")
 
 
@@ -88,9 +88,9 @@ def test_a_consent_keeps_who_what_leaves_and_what_stays(world: SiteWorld) -> Non
     world.ready()
     consent = world.state.consent(STUDY)
     assert consent is not None
-    assert consent.approved_by == PERSON
-    assert [row["name"] for row in consent.stays] == ["private.weight"]
-    assert [row["name"] for row in consent.leaves] == [spec.name for spec in SHARED]
+    assert consent.approved_by == DPO
+    assert [tensor.name for tensor in consent.private] == ["private.weight"]
+    assert consent.upload == tuple(SHARED)
     assert (consent.rows, consent.validation_rows) == (100, 20)
 
 
@@ -106,14 +106,14 @@ def test_approving_again_says_what_changed_tensor_by_tensor(world: SiteWorld) ->
     world.command("refresh")
     said: list[str] = []
     with pytest.raises(NotPermitted, match=r"shared\.bias: tensors\.allow 2: .* allows 256 bytes, it has 260"):
-        world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append)
+        world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, said.append)
     assert said[:3] == [
         "changed since it was approved: revision 2, approved was 1",
         "changed since it was approved: `extra.weight` is added (F32 [2, 2])",
         "changed since it was approved: `shared.bias` is F32 [65], was F32 [64]",
     ]
     world.draft()
-    assert world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append).revision == 2
+    assert world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, said.append).revision == 2
 
 
 # Blocking.
@@ -242,7 +242,9 @@ def test_a_held_update_leaves_when_it_is_released_and_not_before(world: SiteWorl
     assert [row["name"] for row in shown["tensors"]] == [spec.name for spec in SHARED]
     assert all(float(row["l2"]) > 0 for row in shown["tensors"])
     assert (shown["metrics"], shown["num_examples"], shown["payload_bytes"]) == ({"val_loss": "0.5"}, 80, SIZE)
-    assert world.command("released", study=STUDY, round=1, update=update, by=PERSON) == {"going": True}
+    assert world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON) == {
+        "goes_on": True
+    }
     world.coordinator.wait_receipts(1)
     (held_line,), (released,) = world.lines("held"), world.lines("released")
     assert held_line["update"] == released["update"] == update
@@ -252,16 +254,16 @@ def test_a_held_update_leaves_when_it_is_released_and_not_before(world: SiteWorl
 
 def test_a_rejected_update_never_leaves_and_the_round_goes_on_without_it(world: SiteWorld) -> None:
     update = held(world, EVERY)
-    world.command("rejected", study=STUDY, round=1, update=update, by=PERSON)
+    world.command("decide", study=STUDY, round=1, decision="rejected", update=update, by=PERSON)
     declined(world, "DECLINED_POLICY")
     assert world.lines("rejected")[0]["by"] == PERSON
-    with pytest.raises(UsageProblem, match="was rejected already"):
-        world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    with pytest.raises(UsageProblem, match="was already rejected"):
+        world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
 
 
 def test_only_the_first_update_of_a_study_waits_where_the_policy_says_so(world: SiteWorld) -> None:
     update = held(world, FIRST)
-    world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     world.coordinator.wait_receipts(1)
     world.coordinator.assign(STUDY, 2)
     world.coordinator.wait_receipts(2)
@@ -271,7 +273,7 @@ def test_only_the_first_update_of_a_study_waits_where_the_policy_says_so(world: 
 def test_a_release_while_the_agent_is_down_counts_when_it_is_back(world: SiteWorld) -> None:
     update = held(world, EVERY)
     assert world.agent is not None
-    world.agent.desk.decide(STUDY, 1, "released", update, PERSON)
+    world.agent.commands.decide(STUDY, 1, "released", update, DPO)
     world.restart()
     world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)  # as the real one does on every connection
@@ -293,8 +295,8 @@ def test_a_held_update_is_said_again_after_a_restart_and_held_once(world: SiteWo
 def test_another_update_than_the_one_shown_is_not_released(world: SiteWorld) -> None:
     held(world, EVERY)
     with pytest.raises(UsageProblem, match="another update of round 1 of `hearts` waits than the one that was shown"):
-        world.command("released", study=STUDY, round=1, update="00" * 32, by=PERSON)
-    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person: round 1 does"):
+        world.command("decide", study=STUDY, round=1, decision="released", update="00" * 32, by=PERSON)
+    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person; round 1 does"):
         world.command("waiting", study=STUDY, round=7)
 
 
@@ -304,7 +306,7 @@ def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) 
     world.coordinator.assign(STUDY, 2)
     world.coordinator.wait_declared("HELD")
     with pytest.raises(UsageProblem, match="round 1 of `hearts` does not wait"):
-        world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+        world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     assert world.trainer is not None
     assert world.trainer.commands("discard")[0]["round"] == 1
 
@@ -314,7 +316,7 @@ def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) 
 
 def test_a_site_that_left_told_the_coordinator_and_does_not_run_again(world: SiteWorld) -> None:
     world.ready()
-    assert world.command("leave", by=PERSON) == {"untold": []}
+    assert world.command("leave", by=PERSON) == {"unreported": []}
     world.coordinator.wait_declared("WITHDRAWN")
     assert world.agent is not None
     error = world.agent.wait()
