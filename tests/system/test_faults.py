@@ -128,6 +128,51 @@ def test_the_trainer_is_isolated_and_status_says_how(hospitals: World) -> None:
     assert status["connected"] is True
 
 
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_update_waits_for_a_person_and_a_denied_one_never_leaves(hospitals: World, tmp_path: Path) -> None:
+    """One site releases its first update; the other's policy denies a tensor after it approved."""
+    free, strict = PAIR
+    study = hospitals.create_study(study_file(tmp_path, name="held", sites=PAIR, quorum=1, rounds=1))
+    with pytest.raises(CommandFailed, match="there is no policy at") as refused:
+        hospitals.ask_site(free, "approve", study, "--data", "patients")
+    assert refused.value.code == 78
+    for site in PAIR:
+        hospitals.ask_site(site, "policy", "draft", study)
+    edit(hospitals.state / free / "policy.toml", 'updates = "none"', 'updates = "first"')
+    hospitals.approve(study, PAIR)
+    edit(hospitals.state / strict / "policy.toml", "deny = []", 'deny = [{ match = "*bias" }]')
+    hospitals.ask_coordinator("study", "start", study)
+
+    def held() -> bool:
+        return bool(hospitals.study_status(study)["sites"][free]["state"] == "held")
+
+    wait_until(held, f"{free} holds its update", 60)
+    assert hospitals.study_status(study)["sites"][strict]["code"] == "DECLINED_POLICY"
+    shown = hospitals.site_json(free, "release", study, "--round", "1", "--show")
+    assert shown["tensors"]
+    hospitals.ask_site(free, "release", study, "--round", "1")
+    status = hospitals.finish(study)
+    assert status["state"] == "finished"
+    assert status["sites"][free]["rounds_contributed"] == [1]
+    assert status["sites"][strict]["rounds_contributed"] == []
+    ledger = (hospitals.state / strict / "ledger" / "000001.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, ledger) if line.get("study") == study]
+    assert next(line["type"] for line in lines if line["type"] in ("upload", "blocked")) == "blocked"
+    assert not [line for line in lines if line["type"] == "upload" and line["payload_bytes"]]
+
+    out = tmp_path / "receipts.jsonl"
+    hospitals.ask_coordinator("receipts", free, "--out", out)
+    *receipts, statement = [json.loads(json.loads(line)["payload"]) for line in out.read_text().splitlines()]
+    assert "round" not in statement  # of how many there are
+    found = [(one["round"], one["decision"]) for one in receipts if one["study"] == study]
+    assert found == [(1, "accepted"), (2, "accepted")]
+
+
 def test_a_withdrawn_site_stops_at_once_and_the_other_finishes(hospitals: World, tmp_path: Path) -> None:
     study = hospitals.create_study(study_file(tmp_path, name="withdrawn", sites=PAIR, quorum=1))
     hospitals.approve(study, PAIR)
