@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.certificates import Peer, Standing
+from coordinator.members.certificate_status import Peer, Standing
 from wardround.errors import BadData, NotPermitted, TryAgain
-from wardround.identity import Name
+from wardround.signing.certificates import Name
 
 FIRST_MESSAGE_S = 5  # for a first message that is small
 SMALL_MESSAGE = 8 * 1024

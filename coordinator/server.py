@@ -11,19 +11,21 @@ from typing import Any
 import grpc
 from cryptography import x509
 
+from coordinator.administration import Operations, Parts
 from coordinator.calls import MAX_BOOTSTRAP_CALLS, MAX_CALLS, Calls, handlers
-from coordinator.enrolment import Authority
-from coordinator.operations import Operations, Parts
-from coordinator.roster import TwoLines
-from coordinator.service import EnrolmentServicer, FederationServicer, Guard
-from coordinator.state import State, split_address
-from coordinator.uploads import Uploads
-from wardround import identity, memory, rpc
+from coordinator.members.enrolment import Authority
+from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard
+from coordinator.state_directory import State, split_address
+from coordinator.studies.study import TwoLines
+from coordinator.updates.receive import Uploads
+from wardround import rpc
 from wardround.cli import say_error
-from wardround.control import ControlServer
-from wardround.durable import StateLock
 from wardround.errors import Unavailable, WardroundError
-from wardround.latch import Latch, set_by_signals
+from wardround.local import memory
+from wardround.local.control import ControlServer
+from wardround.local.durable import StateLock
+from wardround.local.event import Latch, set_by_signals
+from wardround.signing import certificates
 from wardround.terminal import log_to_stderr
 
 MAX_SITES = 256  # as many as a study can list
@@ -59,10 +61,10 @@ class ServerIdentity:
                 ends = self._certificate.not_valid_after_utc.timestamp()
                 if now < (begins + ends) / 2:
                     return None
-            key = identity.new_key()
+            key = certificates.new_key()
             self._certificate = self._authority.server(self._host, key.public_key(), now)
-            chain = identity.certificate_pem(self._certificate)
-        return grpc.ssl_server_certificate_configuration([(identity.key_pem(key), chain)], self._authority.pem)
+            chain = certificates.certificate_pem(self._certificate)
+        return grpc.ssl_server_certificate_configuration([(certificates.key_pem(key), chain)], self._authority.pem)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         try:

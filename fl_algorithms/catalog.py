@@ -60,8 +60,8 @@ from fl_algorithms.settings.vision import (
     VisionSettings,
 )
 from wardround.errors import BadData
-from wardround.schema import Strict, check
-from wardround.study import DEFAULT_NETWORK, Named, StudyFile
+from wardround.records.schema import Strict, check
+from wardround.records.study import DEFAULT_NETWORK, Named, StudyFile
 
 VAL_LOSS = "val_loss"
 LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
@@ -329,7 +329,7 @@ MODELS: Mapping[str, ModelRow] = {
 TABULAR = TaskRow(
     name="tabular",
     settings=TabularSettings,
-    implementation="fl_algorithms.tasks.tabular:TabularTask",
+    implementation="fl_algorithms.tasks.tables.tabular:TabularTask",
     metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
     ranges={"accuracy": SHARE, "balanced_accuracy": SHARE, "auc": SHARE, "macro_f1": SHARE},
 )
@@ -337,7 +337,7 @@ TABULAR = TaskRow(
 IMAGE_CLASSES = TaskRow(
     name="images",
     settings=ImageSettings,
-    implementation="fl_algorithms.tasks.images:ImageTask",
+    implementation="fl_algorithms.tasks.images.classification:ImageTask",
     metrics=TABULAR.metrics,
     gives=IMAGES,
     ranges=TABULAR.ranges,
@@ -346,7 +346,7 @@ IMAGE_CLASSES = TaskRow(
 SEGMENTATION = TaskRow(
     name="segmentation",
     settings=SegmentationSettings,
-    implementation="fl_algorithms.tasks.segmentation:SegmentationTask",
+    implementation="fl_algorithms.tasks.images.segmentation:SegmentationTask",
     metrics=("dice",),
     gives=MASKS,
     ranges={"dice": SHARE},

@@ -22,7 +22,7 @@ from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validat
 from fl_algorithms.client.common import class_logits
 from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.halves import BeyondFloat32
+from fl_algorithms.server.aggregator import BeyondFloat32
 from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Common, Split
@@ -38,8 +38,8 @@ from fl_algorithms.training import (
     trainable_parameters,
 )
 from wardround.errors import BadData, WardroundError
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 Network = Mapping[str, Tensor]  # the leaving tensors by key
 MAX_HEAD = 1 << 24

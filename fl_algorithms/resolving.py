@@ -25,8 +25,8 @@ from fl_algorithms.settings.methods import CommonSettings, FedDfSettings, HeadSe
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
-from wardround.schema import Strict, check
-from wardround.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
+from wardround.records.schema import Strict, check
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
 
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-say.md has what was measured
 

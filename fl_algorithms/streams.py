@@ -6,7 +6,7 @@ used, on the order of the sites, or on how many times a round was attempted.
 
 import hashlib
 
-from wardround import canonical
+from wardround.signing import canonical
 
 
 def stream_seed(seed: int, site: str, round_number: int, purpose: str) -> int:

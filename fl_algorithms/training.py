@@ -19,7 +19,7 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import FromFiles, Inputs
 from fl_algorithms.workers import ahead
 from wardround.errors import BadData
-from wardround.study import StudyFile, TrainingSection
+from wardround.records.study import StudyFile, TrainingSection
 
 Networks = Mapping[str, nn.Module]  # slot -> network
 Progress = Callable[[int, int], None]  # (steps done, steps in all)

@@ -21,7 +21,7 @@ from wardround.errors import TryAgain
 
 AHEAD = 2  # results for each worker that are under way or wait to be taken
 PRELOADED = [  # the last is what torch imports, for a second, when it is made deterministic
-    "fl_algorithms.tasks.imagerows",
+    "fl_algorithms.tasks.images.rows",
     "fl_algorithms.training",
     "torch._inductor.config",
 ]

@@ -50,10 +50,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from site_agent import answers
-from site_agent.answers import TRAINING_FAILED
-from wardround import control
 from wardround.errors import BadData, TryAgain, WardroundError
+from wardround.local import control
+from wardround.records import trainer as answers
+from wardround.records.trainer import TRAINING_FAILED
 from wardround.terminal import escaped
 
 MAX_LINE = control.MAX_LINE
@@ -147,7 +147,7 @@ def ask_alone(state: Path, request: dict[str, Any], progress: control.Reply | No
     """The same, for the trainer's own listener: what the worker says is not yet marked as its words. Raises as
     ``Worker.ask``.
     """
-    from site_agent.person import user_name
+    from site_agent.state.person import user_name
 
     with Worker(state, warm=False) as worker:
         if request["command"] == "status":  # of the listener, which is not there: what its worker would be

@@ -41,8 +41,9 @@ import time
 if "run" in sys.orig_argv:
     from pathlib import Path
 
-    from site_agent.gateway import egress, rounds
-    from wardround import durable
+    from site_agent.gateway import round as rounds
+    from site_agent.gateway.exit import egress
+    from wardround.local import durable
 
     out, lock, syncs = Path({out!r}), threading.Lock(), []
 

@@ -31,9 +31,9 @@ from site_agent import audit
 from site_agent.audit import chain, receipts
 from site_agent.audit.bundle import archive, make, read_bundle, verify_bundle
 from tools import verify_ledger
-from wardround import canonical
-from wardround.receipt_copy import Statement
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.records.receipt_copy import Statement
+from wardround.records.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.signing import canonical
 
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
 READ = (audit.UNRESOLVED, audit.CONSISTENT)  # of a ledger that holds together, and is shown without receipts

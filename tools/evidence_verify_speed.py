@@ -28,7 +28,8 @@ def main() -> None:
         maker.start()
         maker.join()
         size = sum(file.stat().st_size for file in (Path(folder) / "ledger").iterdir())
-        line = [sys.executable, "-m", "site_agent.cli", "audit", "verify", "--ledger", str(Path(folder) / "ledger"),
+        line = [sys.executable, "-m", "site_agent.cli.main", "audit", "verify",
+                "--ledger", str(Path(folder) / "ledger"),
                 "--receipts", str(Path(folder) / "receipts.jsonl")]  # fmt: skip
         began = time.monotonic()
         pid = os.posix_spawn(sys.executable, line, os.environ)

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
 from tools.world import free_port
-from wardround import identity
-from wardround.tensors import CHUNK
+from wardround.signing import certificates
+from wardround.tensors.manifests import CHUNK
 
 OPTIONS = [("grpc.max_receive_message_length", 8 << 20), ("grpc.max_send_message_length", 8 << 20)]
 
@@ -125,7 +125,7 @@ def weighted_sum(updates: list[Any]) -> Any:
 
 def self_signed() -> tuple[bytes, bytes]:
     """A key and a certificate that both ends of a loopback measurement use and trust."""
-    key = identity.new_key()
+    key = certificates.new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "floor")])
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
@@ -134,7 +134,7 @@ def self_signed() -> tuple[bytes, bytes]:
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     builder = builder.add_extension(names, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return identity.key_pem(key), identity.certificate_pem(builder.sign(key, hashes.SHA256()))
+    return certificates.key_pem(key), certificates.certificate_pem(builder.sign(key, hashes.SHA256()))
 
 
 if __name__ == "__main__":

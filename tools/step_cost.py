@@ -32,7 +32,7 @@ def measure() -> dict[str, Any]:
     from fl_algorithms.client.partition import initial_model, task_of
     from fl_algorithms.client.session import SiteSession
     from fl_algorithms.tasks.base import SiteData, Split
-    from wardround.study import StudyFile
+    from wardround.records.study import StudyFile
 
     study = resolve(StudyFile.model_validate(STUDY))
     x, y = torch.randn(ROWS, FEATURES), torch.randint(0, 2, (ROWS,))

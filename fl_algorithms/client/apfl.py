@@ -25,8 +25,8 @@ from fl_algorithms.client.algorithm import Algorithm, Context, Share, loss_of, l
 from fl_algorithms.settings.methods import ApflSettings
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Batch, Networks, trainable_parameters
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 PERSONAL, MIXTURE = "personal", "mixture"
 SHRINK = 0.02

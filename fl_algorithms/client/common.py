@@ -19,8 +19,8 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, Split
 from fl_algorithms.tasks.selection import chosen
 from fl_algorithms.training import Batch, Networks, Phase
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 LOGITS, PROBABILITIES = "logits", "probabilities"
 

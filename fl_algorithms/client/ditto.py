@@ -10,7 +10,7 @@ from fl_algorithms.client.algorithm import Algorithm, Context, Share, loss_of_sl
 from fl_algorithms.client.fedprox import proximal_term
 from fl_algorithms.settings.methods import DittoSettings
 from fl_algorithms.training import Batch, Phase
-from wardround.tensors import MODEL
+from wardround.tensors.manifests import MODEL
 
 PERSONAL = "personal"
 

@@ -28,8 +28,8 @@ from fl_algorithms.server.fedfomo import AFFINITY, PEERS, WEIGHTS, peer
 from fl_algorithms.settings.methods import FedFomoSettings
 from fl_algorithms.training import Networks
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 Model = Mapping[str, Tensor]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fl_algorithms.client.algorithm import Algorithm, Context, task_loss
 from fl_algorithms.settings.methods import FedProxSettings
 from fl_algorithms.training import Batch
-from wardround.tensors import MODEL
+from wardround.tensors.manifests import MODEL
 
 
 def fedprox(settings: FedProxSettings) -> Algorithm:

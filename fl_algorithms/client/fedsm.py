@@ -35,8 +35,8 @@ from fl_algorithms.server.fedsm import PERSONAL, PERSONALS
 from fl_algorithms.settings.methods import FedSmSettings
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Networks, Phase
-from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 SELECTOR, MOMENTS = "selector", ("selector_m", "selector_v")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's own

@@ -26,8 +26,8 @@ from fl_algorithms.client.algorithm import Algorithm, Candidate, Context
 from fl_algorithms.settings.methods import Soup
 from fl_algorithms.tasks.base import in_parts
 from fl_algorithms.training import Networks
-from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 SOUP = "soup"  # prefix of the kept sums
 F64 = torch.float64  # in which the mean of k models is exact to one rounding

@@ -34,8 +34,8 @@ from fl_algorithms.settings.methods import Amount, LcFedSettings
 from fl_algorithms.settings.vision import UnetSettings
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Batch, Networks, Phase
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 CALIBRATION = "calibration"
 

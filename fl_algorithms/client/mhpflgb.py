@@ -23,8 +23,8 @@ from fl_algorithms.settings.methods import MhPflgbSettings
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Batch, Networks, Phase
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 BYPASS, FUSION = "bypass", "fusion"
 

@@ -13,8 +13,8 @@ from fl_algorithms.client.algorithm import Algorithm, Context, frozen_copy, loss
 from fl_algorithms.client.partition import DTYPES
 from fl_algorithms.settings.methods import MoonSettings
 from fl_algorithms.training import Batch, Networks
-from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 PREVIOUS = "previous"  # prefix of the kept tensors: the network as the site's last round of training left it
 

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
-from fl_algorithms.server.halves import server_half
+from fl_algorithms.server.aggregator import server_half
 from fl_algorithms.settings.methods import HeadSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
 from fl_algorithms.training import Networks, seeded
 from wardround.errors import BadData
-from wardround.networks import bundle_of
-from wardround.study import DEFAULT_NETWORK, StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.architectures import bundle_of
+from wardround.records.study import DEFAULT_NETWORK, StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -108,7 +108,7 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
     """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload.
 
     Of a study with several networks, those of the default one; where they are unlike each other, those of each that a
-    site trains, as ``wardround.networks`` says.
+    site trains, as ``wardround.records.architectures`` says.
 
     Raises:
         BadData: as ``describe``.

@@ -17,8 +17,8 @@ from fl_algorithms.client.algorithm import Algorithm, Context, shared_deltas
 from fl_algorithms.server.scaffold import CONTROL
 from fl_algorithms.settings.methods import ScaffoldSettings
 from fl_algorithms.training import Batch, Networks
-from wardround.study import StudyFile
-from wardround.tensors import MODEL, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 
 def scaffold(settings: ScaffoldSettings) -> Algorithm:

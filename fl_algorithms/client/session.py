@@ -33,7 +33,7 @@ from fl_algorithms.training import (
     trainable_parameters,
 )
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -17,7 +17,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.partition import DTYPES, all_tensors, build, coming, leaving, task_of
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 MAX_BYTES = 4 << 30  # of a file, which is read whole
 SHOWN = 12  # names in a hint

@@ -15,7 +15,7 @@ from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Split, Task
 from wardround.errors import BadData
-from wardround.study import Named, StudyFile
+from wardround.records.study import Named, StudyFile
 
 Normalisation = Literal["matched", "site"]
 POOL = "central"

@@ -12,10 +12,10 @@ import typer
 from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.resolving import resolve
-from wardround import outputs
-from wardround import study as study_file
 from wardround.cli import print_json, run, say
-from wardround.study import Named, StudyFile
+from wardround.local import outputs
+from wardround.records import study as study_file
+from wardround.records.study import Named, StudyFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ def init(
     resolved = resolve(study_file.load(study, setting, variant), source=study.name)
     from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
-    from wardround.tensors import file_header
+    from wardround.tensors.manifests import file_header
 
     tensors = _initial(resolved, weights)
     specs = specs_of(tensors)

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from wardround import outputs
 from wardround.cli import say
 from wardround.errors import UsageProblem
+from wardround.local import outputs
 
 data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
 

@@ -27,9 +27,9 @@ from fl_algorithms.lab import runs, tuning
 from fl_algorithms.lab.runs import Failed, Survey
 from fl_algorithms.lab.suite import Job, Row, Suite
 from fl_algorithms.workers import follow_parent
-from wardround import durable
 from wardround.cli import say
 from wardround.errors import BadData, TryAgain, WardroundError
+from wardround.local import durable
 
 Pool = Callable[[int], AbstractContextManager[Executor]]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wardround import durable
 from wardround.errors import BadData, NeedsPerson
+from wardround.local import durable
 
 Made = list[tuple[str, int, int]]  # site, rows in train.csv, rows in test.csv
 Measurements = Mapping[str, float]  # column -> what was measured, of one patient

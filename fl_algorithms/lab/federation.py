@@ -18,15 +18,15 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.sources import find, find_common
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.tasks.base import Common, SiteData, Task
 from fl_algorithms.tasks.common import read_common, require_common
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import Manifest, PayloadHasher, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
 
 Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.lab.data import Made
-from fl_algorithms.tasks.imagefiles import Array, read_arrays
-from wardround import durable
+from fl_algorithms.tasks.images.files import Array, read_arrays
 from wardround.errors import BadData
+from wardround.local import durable
 
 MAX_BYTES = 1 << 32  # of one array, unpacked
 WBC_TEST_PERCENT = 30  # of each class in each laboratory

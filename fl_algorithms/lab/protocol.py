@@ -29,7 +29,7 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split, Task
 from fl_algorithms.tasks.selection import chosen, joined, row_shape
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Score: TypeAlias = float | None  # None where a metric is undefined; it is left out of means

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from wardround.schema import Strict
+from wardround.records.schema import Strict
 
 
 class Protocol(Strict):

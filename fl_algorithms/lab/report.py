@@ -12,7 +12,7 @@ from fl_algorithms.lab.blocks import Block, Code, Figure, Grid, Heading, Paragra
 from fl_algorithms.lab.plots import Picture
 from fl_algorithms.lab.results import PREFERRED, Results
 from fl_algorithms.lab.tables import CSV_COLUMNS, Stat, Table
-from wardround import durable
+from wardround.local import durable
 
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fl_algorithms.hardware import Hardware
 from fl_algorithms.lab.suite import Job
 from wardround.errors import WardroundError
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 if TYPE_CHECKING:
     from fl_algorithms.client.session import Checkpoint

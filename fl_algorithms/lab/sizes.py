@@ -10,8 +10,8 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of
 from fl_algorithms.client.partition import build, leaving, refuse_unlike_networks, task_of
 from fl_algorithms.training import Networks
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 
 def sizes(study: StudyFile) -> list[dict[str, Any]]:

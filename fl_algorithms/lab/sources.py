@@ -6,7 +6,7 @@ from pathlib import Path
 from fl_algorithms import catalog
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
 TABLES = ({"table": "train.csv", "test": "test.csv"},)

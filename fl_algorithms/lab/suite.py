@@ -22,11 +22,11 @@ from fl_algorithms import catalog
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
-from wardround import canonical
-from wardround import study as study_file
 from wardround.errors import BadData, UsageProblem, WardroundError
-from wardround.schema import Strict, check, read_toml
-from wardround.study import STUDY_NAME, Named, StudyFile
+from wardround.records import study as study_file
+from wardround.records.schema import Strict, check, read_toml
+from wardround.records.study import STUDY_NAME, Named, StudyFile
+from wardround.signing import canonical
 
 TUNING_OFFSET = 1000  # tuning seeds start that far above the reported ones, of which there are at most as many
 TUNABLE = ("model", "algorithm", "training")

@@ -9,7 +9,7 @@ from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.partition import all_tensors, build, initial_model, task_of
 from fl_algorithms.client.weights import SHOWN, read, require_fit
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 MISFIT_HINT = "set the network's sizes in [model] to the file's, or take the tensor out of the file"
 

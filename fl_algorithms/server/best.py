@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fl_algorithms.server.halves import averaging_weights
+from fl_algorithms.server.aggregator import averaging_weights
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 22(1), 2023, section 3.2. ht
 
 import numpy as np
 
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.server.fedmd import agreed
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import DsFlSettings
 
 

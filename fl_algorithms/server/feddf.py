@@ -29,7 +29,7 @@ from typing import IO
 import numpy as np
 
 from fl_algorithms import catalog
-from fl_algorithms.server.halves import (
+from fl_algorithms.server.aggregator import (
     F64,
     BeyondFloat32,
     BlockSource,
@@ -43,9 +43,9 @@ from fl_algorithms.server.halves import (
 )
 from fl_algorithms.settings.methods import FedDfSettings
 from wardround.errors import BadData
-from wardround.networks import own_tensors
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.architectures import own_tensors
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 ENSEMBLE = "fl_algorithms.ensemble"
 Network = tuple[str, Callable[[Sink], None]]  # a site that trains it, and what gives its payload: that site's tensors

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import FedFomoSettings
 from fl_algorithms.streams import stream_seed
-from wardround.tensors import MODEL, TensorSpec
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 AFFINITY, WEIGHTS = "affinity", "weights"  # a site sends affinity/weights (N,); a sum of these for each site is kept
 PEERS = "peers"  # peers/J (1,): which of the study's sites the model in bundle peer_J is, by position

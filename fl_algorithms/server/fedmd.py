@@ -6,9 +6,9 @@ Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019
 https://arxiv.org/abs/1910.03581
 """
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import FedMdSettings
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 PREDICTIONS = "predictions"  # bundle: what a site sends, of the next round's rows
 CONSENSUS = "consensus"  # bundle: what all sites download, of this round's rows; zeros before the first

@@ -18,9 +18,9 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import ServerOptimizer, ServerSettings
-from wardround.tensors import MODEL, TensorSpec
+from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 

@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import FedSmSettings
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 PERSONAL = "personal"  # bundle: this site's own
 PERSONALS = "personals"  # bundle: personals/I.NAME is the personal NAME of the study's site number I

@@ -19,9 +19,19 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import BLOCK, F64, BlockSource, Kept, Round, ServerHalf, Specs, Update, write_tensor
+from fl_algorithms.server.aggregator import (
+    BLOCK,
+    F64,
+    BlockSource,
+    Kept,
+    Round,
+    ServerHalf,
+    Specs,
+    Update,
+    write_tensor,
+)
 from fl_algorithms.settings.methods import KtPflSettings
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 COEFFICIENTS = "coefficients"  # coefficients/I (N,): row I of c
 MIXTURE, MIXTURES = "mixture", "mixtures"  # mixtures/I is what site I downloads, in bundle "mixture"

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.halves import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import LcFedSettings
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 HEAD = "head"  # bundle: this site's own
 HEADS = "heads"  # bundle: heads/I.NAME is the head's NAME of the study's site number I

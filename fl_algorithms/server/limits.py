@@ -17,9 +17,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fl_algorithms.server.halves import BLOCK, BeyondFloat32, BlockSource, ServerHalf, Specs, Update, averaging_weights
+from fl_algorithms.server.aggregator import (
+    BLOCK,
+    BeyondFloat32,
+    BlockSource,
+    ServerHalf,
+    Specs,
+    Update,
+    averaging_weights,
+)
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 ENOUGH = 3  # norms, for a median that one site cannot choose
 REMEMBERED = 5  # closed rounds whose norms are looked at

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import MethodSettings
 
 

@@ -8,9 +8,9 @@ The site half is ``fl_algorithms.client.scaffold``. Karimireddy et al., ICML 202
 
 from functools import partial
 
-from fl_algorithms.server.halves import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
 from fl_algorithms.settings.methods import ScaffoldSettings
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 CONTROL = "control"  # bundle: of what a site sends c_i+ - c_i; of what it downloads c
 

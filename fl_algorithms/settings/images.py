@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from fl_algorithms.settings.tabular import Level, Metric, check_levels
-from wardround.schema import Strict
+from wardround.records.schema import Strict
 
 Side = Annotated[int, Field(ge=4, le=1024)]
 

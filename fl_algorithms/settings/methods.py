@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from wardround.schema import Strict
+from wardround.records.schema import Strict
 
 Rate = Annotated[float, Field(gt=0, le=100)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from wardround.schema import Strict
+from wardround.records.schema import Strict
 
 Metric = Literal["accuracy", "balanced_accuracy", "auc", "macro_f1"]
 

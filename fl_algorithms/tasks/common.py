@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_algorithms import catalog
-from wardround import canonical
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
 
 if TYPE_CHECKING:
     from fl_algorithms.tasks.base import Common, Task
@@ -29,7 +29,7 @@ def common_digest(path: Path) -> str:
                 return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}") from None
-    from fl_algorithms.tasks.imagesets import files_in
+    from fl_algorithms.tasks.images.sets import files_in
 
     return canonical.digest([[name, common_digest(file)] for name, file in files_in(path).items()])
 

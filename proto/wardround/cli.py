@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from wardround import memory
 from wardround.errors import NeedsPerson, UsageProblem, WardroundError
+from wardround.local import memory
 from wardround.terminal import escaped, screened
 
 SITE_EXTRA = ("torch", "torchvision", "sklearn")

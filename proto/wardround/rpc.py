@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 import grpc
 
-from wardround import __version__, dsse, refusals
+from wardround import __version__, refusals
 from wardround.errors import BadData, RefusedForGood, Unavailable, WardroundError
-from wardround.tensors import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
+from wardround.signing import dsse
+from wardround.tensors.manifests import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
 from wardround.v1 import enrolment_pb2, federation_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 

@@ -29,8 +29,9 @@ from site_agent.audit.chain import Account, Changed, signed_value
 from site_agent.audit.files import HEADS, SEGMENT, LedgerFiles, Lines, in_archive, within
 from site_agent.audit.form import read, records
 from site_agent.audit.verify import CANNOT_VERIFY, TAMPERED, Copy, Pins, Shown, Verdict, given_copy, judge, judged
-from wardround import canonical, dsse, durable
 from wardround.errors import BadData, Unavailable
+from wardround.local import durable
+from wardround.signing import canonical, dsse
 
 BUNDLE_TYPE = "application/vnd.wardround.audit-bundle.v1+json"
 MANIFEST = "MANIFEST.json"

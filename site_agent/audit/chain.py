@@ -6,7 +6,8 @@ One pass over the lines; the first fault ends it. For each line, in this order:
     2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
     3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
        id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
-    4. a receipt may stand there (``wardround.receipts``): the writer of a ledger asks the same before it appends one
+    4. a receipt may stand there (``wardround.records.receipts``): the writer of a ledger asks the same before it
+       appends one
 
 Then every signed head is this ledger's key's, and a head that this ledger had, each longer than the one before. Lines
 are counted from 1 here and in everything that a person reads; a line's own ``seq`` counts from 0.
@@ -23,9 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.audit.files import LedgerFiles, Lines
 from site_agent.audit.form import MANIFEST_FIELDS, REQUIRED, digest, read, record_in
-from wardround import dsse
 from wardround.errors import BadData, Unavailable
-from wardround.receipts import (
+from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
     FACTS,
@@ -38,6 +38,7 @@ from wardround.receipts import (
     Receipt,
     refuse_misfit,
 )
+from wardround.signing import dsse
 
 RESEND_FACTS = ("study", "revision", "round", "attempt", "payload_bytes")
 UPDATE_FACTS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from site_agent.audit.show import words
 from wardround import __version__
-from wardround.outputs import inert
+from wardround.local.outputs import inert
 
 COLUMNS = (
     "seq", "ts", "type", "study", "revision", "round", "attempt", "upload_id", "tensors", "bytes", "num_examples",

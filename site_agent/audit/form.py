@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.audit.files import LedgerFiles, Lines
-from wardround.canonical import MAX_DEPTH, MAX_INTEGER, refuse_deep
 from wardround.errors import BadData
+from wardround.signing.canonical import MAX_DEPTH, MAX_INTEGER, refuse_deep
 
 TYPE = re.compile("[a-z][a-z_]{0,31}")
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -69,7 +69,7 @@ def digest(value: Any) -> str:
 
 
 def read(data: bytes) -> Any:
-    """The value of canonical JSON. As ``wardround.canonical.loads``, three times as fast.
+    """The value of canonical JSON. As ``wardround.signing.canonical.loads``, three times as fast.
 
     It is canonical exactly if writing what was read gives the same bytes: a double key, a space, another order or
     escape do not survive that. Only numbers must be looked at one by one, and how deep it is, where it can be deep: how

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.audit.chain import Account, receipt_in, signed_value
 from site_agent.audit.form import read
-from wardround import dsse
 from wardround.errors import BadData, Unavailable
-from wardround.receipt_copy import COPY_TYPE, Statement
-from wardround.receipts import EMPTY_HEAD, NOT_RECEIVED, Receipt
+from wardround.records.receipt_copy import COPY_TYPE, Statement
+from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Receipt
+from wardround.signing import dsse
 
 
 @dataclass(frozen=True)

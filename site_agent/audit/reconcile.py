@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.audit.form import records
-from wardround import canonical
 from wardround.errors import BadData, Unavailable
+from wardround.signing import canonical
 
 SHARE = 0.005  # of what the ledger accounts for: TLS and HTTP/2 framing
 CONNECTION = 16 * 1024  # bytes: handshake, certificates, settings, the first headers

@@ -17,10 +17,10 @@ from typing import Any
 from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import records
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
-from site_agent.preview import size
-from site_agent.state import exposed, tensor_rows
-from wardround import canonical
+from site_agent.gateway.consent.facts import size
+from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
+from wardround.signing import canonical
 from wardround.terminal import escaped
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 200, 70, 30, 14, 14
@@ -33,18 +33,22 @@ body { font: 15px/1.5 system-ui, "Segoe UI", "Liberation Sans", Arial, sans-seri
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p { margin: .4rem 0; } .faint { color: var(--faint); }
+li { overflow-wrap: anywhere; }
 .verdict { border-left: 5px solid; padding: .6rem .9rem; margin: 1rem 0; background: #f6f6f6; font-weight: 600; }
 .verified { color: var(--good); } .changed { color: var(--bad); } .open { color: var(--open); }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; margin: .4rem 0 1rem; font-size: .875rem; }
 th, td { text-align: left; padding: .28rem .6rem .28rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; border-bottom: 2px solid var(--line); } .n { text-align: right; white-space: nowrap; }
-td.name, code, pre { font-family: ui-monospace, "Liberation Mono", Menlo, monospace; font-size: .82rem;
+td.code { white-space: nowrap; }
+td.name, td.code, code, pre { font-family: ui-monospace, "Liberation Mono", Menlo, monospace; font-size: .82rem;
   overflow-wrap: anywhere; }
 pre { background: #f6f6f6; padding: .7rem .9rem; white-space: pre-wrap; } svg { max-width: 100%; height: auto; }
 dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; margin: .8rem 0; }
 dl.facts dt { color: var(--faint); } dl.facts dd { margin: 0; overflow-wrap: anywhere; }
 @page { margin: 18mm 16mm; }
-@media print { body { margin: 0; max-width: none; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
+@media print { .scroll { overflow: visible; }
+  body { margin: 0; max-width: none; padding: 0; font-size: 10.5pt; } h2, h3 { break-after: avoid; }
   tr, svg, .verdict, pre { break-inside: avoid; } thead { display: table-header-group; } }
 """
 
@@ -143,8 +147,8 @@ def _head(
         "Site": identity.get("site", "not known"),
         "Federation": identity.get("federation", "not known"),
         "From": f"{_when(first)} to {_when(last)}, by this site's clock",
-        "Receipts": f"{verdict.compared} of the coordinator's, copied {_when(verdict.copied)} by its clock; the last "
-        f"{verdict.tail} lines are newer than the newest of them"
+        "Receipts": f"{verdict.compared} of the coordinator's, copied {_when(verdict.copied)} by its clock; "
+        f"{verdict.tail} lines at its end are newer than the newest of them"
         if verdict.compared is not None
         else "no copy of the coordinator's was compared",
         "Ledger key": f"{verdict.ledger_key}, the site's by {verdict.whose or 'nothing that was shown'}",
@@ -232,14 +236,18 @@ def _updates(study: _Study, receipts: dict[str, dict[str, Any]]) -> str:
         signed = receipt["receipt_id"][:12] if receipt is not None else ""
         tries = str(study.tries.get(upload["upload_id"], 1))
         rows.append((
-            _when(upload["ts"]), str(upload["round"]), str(upload["payload_bytes"]), tries, _norm_text(upload), told,
+            _when(upload["ts"]), _round(upload), str(upload["payload_bytes"]), tries, _norm_text(upload), told,
             answer, signed,
         ))  # fmt: skip
     closing = "" if all(upload["tensors"] for upload in study.uploads) else "Rows of 0 bytes told metrics alone."
     return f"<h3>Every update, and its receipt</h3>\n<p class=faint>{closing}</p>\n" + _table(
         ("time", "round", "bytes", "tries", "norm", "metrics", "coordinator's answer", "receipt"), rows, (1, 2, 3, 4),
-        (7,),
+        (), (7,),
     )  # fmt: skip
+
+
+def _round(upload: dict[str, Any]) -> str:
+    return "closing" if upload.get("kind") == "validate" else str(upload["round"])
 
 
 def _again(verdict: Verdict) -> str:
@@ -331,10 +339,17 @@ def _how(verdict: Verdict, identity: dict[str, Any]) -> str:
 
 
 def _table(
-    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = (), names: tuple[int, ...] = ()
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    right: tuple[int, ...] = (),
+    names: tuple[int, ...] = (),
+    codes: tuple[int, ...] = (),
 ) -> str:
-    """``right``: columns of numbers; ``names``: columns in a fixed-width face."""
-    kinds = ["n" if index in right else "name" if index in names else "" for index in range(len(head))]
+    """``right``: columns of numbers; ``names``: in a fixed-width face; ``codes``: the same, never broken."""
+    kinds = [
+        "n" if index in right else "name" if index in names else "code" if index in codes else ""
+        for index in range(len(head))
+    ]
     marks = [f' class="{kind}"' if kind else "" for kind in kinds]
     top = "".join(f"<th{mark if kind == 'n' else ''}>{_e(text)}</th>"
                   for mark, kind, text in zip(marks, kinds, head, strict=True))  # fmt: skip
@@ -342,7 +357,7 @@ def _table(
         "<tr>" + "".join(f"<td{mark}>{_e(text)}</td>" for mark, text in zip(marks, row, strict=True)) + "</tr>\n"
         for row in rows
     )
-    return f"<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}</tbody>\n</table>\n"
+    return f"<div class=scroll>\n<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}</tbody>\n</table>\n</div>\n"
 
 
 def _when(text: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from site_agent import person
 from site_agent.audit.form import records
-from site_agent.preview import size
+from site_agent.gateway.consent.facts import size
+from site_agent.state import person
 from wardround.terminal import escaped
 
 

@@ -19,9 +19,9 @@ from typing import Any
 from site_agent.audit import receipts as copies
 from site_agent.audit.chain import Account, Changed, account_of
 from site_agent.audit.files import LedgerFiles, beside, in_folder
-from wardround import dsse
 from wardround.errors import Unavailable
-from wardround.receipts import ACCEPTED, REFUSED
+from wardround.records.receipts import ACCEPTED, REFUSED
+from wardround.signing import dsse
 from wardround.terminal import escaped
 
 VERIFIED, TAMPERED, UNRESOLVED, CANNOT_VERIFY, CONSISTENT = 0, 1, 2, 3, 4

@@ -14,20 +14,18 @@ import logging
 import threading
 from typing import Any
 
-from site_agent.gateway import egress
-from site_agent.gateway.connection import Connection, pauses
-from site_agent.gateway.consent import sayable
-from site_agent.gateway.desk import Desk, as_needs_person, fatal, open_line, why_unreachable
-from site_agent.gateway.identity import Identity
-from site_agent.gateway.interrupt import Interrupt, Interrupted
-from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import STOP, Assignment, Goodbye, TwoLines
-from site_agent.gateway.renewal import keep_renewed
-from site_agent.gateway.rounds import Rounds
+from site_agent.gateway.commands import Desk, as_needs_person, fatal, open_line, why_unreachable
+from site_agent.gateway.connection.client import Connection, pauses
+from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
+from site_agent.gateway.connection.messages import STOP, Assignment, Goodbye, TwoLines
+from site_agent.gateway.consent.approvals import sayable
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.enrolment.renewal import keep_renewed
+from site_agent.gateway.exit import egress
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.round import Rounds
 from site_agent.handoff import Trainer
-from site_agent.state import Consent, Offer, Site, SiteState
-from wardround import descriptors
-from wardround.durable import StorageFailed
+from site_agent.state.directory import Consent, Offer, Site, SiteState
 from wardround.errors import (
     CannotWrite,
     NeedsPerson,
@@ -37,8 +35,10 @@ from wardround.errors import (
     Unavailable,
     WardroundError,
 )
-from wardround.invitation import stamp
-from wardround.latch import Latch
+from wardround.local import descriptors
+from wardround.local.durable import StorageFailed
+from wardround.local.event import Latch
+from wardround.records.invitation import stamp
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 COORDINATOR_STATES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "paused": "paused"}

@@ -4,15 +4,16 @@ import logging
 import os
 from pathlib import Path
 
-from site_agent.gateway import consent as consents
-from site_agent.gateway.connection import TRIES_IN_TROUBLE, Line, pauses
-from site_agent.gateway.interrupt import Interrupt
-from site_agent.gateway.messages import Assignment, ModelRef
-from site_agent.gateway.staging import Staging, is_model, model_name
-from site_agent.state import Consent, SiteState
-from wardround import durable, refusals
+from site_agent.gateway.connection.client import TRIES_IN_TROUBLE, Line, pauses
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.messages import Assignment, ModelRef
+from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.exit.staging import Staging, is_model, model_name
+from site_agent.state.directory import Consent, SiteState
+from wardround import refusals
 from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
-from wardround.tensors import Manifest, TensorFile, file_header
+from wardround.local import durable
+from wardround.tensors.manifests import Manifest, TensorFile, file_header
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from site_agent.gateway.agent import Agent
 from site_agent.handoff import trainer_socket
-from site_agent.person import behind
-from site_agent.state import SiteState
-from wardround import control, durable, memory
+from site_agent.state.directory import SiteState
+from site_agent.state.person import behind
 from wardround.errors import Unavailable, UsageProblem
-from wardround.latch import set_by_signals
+from wardround.local import control, durable, memory
+from wardround.local.event import set_by_signals
 from wardround.terminal import log_to_stderr
 
 PR_SET_PDEATHSIG = 1
@@ -150,7 +150,7 @@ class TrainerProcess:
     """
 
     def __init__(self, state: Path, options: Sequence[str] = ()) -> None:
-        line = [sys.executable, "-P", "-m", "site_agent.cli", "run", "--only", "trainer", "--state", str(state)]
+        line = [sys.executable, "-P", "-m", "site_agent.cli.main", "run", "--only", "trainer", "--state", str(state)]
         line += options
         self._process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=_die_with_parent

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent import answers
 from site_agent.handoff import Worker, ask_alone, trainer_socket
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
-from wardround import control, durable
-from wardround.durable import StateLock, StorageFailed
 from wardround.errors import TryAgain, WardroundError
-from wardround.latch import Latch, set_by_signals
+from wardround.local import control, durable
+from wardround.local.durable import StateLock, StorageFailed
+from wardround.local.event import Latch, set_by_signals
+from wardround.records import trainer
 from wardround.terminal import log_to_stderr
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
@@ -90,7 +90,7 @@ class Listener:
         try:
             return self._answer(request, progress)
         except WardroundError as error:
-            error.code = answers.said(error)["code"]
+            error.code = trainer.said(error)["code"]
             raise
 
     def _answer(self, request: Request, progress: control.Reply) -> Any:

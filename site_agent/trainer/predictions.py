@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from fl_algorithms import catalog
 from fl_algorithms.client.session import Restored
 from fl_algorithms.tasks.base import Inputs, Task
-from fl_algorithms.tasks.segmentation import SegmentationTask
-from site_agent.trainer import kinds
-from wardround import durable, outputs
+from fl_algorithms.tasks.images.segmentation import SegmentationTask
+from site_agent.trainer.data import kinds
 from wardround.errors import BadData, UsageProblem
-from wardround.study import StudyFile
+from wardround.local import durable, outputs
+from wardround.records.study import StudyFile
 from wardround.terminal import escaped
 
 PART = 16  # images whose masks are in memory together
@@ -35,7 +35,7 @@ def rows_for(
 
     Raises:
         UsageProblem: it is not.
-        CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.outputs``.
+        CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
     gives = catalog.task(study).gives
     fitting = ("table",) if gives == catalog.COLUMNS else ("images", "arrays")
@@ -105,10 +105,10 @@ def _write_masks(
     out: Path,
     force: bool,
 ) -> None:
-    from fl_algorithms.tasks.imagefiles import mask_at
-    from fl_algorithms.tasks.imagerows import ImageRows
-    from fl_algorithms.tasks.imagesets import stem
-    from fl_algorithms.tasks.nifti import NIFTI
+    from fl_algorithms.tasks.images.files import mask_at
+    from fl_algorithms.tasks.images.nifti import NIFTI
+    from fl_algorithms.tasks.images.rows import ImageRows
+    from fl_algorithms.tasks.images.sets import stem
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]
@@ -129,7 +129,7 @@ def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None, fo
     """``image``: the NIfTI file that the mask is of."""
     from PIL import Image
 
-    from fl_algorithms.tasks.nifti import grid, packed_mask
+    from fl_algorithms.tasks.images.nifti import grid, packed_mask
 
     packed, ending = io.BytesIO(), ".png" if mask.ndim == 2 else ".npz"
     if image is not None:

@@ -6,7 +6,7 @@ Started by ``handoff.Worker`` alone. It opens no socket, listens nowhere, and en
 that started it ends.
 """
 
-from site_agent.trainer import isolation
+from site_agent.trainer.isolation import kernel
 
 # Nothing else is imported here: a second thread would make the isolation impossible.
 
@@ -25,8 +25,8 @@ def main() -> None:
     options = parser.parse_args()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends this process
-    in_force = isolation.isolate()
-    isolation.die_with_parent(options.parent, signal.SIGKILL)
+    in_force = kernel.isolate()
+    kernel.die_with_parent(options.parent, signal.SIGKILL)
 
     from fl_algorithms.hardware import Hardware
     from site_agent.trainer.serving import serve

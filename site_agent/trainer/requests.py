@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent.answers import TRAINING_FAILED
 from site_agent.handoff import ROUND_COMMANDS
-from site_agent.trainer import inspection, looking, vault
-from site_agent.trainer.kinds import PREDICTABLE
+from site_agent.trainer import vault
+from site_agent.trainer.data import changes, inspection
+from site_agent.trainer.data.kinds import PREDICTABLE
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
+from wardround.records.trainer import TRAINING_FAILED
 
 if TYPE_CHECKING:
     from site_agent.trainer.rounds import Rounds
@@ -79,7 +80,7 @@ class Requests:
             case "check":
                 return self._rounds.check(request["study"], request["site"], request["data"])
             case "digests":
-                return looking.digests(self._state, request["data"])
+                return changes.digests(self._state, request["data"])
             case "train":
                 return self._rounds.train(request, _seldom(progress))
             case "validate":
@@ -143,7 +144,7 @@ def _export(state: Path, request: Request) -> dict[str, Any]:
 
 
 def _look(state: Path, request: Request) -> dict[str, Any]:
-    return looking.look(state, request["data"])
+    return changes.look(state, request["data"])
 
 
 # What needs neither torch nor patients, so that the listener does it itself while its worker trains.

@@ -30,9 +30,10 @@ from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.common import read_common
 from fl_algorithms.training import Progress, make_deterministic
 from site_agent.handoff import staged
-from site_agent.trainer import data as tables
-from site_agent.trainer import looking, predictions
+from site_agent.trainer import predictions
 from site_agent.trainer import vault as vaults
+from site_agent.trainer.data import changes
+from site_agent.trainer.data import sources as tables
 from site_agent.trainer.tensorfiles import (
     from_bytes,
     manifest_of,
@@ -44,10 +45,11 @@ from site_agent.trainer.tensorfiles import (
     write_update,
 )
 from site_agent.trainer.vault import Kept, Vault
-from wardround import __version__, canonical
+from wardround import __version__
 from wardround.errors import BadData, CannotWrite
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile, TensorSpec
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
+from wardround.tensors.manifests import TensorFile, TensorSpec
 
 log = logging.getLogger(__name__)
 REMEMBERED_STUDIES = 16
@@ -127,7 +129,7 @@ class Rounds:
                 or the weights are no file for its network.
         """
         source = tables.source(self._state, name)
-        seen = looking.at(source)  # before it is read: what is changed meanwhile is another from then on
+        seen = changes.at(source)  # before it is read: what is changed meanwhile is another from then on
         study = self._installed(document, site, source.network)
         data = self._load(study, name, source)
         warnings = list(data.warnings)

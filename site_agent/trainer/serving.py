@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent import answers
 from site_agent.handoff import MAX_LINE
-from site_agent.trainer.isolation import InForce
+from site_agent.trainer.isolation.kernel import InForce
 from site_agent.trainer.requests import Requests
-from wardround.durable import StorageFailed
 from wardround.errors import WardroundError
+from wardround.local.durable import StorageFailed
+from wardround.records import trainer
 from wardround.terminal import log_to_stderr
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def _answer(requests: Requests, request: dict[str, Any], stream: BufferedRWPair)
         result = requests.answer(request, lambda item: _send(stream, {"progress": item}))
         _send(stream, {"result": result})
     except WardroundError as error:
-        _send(stream, {"error": answers.said(error)})
+        _send(stream, {"error": trainer.said(error)})
         if isinstance(error, StorageFailed):
             raise SystemExit(error.exit_code) from None
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.client.partition import DTYPES
-from wardround import durable
 from wardround.errors import BadData
-from wardround.tensors import ITEM_BYTES, MODEL, Entry, Manifest, TensorFile, TensorSpec, file_header
+from wardround.local import durable
+from wardround.tensors.manifests import ITEM_BYTES, MODEL, Entry, Manifest, TensorFile, TensorSpec, file_header
 
 STAGED_MODE = 0o640  # the gateway's user reads it through the group
 

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.trainer import KINDS
-from site_agent.trainer.data import protected
-from wardround import canonical, durable, outputs
-from wardround.durable import Buffer
+from site_agent.trainer.data.sources import protected
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.study import STUDY_NAME
-from wardround.tensors import TensorFile, TensorSpec, file_header
+from wardround.local import durable, outputs
+from wardround.local.durable import Buffer
+from wardround.records.study import STUDY_NAME
+from wardround.signing import canonical
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 KEPT_STATES = 2
 MODEL_FILE, CARD_FILE, PREPROCESSING_FILE = "model.safetensors", "card.json", "preprocessing.json"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from coordinator.state import State
+from coordinator.state_directory import State
 from fl_algorithms.resolving import resolve
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Update, write_initial
 from tools.world import World
-from wardround import control
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.local import control
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 HONEST = ("alpha", "bravo", "charlie", "delta")
 CROOK = "mallory"

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 
-from site_agent.gateway.join import join
+from site_agent.gateway.enrolment.join import join
 from tests.site_agent.fake_coordinator import FakeCoordinator, Taken
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tests.site_agent.site_world import STUDY, SiteWorld, document
 from tools.world import Service
-from wardround.tensors import TensorFile, TensorSpec
+from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 LARGE = (TensorSpec("shared.weight", "F32", (3072, 4095)), TensorSpec("shared.bias", "F32", (3072,)))  # 48 MiB

@@ -41,9 +41,9 @@ def main() -> None:
         atexit.register(lambda: print(f"fsyncs {count}", file=sys.stderr))
     sys.argv = [program, *sys.argv[4:]]
     if program == "coordinator":
-        from coordinator.cli import main as run
+        from coordinator.cli.main import main as run
     else:
-        from site_agent.cli import main as run
+        from site_agent.cli.main import main as run
     run()
 
 

@@ -8,7 +8,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.site_world import SiteWorld
-from wardround import canonical, dsse, receipts, rpc
+from wardround import rpc
+from wardround.records import receipts
+from wardround.signing import canonical, dsse
 
 Document = dict[str, Any]
 

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
 from site_agent.audit import bundle
-from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.exit.ledger import Ledger
 from tools import verify_ledger
 from tools.evidence_egress import SITE, write_study
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from tools.world import Service, World
-from wardround import canonical
-from wardround.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.records.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.signing import canonical
 
 Said = tuple[int, int | None]  # exit code, first bad line
 

@@ -9,8 +9,9 @@ import grpc
 
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite
-from wardround import identity, rpc
-from wardround.invitation import Invitation
+from wardround import rpc
+from wardround.records.invitation import Invitation
+from wardround.signing import certificates
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def open_channel(place: Place, pems: tuple[bytes, bytes, bytes]) -> grpc.Channel
 
 
 def own_pems(site: FakeSite) -> tuple[bytes, bytes, bytes]:
-    return site.reply.authority, site.reply.certificate, identity.key_pem(site.key)
+    return site.reply.authority, site.reply.certificate, certificates.key_pem(site.key)
 
 
 def bootstrap_pems(text: str) -> tuple[bytes, bytes, bytes]:

@@ -20,13 +20,14 @@ import torch
 from site_agent import audit
 from site_agent.audit import export
 from site_agent.gateway import agent as agents
-from site_agent.gateway import evidence, offers
-from site_agent.gateway.join import join
-from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import offer_from
-from site_agent.gateway.staging import Staging
+from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.consent import offers
+from site_agent.gateway.enrolment.join import join
+from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import staged
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from site_agent.trainer import predictions
 from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
@@ -39,10 +40,13 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from tools.world import command, wait_until
-from wardround import __version__, canonical, identity, outputs, receipts, rpc
+from wardround import __version__, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.local import outputs
+from wardround.records import receipts
+from wardround.records.study import StudyFile
+from wardround.signing import canonical, certificates
+from wardround.tensors.manifests import TensorFile
 from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -67,7 +71,7 @@ def refused_beyond(site: SiteWorld, uploads: int) -> None:
     assert len(site.coordinator.uploads) == len(site.lines("upload")) == uploads
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent(site: SiteWorld) -> None:
     """A study of three rounds is asked for rounds that it has not, for its first round again, and after a restart."""
     site.ready()
@@ -87,7 +91,7 @@ def test_rounds_beyond_consent(site: SiteWorld) -> None:
     refused_beyond(site, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent__validations(site: SiteWorld) -> None:
     """Numbers of models that the coordinator chooses, without a byte of an update: 40 were answered."""
     site.ready()
@@ -102,7 +106,7 @@ def test_rounds_beyond_consent__validations(site: SiteWorld) -> None:
     refused_beyond(site, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent__attempts(site: SiteWorld) -> None:
     """One round is asked again and again, by an attempt far away or one that was before."""
     site.ready()
@@ -113,7 +117,7 @@ def test_rounds_beyond_consent__attempts(site: SiteWorld) -> None:
         refused_beyond(site, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent__revision(site: SiteWorld) -> None:
     """The same digest under a revision that nobody saw would begin every round, and every quota, anew."""
     site.ready()
@@ -124,7 +128,7 @@ def test_rounds_beyond_consent__revision(site: SiteWorld) -> None:
     refused_beyond(site, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/policy.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/exit/policy.py")
 def test_rounds_beyond_consent__numbers(site: SiteWorld) -> None:
     """What tells no tensor is counted too: each attempt at the closing round tells its numbers again."""
     site.join()
@@ -155,7 +159,7 @@ def with_note(name: str, size: int) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/offers.py")
 def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     """Two hundred offers of 100 kB each fill a disk; those that are kept cannot push out what was approved."""
     site.ready()
@@ -170,7 +174,7 @@ def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -
     assert "the coordinator's offer of study `one-too-large` is not kept: it has 1049" in caplog.text
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/offers.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/offers.py")
 def test_offers_without_end__bytes(site: SiteWorld) -> None:
     """Fewer and larger ones: together they are bounded too."""
     site.join()
@@ -185,7 +189,7 @@ def test_offers_without_end__bytes(site: SiteWorld) -> None:
     assert found == {"small", *(f"study-{number}" for number in range(16))}
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_approved_is_not_what_was_previewed(site: SiteWorld) -> None:
     """Between the look and the approval one local step became 10,000 epochs at rate 100, and was approved unseen."""
     site.join()
@@ -208,7 +212,7 @@ def test_approved_is_not_what_was_previewed(site: SiteWorld) -> None:
     assert not site.lines("consent")
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/cli_study.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/cli/study.py")
 def test_approved_is_not_what_was_previewed__from_a_script(tmp_path: Path) -> None:
     """A script that names no digest approved whatever was offered that second."""
     shell = Shell(tmp_path)
@@ -228,7 +232,7 @@ def test_approved_is_not_what_was_previewed__from_a_script(tmp_path: Path) -> No
         shell.close()
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/desk.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/commands.py")
 def test_approved_is_not_what_was_previewed__while_the_data_is_read(site: SiteWorld) -> None:
     """Reading the patients takes minutes, in which another revision is offered."""
     site.join()
@@ -246,7 +250,7 @@ def test_approved_is_not_what_was_previewed__while_the_data_is_read(site: SiteWo
     assert not site.lines("consent")
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/account.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/account.py")
 def test_approved_is_not_what_was_previewed__lines_that_are_not_there(site: SiteWorld) -> None:
     """A title that writes further lines, moves the cursor or turns the text around is not kept at all; a key that looks
     like another is shown as what it is.
@@ -375,7 +379,7 @@ def no_digest(event: pb.Event) -> None:
     event.assignment.train.SetInParent()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
 @pytest.mark.parametrize("spoil", [reason_99, odd_site, odd_name, no_digest, lambda event: None])
 def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: Callable[[pb.Event], None]) -> None:
     """An assignment that cannot be read is left out; the next one is worked on."""
@@ -390,7 +394,7 @@ def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: C
     assert not hospital.agent.stopped.is_set()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
 @pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
 def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
     """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
@@ -407,7 +411,7 @@ def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld,
     assert not hospital.agent.stopped.wait(0.5)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/service.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
 def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
     place = Place(tmp_path)
@@ -418,7 +422,7 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
         for path in (database, database.with_name(database.name + "-wal")):
             if path.exists():
                 path.write_bytes(b"\xff" * max(8192, path.stat().st_size))
-        asked = identity.signing_request(identity.new_key())
+        asked = certificates.signing_request(certificates.new_key())
         request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=asked)
         with pytest.raises(grpc.RpcError) as failed:
             site.enrolment.Renew(request, timeout=20)
@@ -464,7 +468,7 @@ def in_a_key(tables: dict[str, Any]) -> None:
     tables["task"][EVIL] = 1
 
 
-@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/connection/messages.py")
 @pytest.mark.parametrize("spoil", [in_title, in_state, in_a_setting, in_a_key])
 def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], None]) -> None:
     """An offer's words are commands for the terminal of whoever looks: it does not come in, and is told in our own."""
@@ -585,7 +589,7 @@ def lied_to(tmp_path: Path) -> Iterator[tuple[SiteWorld, LyingCoordinator]]:
         world.close()
 
 
-@pytest.mark.attack(promise="P2", refused_by="proto/wardround/receipts.py")
+@pytest.mark.attack(promise="P2", refused_by="proto/wardround/records/receipts.py")
 @pytest.mark.parametrize("lie", LIES)
 def test_hostile_receipt(lied_to: tuple[SiteWorld, LyingCoordinator], lie: dict[str, Any]) -> None:
     """A receipt that cannot stand in an honest ledger made it one that both verifiers call changed, or that the agent
@@ -617,7 +621,7 @@ def test_hostile_receipt(lied_to: tuple[SiteWorld, LyingCoordinator], lie: dict[
     assert (kept["study"], kept["round"]) == (STUDY, "1")
 
 
-@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/evidence.py")
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/exit/evidence.py")
 def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoordinator]) -> None:
     """When the coordinator answers honestly later, the upload is resolved, and the study goes on."""
     world, lying = lied_to
@@ -641,7 +645,7 @@ def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoor
     assert [json.loads(line["envelope"]["payload"])["round"] for line in world.lines("receipt")] == [1, 2]
 
 
-@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/evidence.py")
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/exit/evidence.py")
 def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator]) -> None:
     """A coordinator that invents another lie each time it is asked fills no disk: the first ones are kept."""
     world, lying = lied_to
@@ -675,7 +679,7 @@ CALLS_THAT_RUN_WHAT_THEY_READ = frozenset(
 )
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/messages.py")
+@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/connection/messages.py")
 def test_code_in_a_message() -> None:
     """Nothing in the programs can run what it reads: no pickle, no torch.load, no eval, no array of objects."""
     bad = [(file, module) for file, module in imports_in_our_code() if module.split(".")[0] in RUNS_WHAT_IT_READS]
@@ -691,7 +695,7 @@ def test_code_in_a_message() -> None:
             assert any(keyword.arg == "allow_pickle" for keyword in call.keywords), f"{file}:{call.lineno}"
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/state.py")
+@pytest.mark.attack(promise="P3", refused_by="site_agent/state/directory.py")
 @pytest.mark.parametrize("name", NAMES_OUT, ids=ascii)
 def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
     """A study's name becomes a file's at the site: in offers, consents, journals, private state and staging."""
@@ -713,7 +717,7 @@ def test_path_in_a_studys_name(tmp_path: Path, name: str) -> None:
 FORMULAS = ["a\r=1", "a\n=1", '=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1"]
 
 
-@pytest.mark.attack(promise="P3", refused_by="proto/wardround/outputs.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/local/outputs.py")
 @pytest.mark.parametrize("text", FORMULAS, ids=ascii)
 def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     """What a study holds runs as a formula where a hospital opens its ledger, or its predictions, in a spreadsheet."""
@@ -734,7 +738,7 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     assert not any(cell.startswith(outputs.FORMULA) for cell in head)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/round.py")
 def test_finished_under_settings_that_nobody_approved(site: SiteWorld) -> None:
     """Another revision is offered, nobody approves it, and the approved study is said to be finished: the trainer fine-
     tuned on patients for the 10,000 epochs of the offer."""
@@ -756,7 +760,7 @@ def test_finished_under_settings_that_nobody_approved(site: SiteWorld) -> None:
     assert (asked["study_digest"], asked["revision"]) == (site.digest, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/rounds.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/round.py")
 def test_trained_under_a_revision_that_nobody_approved(site: SiteWorld) -> None:
     """The same study is offered as revision 77 and asked for as revision 1: the trainer kept the private state of each
     round where no commit found it."""
@@ -774,7 +778,7 @@ def test_trained_under_a_revision_that_nobody_approved(site: SiteWorld) -> None:
     assert trained["revision"] == committed["revision"] == 1
 
 
-@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/rounds.py")
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/round.py")
 @pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn between", "approved over it"])
 @pytest.mark.parametrize("phase", ["training", "held", "uploading"])
 def test_trained_on_patients_who_are_not_in_the_consent(site: SiteWorld, phase: str, withdrawn: bool) -> None:

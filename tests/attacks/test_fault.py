@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import store
-from coordinator.certificates import Peer, Standing
-from coordinator.enrolment import Authority
+from coordinator.members.certificate_status import Peer, Standing
+from coordinator.members.enrolment import Authority
+from coordinator.storage import database
 from site_agent import audit
-from site_agent.state import Journal, SiteState
+from site_agent.state.directory import Journal, SiteState
 from tests.attacks import failing_disk
 from tests.attacks.places import placed
 from tests.coordinator.fake_site import FakeSite
@@ -30,14 +30,16 @@ from tools import verify_ledger
 from tools.bench import cpu_seconds
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
-from wardround import __version__, control, durable, identity
+from wardround import __version__
 from wardround.errors import CannotWrite, NotPermitted, TryAgain, WardroundError
+from wardround.local import control, durable
+from wardround.signing import certificates
 from wardround.v1 import federation_pb2
 
 PLACES = ("before it read", "after it read")
 
 
-@pytest.mark.attack(promise="P10", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P10", refused_by="proto/wardround/local/control.py")
 def test_report_over_8_mib(tmp_path: Path) -> None:
     """A study of many rounds and sites has a report longer than the control socket took; the command crashed."""
     with placed(tmp_path) as place:
@@ -48,7 +50,7 @@ def test_report_over_8_mib(tmp_path: Path) -> None:
         row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
         with place.coordinator.parts.store.write() as records:
             for number in range(1, 500):
-                records.add(store.rounds, **row, number=number, attempt=1, model=None)
+                records.add(database.rounds, **row, number=number, attempt=1, model=None)
         told = control.call(place.state.control, {"command": "report", "study": name})
         assert len(json.dumps(told)) > 8 * 1024 * 1024
         assert [attempt["round"] for attempt in told["attempts"]] == list(range(1, 500))
@@ -71,7 +73,7 @@ def agent_socket(only: str) -> Callable[[World], tuple[Service, Path]]:
     return start
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
 @pytest.mark.parametrize(
     ("start", "ask"),
     [
@@ -111,7 +113,7 @@ def test_descriptors_run_out__while_the_line_is_down(world: World) -> None:
     wait_until(lambda: control.call(path, {"command": "status"})["connected"], "the line is back", 60)
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/state.py")
+@pytest.mark.attack(promise="P11", refused_by="site_agent/state/directory.py")
 def test_descriptors_run_out__and_no_file_is_called_damaged(tmp_path: Path) -> None:
     """A record that could not be opened then was "damaged": a person was told to restore it from a backup."""
     state = SiteState(tmp_path)
@@ -128,7 +130,7 @@ def test_descriptors_run_out__and_no_file_is_called_damaged(tmp_path: Path) -> N
     assert state.journal(STUDY) == Journal(STUDY)
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/relay.py")
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/relay.py")
 def test_descriptors_run_out__relay(world: World) -> None:
     """The auditor's relay forgot to listen in the same way, and the site behind it was cut off."""
     with socket.create_server(("127.0.0.1", 0)) as target:
@@ -178,13 +180,13 @@ class Record:
         self._pause("after it read")
 
     def all(self, table: Any) -> list[dict[str, Any]]:
-        if table is store.certificates:
+        if table is database.certificates:
             row = {"site": "alpha", "used_s": 1, "made_with": ""}
             return [{**row, "serial": serial} for serial in self.serials]
         return [{"name": "alpha", "revoked_s": self.revoked, "two_lines_s": None}]
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
 def test_revocation_undone_in_memory(tmp_path: Path) -> None:
     """A renewal that had read before a revocation put its older picture in place after it: the site was good again."""
     certificate = Authority.create(tmp_path, "north", time.time()).certificate  # good now; nothing else is asked of it
@@ -217,7 +219,7 @@ def test_revocation_undone_in_memory(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
-            standing.check(Peer(identity.Name("north", "site", "alpha"), "2", certificate, ""))
+            standing.check(Peer(certificates.Name("north", "site", "alpha"), "2", certificate, ""))
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,7 +248,7 @@ def test_verified_while_written(tmp_path: Path) -> None:
             writer.kill()
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/store.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/storage/database.py")
 def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
     """More connections than descriptors: gRPC waits with the next; nothing of ours takes it for a lost database."""
     world.init()
@@ -370,7 +372,7 @@ def ends_with_73_and_goes_on(world: SiteWorld, part: str, nth: int) -> bool:
     return failed
 
 
-@pytest.mark.attack(promise="P4", refused_by="site_agent/gateway/ledger.py")
+@pytest.mark.attack(promise="P4", refused_by="site_agent/gateway/exit/ledger.py")
 @pytest.mark.parametrize(
     ("part", "nth"),
     [
@@ -387,7 +389,7 @@ def test_fsync_fails_once(hospital: SiteWorld, part: str, nth: int) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.attack(promise="P4", refused_by="proto/wardround/durable.py")
+@pytest.mark.attack(promise="P4", refused_by="proto/wardround/local/durable.py")
 @pytest.mark.timeout(1200)
 def test_fsync_fails_once__at_every_one_of_a_round(tmp_path: Path) -> None:
     """One after the other, until a run needs no more of them."""
@@ -407,7 +409,7 @@ def test_fsync_fails_once__at_every_one_of_a_round(tmp_path: Path) -> None:
     assert nth > 10
 
 
-@pytest.mark.attack(promise="P4", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P4", refused_by="proto/wardround/local/control.py")
 def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
     """A person's command met the failed disk; the service answered it and went on as if nothing had happened."""
     process = gateway(hospital, "consents", 1)
@@ -420,7 +422,7 @@ def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
         end(process)
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/store.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/storage/database.py")
 @pytest.mark.parametrize("where", ["fails-sync", "fails-before-commit", "fails-after-commit"])
 @pytest.mark.timeout(720)
 def test_fsync_fails_once__at_the_coordinator(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:

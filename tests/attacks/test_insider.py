@@ -18,9 +18,9 @@ from tests.attacks import ledgers
 from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
-from wardround import canonical, dsse
-from wardround.receipt_copy import Statement
-from wardround.receipts import EMPTY_HEAD, RECEIPT_TYPE
+from wardround.records.receipt_copy import Statement
+from wardround.records.receipts import EMPTY_HEAD, RECEIPT_TYPE
+from wardround.signing import canonical, dsse
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_truncated_without_a_key__the_copy_too(tmp_path: Path, made: Made, recei
     assert ledgers.both(folder, receipts)[0] == audit.CANNOT_VERIFY
 
 
-@pytest.mark.attack(promise="P2", refused_by="site_agent/cli_audit.py")
+@pytest.mark.attack(promise="P2", refused_by="site_agent/cli/audit.py")
 def test_truncated_without_a_key__an_old_copy_says_of_when_it_is(tmp_path: Path, made: Made) -> None:
     """An old ledger with a copy of the receipts as old as itself is right as of then: the date is the first it says."""
     folder, old = tmp_path / "ledger", tmp_path / "old.jsonl"
@@ -134,7 +134,7 @@ def test_truncated_without_a_key__an_old_copy_says_of_when_it_is(tmp_path: Path,
     ledgers.cut(folder, made, 13)
     old.write_bytes(made.copy(3, time="2025-06-01T12:00:00Z"))
     done = subprocess.run(
-        [sys.executable, "-m", "site_agent.cli", "audit", "verify", "--ledger", folder, "--receipts", old],
+        [sys.executable, "-m", "site_agent.cli.main", "audit", "verify", "--ledger", folder, "--receipts", old],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     first, _, complete, *_ = done.stdout.splitlines()
@@ -145,7 +145,7 @@ def test_truncated_without_a_key__an_old_copy_says_of_when_it_is(tmp_path: Path,
 
 @pytest.mark.chaos
 @pytest.mark.system
-@pytest.mark.attack(promise="P2", refused_by="coordinator/receipt_copies.py")
+@pytest.mark.attack(promise="P2", refused_by="coordinator/updates/receipt_copies.py")
 def test_truncated_without_a_key__asked_live(world: World) -> None:
     """The coordinator itself is asked, over the site's own mutual TLS connection, and knows of lines that were cut."""
     agent = ledgers.study_of_two_rounds(world)
@@ -329,7 +329,10 @@ def test_fingerprint_in_another_form(tmp_path: Path, made: Made) -> None:
         for option in ("--key", "--receipt-key"):
             told = given if option == "--key" or given != key else dsse.keyid(made.receipt_key.public_key())
             wanted = 1 if option == "--receipt-key" and given == colons else code
-            for program in (("tools.verify_ledger", folder), ("site_agent.cli", "audit", "verify", "--ledger", folder)):
+            for program in (
+                ("tools.verify_ledger", folder),
+                ("site_agent.cli.main", "audit", "verify", "--ledger", folder),
+            ):
                 if option == "--receipt-key" and code != 64 and program[0] != "tools.verify_ledger":
                     continue  # the same function, once is enough
                 done = subprocess.run(
@@ -349,7 +352,7 @@ def test_terminal_escape__in_a_ledger(tmp_path: Path) -> None:
     ledgers.written(tmp_path / "ledger", key, [one | {"ts": lie} for one in first])
     said = Statement(f"y{lie}", f"x{lie}", hex_of(key), 0, EMPTY_HEAD, 0, lie).sign(receipt_key)
     (tmp_path / "receipts.jsonl").write_bytes(canonical.dumps(said.document()) + b"\n")
-    for program in (("tools.verify_ledger",), ("site_agent.cli", "audit", "verify", "--ledger")):
+    for program in (("tools.verify_ledger",), ("site_agent.cli.main", "audit", "verify", "--ledger")):
         for more in ([], ["--receipts", tmp_path / "receipts.jsonl"]):
             done = subprocess.run(
                 [sys.executable, "-m", *program, tmp_path / "ledger", *more],

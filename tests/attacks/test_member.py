@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coordinator import calls, conclusion, engine, ledgers, store, uploads
+from coordinator import calls
 from coordinator.server import Coordinator
-from fl_algorithms.server.halves import Round, Update
+from coordinator.storage import database
+from coordinator.studies import conclusion, engine
+from coordinator.updates import ledgers, receive
+from fl_algorithms.server.aggregator import Round, Update
 from fl_algorithms.server.limits import averaged
 from fl_algorithms.server.mean import InMemory
-from site_agent.gateway.identity import Identity
+from site_agent.gateway.enrolment.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
@@ -37,8 +40,8 @@ from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
-from wardround.receipts import NOT_RECEIVED
-from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+from wardround.records.receipts import NOT_RECEIVED
+from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
@@ -242,7 +245,7 @@ def peak_kib(pid: int) -> int:
     return int(rows["VmHWM"].split()[0])
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/service.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
 def test_parse_bomb(world: World) -> None:
     """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
     world.init()
@@ -281,7 +284,7 @@ def test_parse_bomb(world: World) -> None:
         channel.close()
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/tensors.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/tensors/manifests.py")
 def test_parse_bomb__a_doubled_name_in_the_largest_manifest() -> None:
     """Each name was counted among all: 20,000 names took 8.7 s."""
     entries = [Entry(TensorSpec(f"t{min(number, 19_998)}", "F32", (1,)), "0" * 64) for number in range(20_000)]
@@ -297,10 +300,10 @@ def page(site: FakeSite, since: int, lines: int) -> Any:
 
 def heads_kept(place: Place) -> list[tuple[int, bool]]:
     with place.coordinator.parts.store.read() as records:
-        return [(row["lines"], row["in_receipt"]) for row in records.all(store.ledger_heads, site="alpha")]
+        return [(row["lines"], row["in_receipt"]) for row in records.all(database.ledger_heads, site="alpha")]
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/ledgers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/ledgers.py")
 def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One opening with 99,990 hashes cost 17.6 MB of database and seconds of the one engine thread, again and again."""
     with placed(tmp_path) as place:
@@ -346,10 +349,10 @@ def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert bravo.answer(bravo.next_assignment()).decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/uploads.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
 def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that is opened and given up for another was not counted, as a refused one is."""
-    monkeypatch.setattr(uploads, "MAX_REFUSED_AN_HOUR", 10)
+    monkeypatch.setattr(receive, "MAX_REFUSED_AN_HOUR", 10)
     with placed(tmp_path) as place:
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
@@ -359,10 +362,10 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
         with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
         with place.coordinator.parts.store.read() as records:
-            assert len(records.all(store.uploads)) == 1
+            assert len(records.all(database.uploads)) == 1
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/admission.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/admission.py")
 def test_older_head_again(tmp_path: Path) -> None:
     """An upload with a head that was known, but not the newest, got a receipt for the shorter ledger."""
     with placed(tmp_path) as place:
@@ -380,7 +383,7 @@ def test_older_head_again(tmp_path: Path) -> None:
             assert (receipt.decision, receipt.code, receipt.ledger) == ("refused", "LEDGER_ROLLBACK", None)
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/uploads.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
 def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
     """Not an attack: the same upload with the same head, a grown one, and an opening that a newer one overtook."""
     with placed(tmp_path) as place:
@@ -399,7 +402,7 @@ def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
         assert (receipt.decision, receipt.ledger.lines) == ("accepted", grown.ledger.lines)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
 def test_renewals_evict_the_honest(tmp_path: Path) -> None:
     """A thief of the TLS key renewed beside the site without an alarm, and 16 renewals ended the site's certificate."""
     with placed(tmp_path) as place:
@@ -424,7 +427,7 @@ def evict(stolen: FakeSite) -> None:
             studies(channel)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/certificates.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
 def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) -> None:
     """However many the thief has, the site's own line goes on."""
     with placed(tmp_path) as place:
@@ -492,7 +495,7 @@ def test_one_site_sets_the_model(world: World, algorithm: str) -> None:
         assert status["sites"][crooked.CROOK]["rounds_left_out"] == [1, 2]
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/admission.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/admission.py")
 def test_one_site_sets_the_model__by_a_count(world: World) -> None:
     """2^40 rows, and then as many as the study takes: the rest of the hospitals would count for nothing."""
     with crooked.federation(world, crooked.study_of(rounds=1)) as federation:
@@ -519,7 +522,7 @@ def test_one_site_sets_the_model__by_a_count(world: World) -> None:
         assert np.allclose(federation.model(), wanted, atol=1e-7)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/admission.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/admission.py")
 def test_one_site_sets_the_model__by_a_count_that_grows(tmp_path: Path) -> None:
     """An honest count in round 1, a thousand times it in round 2."""
     with crooked.place(tmp_path) as place:
@@ -533,7 +536,7 @@ def test_one_site_sets_the_model__by_a_count_that_grows(tmp_path: Path) -> None:
         assert (receipt.decision, receipt.code) == ("refused", "COUNT_INVALID")
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/admission.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/admission.py")
 @pytest.mark.parametrize("loss", ["1e+308", "-1e+300", "-1e-05", "1.001e+06"])
 def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
     """Two such losses raised inside the engine, at every restart again; a very low one stayed the best for good."""
@@ -555,13 +558,13 @@ def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
 
 def _losses_that_no_float_can_hold(place: Place) -> None:
     with place.coordinator.parts.store.write() as records:
-        for row in records.all(store.uploads, study="trial"):
-            records.change(store.uploads, {"id": row["id"]}, metrics=json.dumps([["val_loss", "2.2e+307"]]))
+        for row in records.all(database.uploads, study="trial"):
+            records.change(database.uploads, {"id": row["id"]}, metrics=json.dumps([["val_loss", "2.2e+307"]]))
 
 
 def _no_metrics_at_all(place: Place) -> None:
     with place.coordinator.parts.store.write() as records:
-        records.change(store.uploads, {"study": "trial"}, metrics="[[")
+        records.change(database.uploads, {"study": "trial"}, metrics="[[")
 
 
 def _a_life_of_other_types(place: Place) -> None:
@@ -574,11 +577,11 @@ def _no_life_at_all(place: Place) -> None:
 
 def _change_study(place: Place, edit: Callable[[Any], str]) -> None:
     with place.coordinator.parts.store.write() as records:
-        row = records.get(store.studies, name="trial")
-        records.change(store.studies, {"name": "trial"}, life=edit(row))
+        row = records.get(database.studies, name="trial")
+        records.change(database.studies, {"name": "trial"}, life=edit(row))
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/engine.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
 @pytest.mark.parametrize(
     "poison", [_losses_that_no_float_can_hold, _no_metrics_at_all, _a_life_of_other_types, _no_life_at_all]
 )
@@ -606,12 +609,12 @@ def test_val_loss_of_1e308__and_the_other_study_finishes(tmp_path: Path, poison:
         assert not place.failures
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/engine.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
 def test_val_loss_of_1e308__a_fault_in_one_study_pauses_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any exception while one study's round is judged: that study pauses with a reason, and goes on when mended."""
-    from coordinator.roster import Study
+    from coordinator.studies.study import Study
 
     honest = Study.judged
 
@@ -670,7 +673,7 @@ def fedfomo_begun(place: Place) -> list[FakeSite]:
     return sites
 
 
-@pytest.mark.attack(promise="P1", refused_by="coordinator/downloads.py")
+@pytest.mark.attack(promise="P1", refused_by="coordinator/models/downloads.py")
 def test_another_sites_view(served: Place) -> None:
     """A site asks for what is another site's own, by its true digest: its view, its model, or the file of them all."""
     sites = fedfomo_begun(served)
@@ -700,7 +703,7 @@ def test_another_sites_view(served: Place) -> None:
                 assert refused.value.details() == "REVISION_CHANGED"
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/uploads.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
 def test_another_sites_receipt(served: Place) -> None:
     """A site that knows another's upload id asks for its receipt, and opens the id as its own."""
     alpha, bravo = served.begin(sites=["alpha", "bravo"])
@@ -725,7 +728,7 @@ def _answer(site: FakeSite, opening: pb.UploadOpen, payload: bytes) -> str:
     return receipt.code if receipt is not None else ""
 
 
-@pytest.mark.attack(promise="P3", refused_by="coordinator/service.py")
+@pytest.mark.attack(promise="P3", refused_by="coordinator/servicers.py")
 @pytest.mark.parametrize("name", NAMES_OUT, ids=ascii)
 def test_path_in_a_name(served: Place, name: str) -> None:
     """A study, a tensor, a bundle or an upload id is a path: nothing is written outside of the state directory."""
@@ -745,7 +748,7 @@ def test_path_in_a_name(served: Place, name: str) -> None:
     assert not list((served.state.blobs / "uploads").iterdir())
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/admission.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/admission.py")
 def test_replayed_and_stale_rounds(served: Place) -> None:
     """Last round's update again, under a new id: for its own round, for this one's name, for one to come."""
     (site,) = served.begin(sites=["alpha"])
@@ -777,7 +780,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors/manifests.py")
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_safetensors_bomb(tmp_path: Path, bomb: bytes) -> None:
     """A file that claims to be larger than it is, or otherwise than it is: refused from its header alone."""
@@ -788,7 +791,7 @@ def test_safetensors_bomb(tmp_path: Path, bomb: bytes) -> None:
         TensorFile(path)
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/tensors.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/tensors/manifests.py")
 def test_manifest_bomb(served: Place) -> None:
     """An opening whose manifest speaks of a model of exabytes is refused before a byte is kept for it."""
     (site,) = served.begin(sites=["alpha"])
@@ -808,7 +811,7 @@ def test_manifest_bomb(served: Place) -> None:
     assert rpc.MAX_MESSAGE < 5 * 1024 * 1024
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/study.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/studies/lifecycle.py")
 def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that let the deadline pass declines while the round is averaged: the model then belonged to no round that
     was known, was thrown away, and the study waited for it until somebody restarted the service.
@@ -833,7 +836,7 @@ def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.Monkey
     assert row["unanswered"] == ["charlie"]
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/identity.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/signing/certificates.py")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 @pytest.mark.parametrize("key", ["authority/key.pem", "keys/receipt.pem"])
 def test_readable_key(served: Place, key: str, mode: int) -> None:
@@ -849,7 +852,7 @@ def test_readable_key(served: Place, key: str, mode: int) -> None:
     served.serve()
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/identity.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/enrolment/identity.py")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 @pytest.mark.parametrize("key", ["key.pem", "ledger_key.pem"])
 def test_readable_key__of_a_site(tmp_path: Path, key: str, mode: int) -> None:
@@ -860,7 +863,7 @@ def test_readable_key__of_a_site(tmp_path: Path, key: str, mode: int) -> None:
         Identity(tmp_path)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/state.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/state_directory.py")
 def test_readable_key__at_the_start(world: World) -> None:
     """The same as an operator meets it: `serve` and every command end with 77 and a sentence."""
     world.init()
@@ -902,7 +905,7 @@ def test_flood_of_calls(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert alpha.answer(assignment).decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/engine.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
 def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Each time that a site said that it holds its update a line of the log was written, and every follower woken."""
     (mallory,) = served.begin(sites=["mallory"])
@@ -917,11 +920,11 @@ def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogC
     assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/uploads.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
 def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of all receipts, or the opening of an upload of which much came: small to ask for, much work here."""
-    monkeypatch.setattr(uploads, "MAX_COPIES_AN_HOUR", 3)
-    monkeypatch.setattr(uploads, "MAX_AGAIN_AN_HOUR", 3)
+    monkeypatch.setattr(receive, "MAX_COPIES_AN_HOUR", 3)
+    monkeypatch.setattr(receive, "MAX_AGAIN_AN_HOUR", 3)
     (mallory,) = served.begin(sites=["mallory"])
     request = pb.ReceiptsRequest(agent_version=__version__)
     for _ in range(3):

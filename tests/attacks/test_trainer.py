@@ -14,24 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from site_agent import answers, audit
-from site_agent.cli import study_rows
-from site_agent.gateway.ledger import Ledger
+from site_agent import audit
+from site_agent.cli.main import study_rows
+from site_agent.gateway.exit.ledger import Ledger
 from site_agent.handoff import Trainer, trainer_socket
-from site_agent.state import Journal, SiteState
+from site_agent.state.directory import Journal, SiteState
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
 from tests.attacks.taken_over import SECCOMP_ALONE, as_common_user, inside, on_a_terminal, taken_over
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
-from wardround import control, durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
-from wardround.tensors import TensorSpec, file_header
+from wardround.local import control, durable
+from wardround.records import trainer as answers
+from wardround.tensors.manifests import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 
-EGRESS = "site_agent/gateway/egress.py"
+EGRESS = "site_agent/gateway/exit/egress.py"
 
-STAGING = "site_agent/gateway/staging.py"
+STAGING = "site_agent/gateway/exit/staging.py"
 
 EVERY = ('updates = "none"', 'updates = "every"')
 
@@ -79,7 +80,7 @@ def test_resent_file_was_rewritten(tmp_path: Path, specs: tuple[TensorSpec, ...]
         world.close()
 
 
-@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/enforcement.py")
 @pytest.mark.parametrize(
     "specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB", marks=pytest.mark.chaos)]
 )
@@ -155,7 +156,7 @@ def test_resent_file_was_rewritten__gateway_killed(tmp_path: Path, specs: tuple[
         world.close()
 
 
-@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/ledger.py")
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/ledger.py")
 def test_resent_file_was_rewritten__numbers_alone(exit_world: ExitWorld) -> None:
     """A closing validation has no payload that a quota could count; each time that it is told is a line all the same,
     and they come to an end."""
@@ -173,7 +174,7 @@ def test_resent_file_was_rewritten__numbers_alone(exit_world: ExitWorld) -> None
 @pytest.mark.attack(promise="P2+", refused_by=EGRESS)
 def test_resent_file_was_rewritten__line_without_end(exit_world: ExitWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that begins each stream and sends nothing back cannot fill the ledger with tries."""
-    monkeypatch.setattr("site_agent.gateway.egress.MAX_TRIES", 3)
+    monkeypatch.setattr("site_agent.gateway.exit.egress.MAX_TRIES", 3)
     exit_world.ready()
     exit_world.hostile.refuse_to_answer = 1000
     exit_world.coordinator.assign(STUDY, 4, kind="validate")
@@ -326,7 +327,7 @@ def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.M
     ] * 3
 
 
-@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/enforcement.py")
 def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> None:
     """One release of a closing validation let four different answers out: the coordinator refused each and asked again,
     and the trainer told other numbers each time."""
@@ -347,7 +348,7 @@ def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> N
     assert len(exit_world.lines("upload")) == 1
 
 
-@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/enforcement.py")
 @pytest.mark.parametrize("change", ["metrics", "num_examples"])
 def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: ExitWorld, change: str) -> None:
     """The tensors are those that a person released; what is told beside them is not."""
@@ -448,7 +449,7 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     assert exit_world.verdict().ok
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
 def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket's name becomes a link between its making and its mode, in a folder that another user writes."""
     secret, path = tmp_path / "secret", tmp_path / "staging" / "trainer.sock"
@@ -469,7 +470,7 @@ def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.Monkey
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
 def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
     """The trainer's socket is a link to one that only the gateway's user may call: the gateway does not call it."""
     exit_world.ready()
@@ -504,7 +505,7 @@ print(found.raw)
 """
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation/kernel.py")
 def test_pidfd_getfd_under_seccomp() -> None:
     """One user and no namespace: the worker takes the gateway's socket, which the filter let it have, and sends."""
     with socket.create_server(("127.0.0.1", 0)) as network:
@@ -516,7 +517,7 @@ def test_pidfd_getfd_under_seccomp() -> None:
             assert (outside.recv(100), said) == (b"", "refused\n")
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation/kernel.py")
 def test_pidfd_getfd_under_seccomp__memory() -> None:
     """The same worker reads the key out of the gateway's memory."""
     secret = ctypes.create_string_buffer(b"the key of this site")
@@ -546,7 +547,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation/kernel.py")
 def test_pidfd_getfd_under_seccomp__every_way_into_another_process() -> None:
     """Each call that reaches into another process, the kernel's inside or another namespace stops at the filter."""
     found = json.loads(inside(CALLS))
@@ -579,7 +580,7 @@ with Worker(Path(sys.argv[1]), warm=False) as worker:
 """
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation/kernel.py")
 def test_tiocsti(tmp_path: Path) -> None:
     """The worker types a command into the terminal that `site-agent run` or `data add` was given at."""
     environment = taken_over(tmp_path / "evil", TYPE)
@@ -588,7 +589,7 @@ def test_tiocsti(tmp_path: Path) -> None:
     assert b"pwned" not in shown.split(b"]52;")[0]  # what is typed is echoed
 
 
-@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation.py")
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/isolation/kernel.py")
 def test_tiocsti__a_terminal_that_it_opens() -> None:
     """The filter refuses it for any terminal, so a worker that opens one by its path gains nothing; root may else."""
     script = """
@@ -616,7 +617,7 @@ def test_tiocsti__its_own_words_reach_the_terminal_escaped(tmp_path: Path) -> No
     assert b"\007" not in shown
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/memory.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/memory.py")
 @pytest.mark.parametrize("program", ["coordinator", "gateway", "listener"])
 def test_pidfd_getfd_under_seccomp__the_memory_file_of_our_own(tmp_path: Path, program: str) -> None:
     """Without Landlock nothing stops `open("/proc/PID/mem")` of one's own user's processes, but what they are."""
@@ -651,7 +652,7 @@ def next_round_is_declined_and_the_one_after_is_not(hospital: SiteWorld) -> None
     assert {said.code for said in hospital.coordinator.declared} <= {0, pb.DECLINED_TRAINING_FAILED}
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
 @pytest.mark.parametrize("kind", [NeedsPerson, BadData, NotPermitted, Unavailable, CannotWrite])
 @pytest.mark.parametrize("code", ["LEDGER_FORK", "SITE_REVOKED", "DECLINED_NO_SUCH", "DECLINED_WITHDRAWN", "\x1b[2J"])
 def test_trainer_speaks_for_the_coordinator(
@@ -674,7 +675,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
 @pytest.mark.parametrize(
     "says",
     [
@@ -709,7 +710,7 @@ def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
     assert "the trainer broke its protocol" in caplog.text
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
 @pytest.mark.parametrize(
     "line",
     [
@@ -736,7 +737,7 @@ def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: 
     thread.join()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/answers.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
 def test_trainer_speaks_for_the_coordinator__in_its_own_words(
     hospital: SiteWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -751,7 +752,7 @@ def test_trainer_speaks_for_the_coordinator__in_its_own_words(
     assert len(said) < 1000
 
 
-@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/consent.py")
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/consent/approvals.py")
 @pytest.mark.parametrize(
     "told",
     [
@@ -775,7 +776,7 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
     assert not hospital.lines("upload")
 
 
-@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/gate.py")
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/enforcement.py")
 @pytest.mark.parametrize(
     "edit",
     [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],

@@ -10,14 +10,14 @@ from unittest import mock
 import grpc
 import pytest
 
-from coordinator import state as places
+from coordinator import state_directory as places
 from coordinator.server import Coordinator
-from coordinator.state import State
+from coordinator.state_directory import State
 from fl_algorithms.resolving import resolve
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import free_port
 from wardround import rpc
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 WAIT_S = 60
 SITES = ("alpha", "bravo", "charlie")

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import roster, server
-from coordinator.state import State
-from coordinator.store import Records, Store
+from coordinator import server
+from coordinator.state_directory import State
+from coordinator.storage.database import Records, Store
+from coordinator.studies import study
 from tests.coordinator.toy_half import toy_half
 
 
@@ -75,7 +76,7 @@ def main() -> None:
                 steps.step()
 
     if sys.argv[4] == "toy":
-        roster.server_half = toy_half
+        study.server_half = toy_half
     os.fsync = sync
     Store.write = write  # type: ignore[method-assign]
     server.serve(State(state), "")

@@ -17,18 +17,20 @@ import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from wardround import __version__, identity, receipts, rpc
-from wardround.invitation import Invitation
-from wardround.receipts import EMPTY_HEAD, LedgerHead, Receipt
-from wardround.tensors import Entry, Manifest, PayloadHasher, TensorSpec
+from wardround import __version__, rpc
+from wardround.records import receipts
+from wardround.records.invitation import Invitation
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt
+from wardround.signing import certificates
+from wardround.tensors.manifests import Entry, Manifest, PayloadHasher, TensorSpec
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
 WAIT_S = 60
 
 
-def enrol_request(invitation: Invitation, key: identity.PrivateKey, ledger_key: Ed25519PrivateKey) -> Any:
-    request = identity.signing_request(key)
+def enrol_request(invitation: Invitation, key: certificates.PrivateKey, ledger_key: Ed25519PrivateKey) -> Any:
+    request = certificates.signing_request(key)
     signed = b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
     return enrolment_pb2.EnrolRequest(
         invitation_id=invitation.id, agent_version=__version__, signing_request=request,
@@ -95,7 +97,7 @@ class FakeSite:
     def __init__(self, invitation_text: str) -> None:
         self.invitation = Invitation.decode(invitation_text)
         self.name = self.invitation.site
-        self.key = identity.new_key()
+        self.key = certificates.new_key()
         self.ledger = Ledger(Ed25519PrivateKey.generate())
         for text in ("genesis", "identity"):
             self.ledger.write(f"{text} {self.name}")
@@ -119,9 +121,11 @@ class FakeSite:
             invitation.address, invitation.authority.encode(), invitation.certificate.encode(), invitation.key.encode()
         )
 
-    def open_channel(self, certificate: bytes | None = None, key: identity.PrivateKey | None = None) -> grpc.Channel:
+    def open_channel(
+        self, certificate: bytes | None = None, key: certificates.PrivateKey | None = None
+    ) -> grpc.Channel:
         pem = certificate if certificate is not None else self.reply.certificate
-        return channel_to(self.invitation.address, self.reply.authority, pem, identity.key_pem(key or self.key))
+        return channel_to(self.invitation.address, self.reply.authority, pem, certificates.key_pem(key or self.key))
 
     @property
     def enrolment(self) -> Any:

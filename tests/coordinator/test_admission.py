@@ -9,14 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
-from coordinator import admission
-from coordinator.admission import Claim, Known, LedgerStatement, Refusal
-from coordinator.study import Answer, Kind, Life, Phase, Round
+from coordinator.studies.lifecycle import Answer, Kind, Life, Phase, Round
+from coordinator.updates import admission
+from coordinator.updates.admission import Claim, Known, LedgerStatement, Refusal
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
-from wardround.receipts import LedgerHead
-from wardround.study import StudyFile
-from wardround.tensors import Entry, Manifest, TensorFile, TensorSpec
+from wardround.records.receipts import LedgerHead
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
 
 SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
 SITES = ("alpha", "bravo", "charlie")

@@ -8,15 +8,17 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import calls, cli, uploads
-from coordinator.enrolment import Authority
+from coordinator import calls
+from coordinator.cli import main
+from coordinator.members.enrolment import Authority
+from coordinator.updates import receive
 from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import delta
 from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
-from wardround import identity
 from wardround.errors import BadData, UsageProblem
-from wardround.tensors import TensorSpec, file_header
+from wardround.signing import certificates
+from wardround.tensors.manifests import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -43,7 +45,7 @@ def test_a_site_cannot_hold_more_than_a_few_calls_and_the_others_are_served(plac
 
 
 def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "MAX_ARRIVALS", 1)
+    monkeypatch.setattr(receive, "MAX_ARRIVALS", 1)
     alpha = place.join("alpha")
     for name in ("one", "two"):
         place.create(name=name, sites=["alpha"])
@@ -101,7 +103,7 @@ def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: 
 def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: Place) -> None:
     """X.509 compares names without case: such a leaf would look self-issued."""
     authority = place.coordinator.parts.authority
-    leaf = authority.leaf(identity.Name("north", "site", "authority"), identity.new_key().public_key(), 0, 60)
+    leaf = authority.leaf(certificates.Name("north", "site", "authority"), certificates.new_key().public_key(), 0, 60)
     assert leaf.subject.rfc4514_string().lower() != authority.certificate.subject.rfc4514_string().lower()
 
 
@@ -116,19 +118,19 @@ def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: 
 def test_when_the_lab_cannot_make_the_initial_model_its_words_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(cli, "MAKE_INITIAL", script)
+    monkeypatch.setattr(main, "MAKE_INITIAL", script)
     with pytest.raises(BadData) as failed:
-        cli._make_initial(tmp_path / "study.toml", tmp_path, None)
+        main._make_initial(tmp_path / "study.toml", tmp_path, None)
     assert failed.value.message == f"`fl-lab init study.toml` failed: {said}"
 
 
 def test_a_lab_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "INITIAL_S", 0.2)
+    monkeypatch.setattr(main, "INITIAL_S", 0.2)
     monkeypatch.setattr(
-        cli, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
+        main, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
     )
     with pytest.raises(BadData, match=r"`fl-lab init study.toml` did not end in 0.2 s"):
-        cli._make_initial(tmp_path / "study.toml", tmp_path, None)
+        main._make_initial(tmp_path / "study.toml", tmp_path, None)
 
 
 def test_a_study_whose_manifest_fits_no_message_is_refused_when_it_is_made(place: Place, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from coordinator import calls
-from coordinator.admission import LedgerStatement
-from coordinator.ledgers import HOUR_S, Allowance
+from coordinator.updates.admission import LedgerStatement
+from coordinator.updates.ledgers import HOUR_S, Allowance
 from tests.attacks.places import Hung, bootstrap_pems
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, delta

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from coordinator import store
-from coordinator.state import State
-from coordinator.store import Store
+from coordinator.state_directory import State
+from coordinator.storage import database
+from coordinator.storage.database import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
-from wardround import identity
-from wardround.invitation import Invitation
+from wardround.local import directory
+from wardround.records.invitation import Invitation
+from wardround.signing import certificates
 
 BIN = Path(sys.executable).parent
 STUDY = """
@@ -183,7 +184,9 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
 def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     opened = Store(State(commands.state).database)
     with opened.write() as records:
-        records.add(store.sites, name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000)
+        records.add(
+            database.sites, name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000
+        )
     opened.close()
     out, said = commands.run("sites")
     assert "alpha   enrolled" in out
@@ -232,14 +235,14 @@ def test_study_check_compares_what_several_networks_share_where_torch_is(command
 def test_without_torch_study_create_names_the_command_that_makes_the_initial_model(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coordinator import cli
+    from coordinator.cli import main
 
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(main, "find_spec", lambda name: None)
     monkeypatch.setattr(
         sys, "argv", ["coordinator", "study", "create", str(commands.study), "--state", str(commands.state)]
     )
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 78
     said = capsys.readouterr().err
     assert "error: making a study's initial model needs torch, which is not installed here\n" in said
@@ -315,7 +318,7 @@ def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_t
 
 def handshake(site: FakeSite, folder: Path, version: ssl.TLSVersion) -> str | None:
     """The TLS version of a connection on which the server answers, None where it closes."""
-    for name, data in (("key", identity.key_pem(site.key)), ("leaf", site.reply.certificate)):
+    for name, data in (("key", certificates.key_pem(site.key)), ("leaf", site.reply.certificate)):
         (folder / name).write_bytes(data)
     context = ssl.create_default_context(cadata=site.reply.authority.decode())
     context.minimum_version = context.maximum_version = version
@@ -401,7 +404,8 @@ def test_a_damaged_key_is_named(commands: Commands, name: str, said: str) -> Non
 
 def test_help_loads_no_grpc_no_database_and_no_numpy() -> None:
     look = (
-        "import sys, coordinator.cli; print([m for m in ('grpc', 'sqlalchemy', 'numpy', 'torch') if m in sys.modules])"
+        "import sys, coordinator.cli.main\n"
+        "print([m for m in ('grpc', 'sqlalchemy', 'numpy', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -411,3 +415,14 @@ def test_the_service_loads_no_torch() -> None:
     look = "import sys, coordinator.server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(commands: Commands) -> None:
+    record = commands.state / directory.SITE
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(commands.state / "control.sock"))
+        agent.listen()
+        _, said = commands.run("sites", code=78)
+    assert "is a site's state directory" in said

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import state as places
-from coordinator import store
-from coordinator.blobs import Blobs
-from coordinator.operations import Operations, Parts, ends_here
-from coordinator.state import State
-from coordinator.uploads import Uploads
+from coordinator import state_directory as places
+from coordinator.administration import Operations, Parts, ends_here
+from coordinator.state_directory import State
+from coordinator.storage import database
+from coordinator.storage.blobs import Blobs
+from coordinator.updates.receive import Uploads
 from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
@@ -25,10 +25,10 @@ from tests.coordinator.test_rounds import SPECS, expected_model
 from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
 from wardround import __version__, rpc
-from wardround.durable import StorageFailed
 from wardround.errors import CannotWrite, NeedsPerson
-from wardround.receipts import Receipt
-from wardround.tensors import TensorFile
+from wardround.local.durable import StorageFailed
+from wardround.records.receipts import Receipt
+from wardround.tensors.manifests import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 SITES = ("alpha", "bravo")
@@ -120,7 +120,7 @@ def interrupted_at_one_step_after_the_other(
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
-        monkeypatch.setattr("coordinator.roster.server_half", toy_half)
+        monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
     soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
     monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")
@@ -181,7 +181,7 @@ def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     """The accepted set is frozen before the aggregation begins; whoever comes next does it again."""
     sites = place.begin(sites=list(SITES), rounds=1)
     reached = threading.Event()
-    monkeypatch.setattr("coordinator.conclusion.aggregate", lambda *_: reached.set() or held())
+    monkeypatch.setattr("coordinator.studies.conclusion.aggregate", lambda *_: reached.set() or held())
     gate = threading.Event()
 
     def held() -> None:
@@ -210,7 +210,7 @@ def test_half_written_models_and_orphaned_spools_are_cleared_at_the_next_start(p
 
 
 def test_a_failed_disk_ends_the_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wardround import durable
+    from wardround.local import durable
 
     (site,) = place.begin(sites=["alpha"])
     assignment = site.next_assignment()
@@ -317,7 +317,7 @@ def test_a_full_disk_while_averaging_pauses_the_study_and_start_goes_on(
     def full(*_: object) -> None:
         raise CannotWrite("blobs: no space left")
 
-    monkeypatch.setattr("coordinator.conclusion.aggregate", full)
+    monkeypatch.setattr("coordinator.studies.conclusion.aggregate", full)
     for site in sites:
         site.answer(site.next_assignment())
     status = place.until(lambda status: status["state"] == "paused")
@@ -330,17 +330,17 @@ def test_a_full_disk_while_averaging_pauses_the_study_and_start_goes_on(
 def test_a_step_that_cannot_be_written_now_is_tried_again_and_stops_no_other_study(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.engine.LATER_S", 0.05)
+    monkeypatch.setattr("coordinator.studies.engine.LATER_S", 0.05)
     place.begin(sites=["alpha"], round_deadline_s=1)
-    engine, real, failed = place.coordinator.engine, store.Store.write, []
+    engine, real, failed = place.coordinator.engine, database.Store.write, []
 
-    def full(records: store.Store) -> object:
+    def full(records: database.Store) -> object:
         if threading.current_thread().name == "engine" and len(failed) < 3:
             failed.append(True)
             raise CannotWrite("coordinator.db: no space left")
         return real(records)
 
-    monkeypatch.setattr(store.Store, "write", full)
+    monkeypatch.setattr(database.Store, "write", full)
     assert place.until(lambda status: status["attempt"] == 2)["state"] == "running"
     assert len(failed) == 3
     assert engine.find("trial") is not None
@@ -351,7 +351,7 @@ def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_say
     site.answer(site.next_assignment())
     place.until(lambda status: status["round"] == 2)
     with place.coordinator.parts.store.write() as records:
-        records.change(store.studies, {"name": "trial"}, life="{}")
+        records.change(database.studies, {"name": "trial"}, life="{}")
     models = set((place.state.blobs / "models").iterdir())
     place.restart()
     assert set((place.state.blobs / "models").iterdir()) == models

@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import state as places
-from coordinator.enrolment import Authority
-from coordinator.state import State
+from coordinator import state_directory as places
+from coordinator.members.enrolment import Authority
+from coordinator.state_directory import State
 from tests.coordinator.conftest import Place
 from wardround.errors import BadData, UsageProblem
 from wardround.v1 import federation_pb2 as pb

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import distil
-from coordinator.blobs import Blobs
+from coordinator.models import public_data
+from coordinator.storage.blobs import Blobs
 from fl_algorithms import catalog
 from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 CONTENT = b"u,v,w\n1,2,3\n"
 
@@ -38,14 +38,14 @@ def study_of(algorithm: str = "feddf") -> StudyFile:
 @pytest.mark.parametrize("algorithm", ["feddf", "pfeddf"])
 def test_the_set_is_copied_once_under_its_digest(algorithm: str, blobs: Blobs, common: Path) -> None:
     study = study_of(algorithm)
-    assert distil.copy_of(study, blobs) is None
-    distil.prepare(study, blobs, common)
-    kept = distil.copy_of(study, blobs)
+    assert public_data.copy_of(study, blobs) is None
+    public_data.prepare(study, blobs, common)
+    kept = public_data.copy_of(study, blobs)
     assert kept is not None
     assert (kept.name, kept.read_bytes()) == (f"{hashlib.sha256(CONTENT).hexdigest()}.csv", CONTENT)
     common.unlink()
-    distil.prepare(study, blobs, None)
-    assert distil.copy_of(study, blobs) == kept
+    public_data.prepare(study, blobs, None)
+    assert public_data.copy_of(study, blobs) == kept
 
 
 def test_another_set_none_and_a_folder_are_refused_with_the_command(blobs: Blobs, common: Path, tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_another_set_none_and_a_folder_are_refused_with_the_command(blobs: Blobs
         (tmp_path / "absent.csv", "absent.csv: No such file or directory"),
     ):
         with pytest.raises(BadData) as refused:
-            distil.prepare(study, blobs, path)
+            public_data.prepare(study, blobs, path)
         assert said in refused.value.message
         assert "`coordinator study create STUDY.toml --common PATH`" in refused.value.hint
-    assert distil.copy_of(study, blobs) is None
+    assert public_data.copy_of(study, blobs) is None
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedmd"])
 def test_a_method_that_does_not_distil_here_takes_no_set(algorithm: str, blobs: Blobs, common: Path) -> None:
-    distil.prepare(study_of(algorithm), blobs, None)
+    public_data.prepare(study_of(algorithm), blobs, None)
     with pytest.raises(BadData, match=f"algorithm `{algorithm}` does not distil at the coordinator"):
-        distil.prepare(study_of(algorithm), blobs, common)
+        public_data.prepare(study_of(algorithm), blobs, common)
     assert not blobs.common.exists()
 
 
@@ -78,12 +78,12 @@ def test_torch_is_asked_for_before_any_site_hears_of_the_study(
 ) -> None:
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
     with pytest.raises(BadData, match="distils at the coordinator, which needs torch, and it is not installed here"):
-        distil.prepare(study_of(), blobs, common)
-    distil.prepare(study_of("fedavg"), blobs, None)
+        public_data.prepare(study_of(), blobs, common)
+    public_data.prepare(study_of("fedavg"), blobs, None)
 
 
 def test_only_feddf_and_pfeddf_distil_here() -> None:
-    distilling = {name for name in catalog.METHODS if distil.distils(toy_study(name, **PLAIN.get(name, {})))}
+    distilling = {name for name in catalog.METHODS if public_data.distils(toy_study(name, **PLAIN.get(name, {})))}
     assert distilling == {"feddf", "pfeddf"}
 
 

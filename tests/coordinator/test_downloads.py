@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import conclusion, store
-from coordinator.assignments import Assignments
-from coordinator.downloads import Downloads
+from coordinator.models.downloads import Downloads
+from coordinator.storage import database
+from coordinator.studies import conclusion
+from coordinator.studies.assignments import Assignments
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
 from wardround import rpc
-from wardround.durable import StorageFailed
-from wardround.tensors import Manifest
+from wardround.local.durable import StorageFailed
+from wardround.tensors.manifests import Manifest
 from wardround.v1 import federation_pb2 as pb
 
 COMES = ("layer.bias", "layer.weight", "neighbour/layer.bias", "state/examples")
@@ -30,7 +31,7 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr("coordinator.roster.server_half", toy_half)
+    monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
     place = Place(tmp_path)
     try:
         yield place
@@ -187,11 +188,11 @@ def test_a_crash_between_the_kept_file_and_its_commit_is_done_again_to_the_same_
         raise StorageFailed("as if the process had ended here")
 
     sites = place.begin(rounds=1)
-    monkeypatch.setattr("coordinator.conclusion.aggregate", cut_off)
+    monkeypatch.setattr("coordinator.studies.conclusion.aggregate", cut_off)
     for site in sites:
         site.answer(site.next_assignment())
     assert made.wait(20)
-    monkeypatch.setattr("coordinator.conclusion.aggregate", real)
+    monkeypatch.setattr("coordinator.studies.conclusion.aggregate", real)
     went_on.set()
     place.restart()
     assert isinstance(place.failures.pop(), StorageFailed)
@@ -231,11 +232,11 @@ def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Pla
     place.create()
     place.create(name="other")
     with place.coordinator.parts.store.write() as records:
-        row = records.get(store.studies, name="trial")
+        row = records.get(database.studies, name="trial")
         assert row is not None
         document = json.loads(row["document"])
         document["algorithm"] = {"name": "fedsoup", "soup_after": 3}
-        records.change(store.studies, {"name": "trial"}, document=json.dumps(document))
+        records.change(database.studies, {"name": "trial"}, document=json.dumps(document))
     place.restart()
     assert place.status("trial")["state"] == "created"
     assert place.ask("report", study="trial")["algorithm"] == "fedsoup"

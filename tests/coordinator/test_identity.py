@@ -21,18 +21,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator import service, store
+from coordinator import servicers as service
 from coordinator.calls import MAX_CALLS
-from coordinator.certificates import Peer
-from coordinator.enrolment import Authority
+from coordinator.members.certificate_status import Peer
+from coordinator.members.enrolment import Authority
 from coordinator.server import ServerIdentity
+from coordinator.storage import database
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, channel_to, delta, enrol_request
 from tests.coordinator.test_rounds import SPECS
-from wardround import __version__, identity
+from wardround import __version__
 from wardround.errors import BadData, UsageProblem
-from wardround.identity import Name
-from wardround.invitation import Invitation
+from wardround.records.invitation import Invitation
+from wardround.signing import certificates
+from wardround.signing.certificates import Name
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
 from wardround.v1 import federation_pb2 as pb
 
@@ -48,7 +50,7 @@ def bootstrap(place: Place, site: str = "alpha") -> tuple[Invitation, grpc.Chann
 
 def enrol(channel: grpc.Channel, invitation: Invitation, request: bytes = b"") -> Any:
     """One enrolment with fresh keys."""
-    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    message = enrol_request(invitation, certificates.new_key(), Ed25519PrivateKey.generate())
     if request:
         message = signed_request(invitation, request, Ed25519PrivateKey.generate())
     return enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(message, timeout=20)
@@ -64,7 +66,7 @@ def studies(channel: grpc.Channel) -> Any:
 
 def test_a_site_gets_the_name_of_its_invitation_and_nothing_that_its_request_says(place: Place) -> None:
     invitation, channel = bootstrap(place)
-    key = identity.new_key()
+    key = certificates.new_key()
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bravo")]))
@@ -78,7 +80,7 @@ def test_a_site_gets_the_name_of_its_invitation_and_nothing_that_its_request_say
     with channel:
         reply = enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(message, timeout=20)
     leaf = x509.load_pem_x509_certificate(reply.certificate)
-    assert identity.client_name(leaf) == Name("north", "site", "alpha")
+    assert certificates.client_name(leaf) == Name("north", "site", "alpha")
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert leaf.not_valid_after_utc - leaf.not_valid_before_utc == datetime.timedelta(days=7, minutes=5)
     assert leaf.public_key() == key.public_key()
@@ -94,7 +96,7 @@ def signed_request(invitation: Invitation, request: bytes, ledger_key: Ed25519Pr
 
 def test_the_same_request_after_a_lost_reply_gets_the_same_certificate(place: Place) -> None:
     invitation, channel = bootstrap(place)
-    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    message = enrol_request(invitation, certificates.new_key(), Ed25519PrivateKey.generate())
     with channel:
         stub = enrolment_pb2_grpc.EnrolmentStub(channel)
         first = stub.Enrol(message, timeout=20)
@@ -111,9 +113,9 @@ def test_another_request_with_a_used_invitation_is_refused_and_the_operator_lear
     invitation, channel = bootstrap(place)
     with channel:
         stub = enrolment_pb2_grpc.EnrolmentStub(channel)
-        stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
+        stub.Enrol(enrol_request(invitation, certificates.new_key(), Ed25519PrivateKey.generate()), timeout=20)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Enrol(enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate()), timeout=20)
+            stub.Enrol(enrol_request(invitation, certificates.new_key(), Ed25519PrivateKey.generate()), timeout=20)
     assert refused.value.details() == "INVITATION_USED"
     assert "the invitation for site alpha, used from 127.0.0.1, was tried again" in caplog.text
 
@@ -156,7 +158,7 @@ def test_a_wrong_enrolment_is_refused_and_the_invitation_stays_good(
     place: Place, spoil: Callable[[Any], None], code: str
 ) -> None:
     invitation, channel = bootstrap(place)
-    message = enrol_request(invitation, identity.new_key(), Ed25519PrivateKey.generate())
+    message = enrol_request(invitation, certificates.new_key(), Ed25519PrivateKey.generate())
     good = enrolment_pb2.EnrolRequest.FromString(message.SerializeToString())
     spoil(message)
     with channel:
@@ -329,11 +331,11 @@ def forged(
     subject: str = "anyone",
 ) -> tuple[bytes, bytes]:
     """A certificate that the authority's key signed, and its key: what a thief of that key could make."""
-    key = identity.new_key()
+    key = certificates.new_key()
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(identity.subject(subject))
+        .subject_name(certificates.subject(subject))
         .issuer_name(authority.certificate.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -344,7 +346,7 @@ def forged(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-    return identity.certificate_pem(builder.sign(authority._key, hashes.SHA256())), identity.key_pem(key)
+    return certificates.certificate_pem(builder.sign(authority._key, hashes.SHA256())), certificates.key_pem(key)
 
 
 def uri(text: str) -> x509.GeneralName:
@@ -423,12 +425,12 @@ def test_a_certificate_that_expires_while_the_channel_is_open_is_refused_on_the_
 
 def test_renewal_gives_a_new_key_a_new_certificate_and_the_old_one_lives_to_its_end(place: Place) -> None:
     alpha = place.join("alpha")
-    key = identity.new_key()
-    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=identity.signing_request(key))
+    key = certificates.new_key()
+    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=certificates.signing_request(key))
     reply = alpha.enrolment.Renew(request, timeout=20)
     leaf = x509.load_pem_x509_certificate(reply.certificate)
     assert leaf.public_key() == key.public_key()
-    assert identity.client_name(leaf).id == "alpha"
+    assert certificates.client_name(leaf).id == "alpha"
     half = leaf.not_valid_before_utc + (leaf.not_valid_after_utc - leaf.not_valid_before_utc) / 2
     assert reply.renew_after_s == int(half.timestamp())
     with alpha.open_channel(reply.certificate, key) as renewed:
@@ -442,7 +444,7 @@ def test_renewal_gives_a_new_key_a_new_certificate_and_the_old_one_lives_to_its_
 
 def test_renewal_with_the_old_key_or_none_is_refused(place: Place) -> None:
     alpha = place.join("alpha")
-    for request in (identity.signing_request(alpha.key), b""):
+    for request in (certificates.signing_request(alpha.key), b""):
         with pytest.raises(grpc.RpcError, match="SIGNING_REQUEST_WEAK"):
             alpha.enrolment.Renew(
                 enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=request), timeout=20
@@ -459,14 +461,14 @@ def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Plac
     place.ahead_s = 2 * 3600  # those that nobody used never arrived
     renewed(alpha.channel)
     with place.coordinator.parts.store.read() as records:
-        assert len(records.all(store.certificates, site="alpha")) == 2
+        assert len(records.all(database.certificates, site="alpha")) == 2
     assert sites_row(place)["two_lines_since"] is None
 
 
-def renewed(channel: grpc.Channel) -> tuple[bytes, identity.PrivateKey]:
+def renewed(channel: grpc.Channel) -> tuple[bytes, certificates.PrivateKey]:
     """A certificate for a new key, asked for with the one of ``channel``."""
-    key = identity.new_key()
-    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=identity.signing_request(key))
+    key = certificates.new_key()
+    request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=certificates.signing_request(key))
     return enrolment_pb2_grpc.EnrolmentStub(channel).Renew(request, timeout=20).certificate, key
 
 
@@ -487,7 +489,7 @@ class Holder:
         return peer
 
     def renew(self, place: Place) -> "Holder":
-        request = identity.signing_request(identity.new_key())
+        request = certificates.signing_request(certificates.new_key())
         return Holder(place, self._parts.enrolment.renew(self.call(), request).certificate)
 
 
@@ -598,7 +600,7 @@ def test_the_servers_certificate_is_made_anew_at_half_of_its_life(place: Place) 
 
 
 def test_the_servers_certificate_names_what_sites_dial(place: Place) -> None:
-    authority, key = place.coordinator.parts.authority, identity.new_key().public_key()
+    authority, key = place.coordinator.parts.authority, certificates.new_key().public_key()
     for host, kind in (("10.0.0.7", x509.IPAddress), ("fed.example.org", x509.DNSName), ("::1", x509.IPAddress)):
         names = authority.server(host, key, 0).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [str(value) for value in names.get_values_for_type(kind)] == [host]

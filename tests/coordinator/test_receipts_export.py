@@ -14,11 +14,12 @@ import pytest
 
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Ledger, delta
-from wardround import __version__, canonical, dsse, rpc
-from wardround.dsse import Envelope
+from wardround import __version__, rpc
 from wardround.errors import BadData
-from wardround.receipt_copy import COPY_TYPE, Statement
-from wardround.receipts import EMPTY_HEAD, Receipt
+from wardround.records.receipt_copy import COPY_TYPE, Statement
+from wardround.records.receipts import EMPTY_HEAD, Receipt
+from wardround.signing import canonical, dsse
+from wardround.signing.dsse import Envelope
 from wardround.v1 import federation_pb2 as pb
 
 ONE = {"sites": ["a"], "quorum": 1}
@@ -131,7 +132,7 @@ def test_the_command_writes_canonical_lines_that_an_auditor_can_read(place: Plac
     site, assignment = begin(place)
     site.answer(assignment)
     out = tmp_path / "receipts.jsonl"
-    line = [sys.executable, "-m", "coordinator.cli", "receipts", "a", "--out", str(out), "--state"]
+    line = [sys.executable, "-m", "coordinator.cli.main", "receipts", "a", "--out", str(out), "--state"]
     done = subprocess.run([*line, str(place.state.root)], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert f"1 receipts of site `a`, and a signed statement of their number, written to {out}" in done.stderr

@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 
 from tests.coordinator.conftest import SITES, Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
-from wardround.control import call
 from wardround.errors import BadData, NeedsPerson, Unavailable
-from wardround.tensors import TensorSpec
+from wardround.local.control import call
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))

@@ -10,16 +10,16 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from coordinator import store
-from coordinator.store import Store, Upload
-from wardround.durable import StorageFailed
+from coordinator.storage import database
+from coordinator.storage.database import Store, Upload
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain
+from wardround.local.durable import StorageFailed
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> Iterator[Store]:
     path = tmp_path / "coordinator.db"
-    store.upgrade(path)
+    database.upgrade(path)
     opened = Store(path)
     yield opened
     opened.close()
@@ -28,17 +28,17 @@ def records(tmp_path: Path) -> Iterator[Store]:
 def test_the_migrations_make_exactly_the_tables_that_the_program_uses(records: Store) -> None:
     engine = sa.create_engine(f"sqlite:///{records.path}")
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), store.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), database.metadata) == []
     engine.dispose()
 
 
 def test_upgrading_twice_changes_nothing(records: Store) -> None:
     with records.write() as write:
-        write.add(store.models, digest="d", manifest="[]", made_s=1)
-    store.upgrade(records.path)
+        write.add(database.models, digest="d", manifest="[]", made_s=1)
+    database.upgrade(records.path)
     records.refuse_other_schema()
     with records.read() as read:
-        assert read.all(store.models) == [{"digest": "d", "manifest": "[]", "made_s": 1}]
+        assert read.all(database.models) == [{"digest": "d", "manifest": "[]", "made_s": 1}]
 
 
 def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(records: Store) -> None:
@@ -52,25 +52,25 @@ def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(re
 def test_a_transaction_that_fails_leaves_nothing(records: Store) -> None:
     def fail() -> None:
         with records.write() as write:
-            write.add(store.models, digest="d", manifest="[]", made_s=1)
+            write.add(database.models, digest="d", manifest="[]", made_s=1)
             raise ValueError("in the middle")
 
     with pytest.raises(ValueError, match="in the middle"):
         fail()
     with records.read() as read:
-        assert read.all(store.models) == []
+        assert read.all(database.models) == []
 
 
 def test_two_writers_wait_for_each_other(records: Store) -> None:
     with records.write() as write:
-        write.add(store.models, digest="0", manifest="[]", made_s=0)
+        write.add(database.models, digest="0", manifest="[]", made_s=0)
 
     def count_up() -> None:
         for _ in range(25):
             with records.write() as write:
-                row = write.get(store.models, digest="0")
+                row = write.get(database.models, digest="0")
                 assert row is not None
-                write.change(store.models, {"digest": "0"}, made_s=row["made_s"] + 1)
+                write.change(database.models, {"digest": "0"}, made_s=row["made_s"] + 1)
 
     threads = [threading.Thread(target=count_up) for _ in range(4)]
     for thread in threads:
@@ -78,7 +78,7 @@ def test_two_writers_wait_for_each_other(records: Store) -> None:
     for thread in threads:
         thread.join(60)
     with records.read() as read:
-        row = read.get(store.models, digest="0")
+        row = read.get(database.models, digest="0")
     assert row is not None
     assert row["made_s"] == 100
 
@@ -115,7 +115,7 @@ def test_a_database_that_no_descriptor_is_left_for_is_not_lost(records: Store, m
 
     with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
         fail()
-    monkeypatch.setattr(store, "_no_descriptor_is_free", lambda: True)
+    monkeypatch.setattr(database, "_no_descriptor_is_free", lambda: True)
     with pytest.raises(TryAgain, match="this process has no free file descriptor now"):
         fail()
 
@@ -123,7 +123,7 @@ def test_a_database_that_no_descriptor_is_left_for_is_not_lost(records: Store, m
 def test_an_upload_survives_its_row(records: Store) -> None:
     upload = Upload("a" * 32, "alpha", "trial", 1, 2, 1, "c", "m", 32, (("val_loss", "0.5"),), 10, 3, received=8)
     with records.write() as write:
-        write.put(store.uploads, **upload.row())
+        write.put(database.uploads, **upload.row())
     with records.read() as read:
         assert read.upload("a" * 32) == upload
         assert read.upload("b" * 32) is None

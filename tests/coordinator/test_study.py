@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.study import (
+from coordinator.studies.lifecycle import (
     ENDED,
     Action,
     Aggregate,

@@ -13,13 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator import uploads as uploads_module
+from coordinator.updates import receive as uploads_module
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tests.coordinator.test_rounds import SPECS
 from wardround import rpc
-from wardround.receipts import EMPTY_HEAD
-from wardround.tensors import TensorSpec
+from wardround.records.receipts import EMPTY_HEAD
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
 

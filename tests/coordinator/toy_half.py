@@ -7,9 +7,9 @@ neighbour: in odd rounds of the site after it, in even rounds of the one before.
 
 import numpy as np
 
-from fl_algorithms.server.halves import BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from fl_algorithms.server.aggregator import BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 COUNT = TensorSpec("examples", "F32", (1,), "state")
 BIAS = "layer.bias"

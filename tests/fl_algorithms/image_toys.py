@@ -16,9 +16,9 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import SiteData, Source
-from fl_algorithms.tasks.images import ImageTask
-from fl_algorithms.tasks.segmentation import SegmentationTask
-from wardround.study import StudyFile
+from fl_algorithms.tasks.images.classification import ImageTask
+from fl_algorithms.tasks.images.segmentation import SegmentationTask
+from wardround.records.study import StudyFile
 
 SIDE = 8
 COMMON_ROWS = 9

@@ -11,11 +11,11 @@ import pytest
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
-from fl_algorithms.server.halves import server_half
+from fl_algorithms.server.aggregator import server_half
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
 from tests.fl_algorithms.toys import study_tables, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile, load
+from wardround.records.study import StudyFile, load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SOUP = {"compat": False, "moments": "keep", "statistics": "keep"}
@@ -25,7 +25,7 @@ SERVER_OPTIMIZERS = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi"
 def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None:
     code = (
         "import sys, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
-        "import fl_algorithms.server.halves, fl_algorithms.server.best\n"
+        "import fl_algorithms.server.aggregator, fl_algorithms.server.best\n"
         "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,9 +21,9 @@ from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Source, Split
-from fl_algorithms.tasks.imagepool import pooled as pooled_images
-from fl_algorithms.tasks.imagesets import ImageSet, classes_among, read_set
-from fl_algorithms.tasks.tabular import TabularTask
+from fl_algorithms.tasks.images.pool import pooled as pooled_images
+from fl_algorithms.tasks.images.sets import ImageSet, classes_among, read_set
+from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.image_toys import (
     CLASSES,
     IMAGES,
@@ -39,7 +39,7 @@ from tests.fl_algorithms.image_toys import (
 )
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile, load
+from wardround.records.study import StudyFile, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIFT = {"ash": 0.0, "birch": 5.0}  # the second hospital measures all on another scale

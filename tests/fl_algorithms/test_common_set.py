@@ -21,7 +21,7 @@ from fl_algorithms.tasks.common import common_digest, read_common
 from tests.fl_algorithms.image_toys import IMAGES, common_bytes, image_study, image_task, packed, pictures
 from tests.fl_algorithms.toys import session_of, start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 HEAD = "u,v,w,ill"
 ROWS = [f"{k},{-k}.5,{k * k},{'yes' if k % 3 else 'no'}" for k in range(8)]

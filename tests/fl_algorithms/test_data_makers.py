@@ -13,10 +13,10 @@ from fl_algorithms import catalog
 from fl_algorithms.lab.data import BREAST_CANCER, HEART_SOURCE, breast_cancer, heart_disease
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.tasks.tabular import TabularTask
+from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.toys import table_source
-from wardround import study
 from wardround.errors import BadData, NeedsPerson
+from wardround.records import study
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

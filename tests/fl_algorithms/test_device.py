@@ -20,9 +20,9 @@ from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.halves import server_half
-from fl_algorithms.tasks import imagesets
+from fl_algorithms.server.aggregator import server_half
 from fl_algorithms.tasks.base import SiteData
+from fl_algorithms.tasks.images import sets
 from fl_algorithms.training import Batches
 from tests.fl_algorithms.far_device import FAR, Far, elsewhere
 from tests.fl_algorithms.image_toys import (
@@ -40,7 +40,7 @@ from tests.fl_algorithms.image_toys import (
 from tests.fl_algorithms.test_every_method import METHODS, noisy, started
 from tests.fl_algorithms.toys import data_of, start_of, toy_study
 from wardround.errors import BadData, TryAgain, UsageProblem
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 CHANGES = {
     "flip_horizontal": True, "quarter_turns": True, "rotate_degrees": 20, "shift": 0.1, "zoom": 0.1, "brightness": 0.2,
@@ -52,7 +52,7 @@ FORCED = Device(precision=torch.bfloat16, channels_last=True, name="forced")  # 
 
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imagesets, "MIB", 1)
+    monkeypatch.setattr(sets, "MIB", 1)
 
 
 def folders(root: Path, *, masks: bool) -> Path:

@@ -19,7 +19,7 @@ from pydicom.dataset import Dataset
 from pydicom.pixels import apply_color_lut
 from pydicom.sequence import Sequence
 
-from fl_algorithms.tasks.imagefiles import decode, read_bytes, unit
+from fl_algorithms.tasks.images.files import decode, read_bytes, unit
 from wardround.errors import BadData
 
 FILES = Path(pydicom.__file__).parent / "data" / "test_files"

@@ -24,10 +24,10 @@ from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.ensemble import distilled, ensemble_targets
 from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.server import halves
+from fl_algorithms.server import aggregator
+from fl_algorithms.server.aggregator import Round, ServerHalf, Update, server_half
 from fl_algorithms.server.dsfl import entropy_reduced
 from fl_algorithms.server.feddf import require_torch
-from fl_algorithms.server.halves import Round, ServerHalf, Update, server_half
 from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import EarlyStopping
@@ -38,8 +38,8 @@ from fl_algorithms.training import seeded
 from tests import reference
 from tests.fl_algorithms.toys import session_of, toy_common, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 METHODS = ["fedmd", "dsfl", "ktpfl"]
 SITES = ["ash", "birch", "cedar"]
@@ -125,7 +125,7 @@ def test_the_size_of_blocks_changes_no_more_than_a_rounding(
     half = half_of(study_of(method))
     sent = {site: rows(k, half.leaves[0].shape) for k, site in enumerate(SITES)}
     whole = after(half, begun(half), sent)
-    monkeypatch.setattr(halves, "BLOCK", block)
+    monkeypatch.setattr(aggregator, "BLOCK", block)
     monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
     pieces = after(half, begun(half), sent)
     assert all(np.allclose(whole[key], pieces[key], rtol=1e-6, atol=1e-7) for key in whole)

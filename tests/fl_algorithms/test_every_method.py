@@ -13,14 +13,14 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
-from fl_algorithms.server.halves import ServerHalf, server_half
+from fl_algorithms.server.aggregator import ServerHalf, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_common
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 METHODS = list(catalog.METHODS)
 FEDERATED = [name for name, row in catalog.METHODS.items() if not row.lab_only]

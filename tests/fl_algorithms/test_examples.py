@@ -11,7 +11,7 @@ from fl_algorithms.client.partition import describe
 from fl_algorithms.lab.cli import app
 from fl_algorithms.resolving import resolve
 from tests.fl_algorithms.test_image_data import made_up_skin
-from wardround import study as study_file
+from wardround.records import study as study_file
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
 CASES = [(path, variant) for path in EXAMPLES for variant in ("", *tomllib.loads(path.read_text()).get("variants", {}))]

@@ -15,7 +15,7 @@ from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
-from wardround.study import load
+from wardround.records.study import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 4

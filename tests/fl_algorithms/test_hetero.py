@@ -21,11 +21,11 @@ from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.halves import server_half
+from fl_algorithms.server.aggregator import server_half
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.networks import own_tensors
-from wardround.study import Named, StudyFile, load
+from wardround.records.architectures import own_tensors
+from wardround.records.study import Named, StudyFile, load
 
 WIDE: dict[str, Any] = {"name": "mlp", "hidden": [6]}
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [5, 3], "norm": "batch"}

@@ -34,7 +34,7 @@ from tests.fl_algorithms.image_toys import (
     write_images,
 )
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 LARGE: dict[str, Any] = {**RESNET, "size": [16, 16]}
 LARGE_UNET: dict[str, Any] = {**UNET, "size": [16, 16]}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_algorithms.tasks.imagefiles import decode, fitted_to, read_arrays, read_bytes, unit, with_channels
+from fl_algorithms.tasks.images.files import decode, fitted_to, read_arrays, read_bytes, unit, with_channels
 from wardround.errors import BadData, NeedsPerson
 
 RAMP = np.arange(48, dtype=np.uint8).reshape(6, 8)

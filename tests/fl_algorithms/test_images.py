@@ -19,10 +19,10 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Augmentation, ImageSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks import imagesets
-from fl_algorithms.tasks.augment import augmented, uniform
 from fl_algorithms.tasks.base import Source, Split, in_parts
-from fl_algorithms.tasks.imagesets import Pixels, source_digest
+from fl_algorithms.tasks.images import sets
+from fl_algorithms.tasks.images.augment import augmented, uniform
+from fl_algorithms.tasks.images.sets import Pixels, source_digest
 from fl_algorithms.tasks.selection import chosen, joined, rows_at
 from fl_algorithms.training import Batches
 from tests import reference
@@ -41,8 +41,8 @@ from tests.fl_algorithms.image_toys import (
     write_table,
 )
 from wardround.errors import BadData
-from wardround.schema import check
-from wardround.study import StudyFile
+from wardround.records.schema import check
+from wardround.records.study import StudyFile
 
 
 def everything(data: Any) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 ) -> None:
     source, task = labelled(tmp_path), image_task()
     kept = load(task, source)
-    monkeypatch.setattr(imagesets, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
+    monkeypatch.setattr(sets, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
     assert torch.equal(everything(load(task, source)), everything(kept))
     small = load(image_task(cache_mib=500), source)
     assert torch.equal(everything(small), everything(kept))
@@ -158,15 +158,15 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 def test_the_number_of_decoders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: int) -> None:
     source, task = labelled(tmp_path), image_task(cache_mib=500)
     kept = everything(load(image_task(), source))
-    monkeypatch.setattr(imagesets, "MIB", 1)
-    monkeypatch.setattr(imagesets, "DECODERS", decoders)
+    monkeypatch.setattr(sets, "MIB", 1)
+    monkeypatch.setattr(sets, "DECODERS", decoders)
     monkeypatch.setattr(Pixels.__init__, "__defaults__", (decoders,))
     assert torch.equal(everything(load(task, source)), kept)
 
 
 def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = labelled(tmp_path)
-    monkeypatch.setattr(imagesets, "MIB", 1)
+    monkeypatch.setattr(sets, "MIB", 1)
     data = load(image_task(cache_mib=500), source)
     write_images(tmp_path / "images", list(pictures(12, seed=9)[0]))
     with pytest.raises(BadData, match=r"not the file that was read at the start"):
@@ -420,7 +420,7 @@ def test_a_mask_moves_with_its_image() -> None:
 def test_a_turn_by_a_quarter_is_a_quarter_turn_in_an_oblong_image_too() -> None:
     u = torch.full((1, 9), 0.5, dtype=torch.float64)
     u[0, 3] = 0.75  # rotate_degrees=180 * (2 * 0.75 - 1) = 90 degrees
-    from fl_algorithms.tasks.augment import _grid
+    from fl_algorithms.tasks.images.augment import _grid
 
     grid = _grid(u, Augmentation(rotate_degrees=180), torch.Size([1, 1, 4, 8]))
     pixels = (grid[0] * torch.tensor([8.0, 4.0])) / 2  # in pixels from the middle: x, y

@@ -21,8 +21,8 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import LimitsSection, StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import LimitsSection, StudyFile
+from wardround.tensors.manifests import TensorFile
 
 STUDY = """
 [study]

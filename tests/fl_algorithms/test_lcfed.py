@@ -14,14 +14,14 @@ from fl_algorithms.client.session import SessionState
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.halves import server_half
+from fl_algorithms.server.aggregator import server_half
 from fl_algorithms.server.lcfed import HEAD, HEADS
 from tests.fl_algorithms.image_toys import MASKS
 from tests.fl_algorithms.toys import U, session_of, toy_masks, toy_study
 from tests.reference import calibrated, gaussian_blur
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 NORMED = {**U, "norm": "batch"}
 STILL = {"steps": 0}

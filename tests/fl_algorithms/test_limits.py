@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from coordinator.aggregation import DamagedSpools, Spooled, aggregate
-from coordinator.blobs import Blobs
+from coordinator.models.aggregation import DamagedSpools, Spooled, aggregate
+from coordinator.storage.blobs import Blobs
 from fl_algorithms.resolving import resolve
+from fl_algorithms.server.aggregator import Round, ServerHalf, Update, averaging_weights, server_half
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.halves import Round, ServerHalf, Update, averaging_weights, server_half
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from tests.reference import capped_shares
-from wardround.study import LimitsSection, StudyFile
-from wardround.tensors import TensorFile, TensorSpec
+from wardround.records.study import LimitsSection, StudyFile
+from wardround.tensors.manifests import TensorFile, TensorSpec
 
 SITES = ("ash", "birch", "cedar", "douglas")
 SPECS = (TensorSpec("w", "F32", (3,)),)

@@ -23,7 +23,7 @@ from fl_algorithms.training import seeded
 from tests import reference
 from tests.fl_algorithms.toys import fit, plus, session_of, start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [4, 3], "norm": "batch"}
 LOGISTIC: dict[str, Any] = {"name": "mlp", "hidden": []}

@@ -21,8 +21,8 @@ from fl_algorithms.training import Batch
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, RESNET
 from tests.fl_algorithms.toys import U, bundles, session_of, start_of, toy_data, toy_masks, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [4], "norm": "batch", "dropout": 0.2}
 

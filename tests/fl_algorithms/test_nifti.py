@@ -17,8 +17,8 @@ import torch
 from nibabel.orientations import apply_orientation, inv_ornt_aff
 
 from fl_algorithms.tasks.base import Source
-from fl_algorithms.tasks.imagefiles import decode, read_bytes, unit
-from fl_algorithms.tasks.nifti import grid, packed_mask
+from fl_algorithms.tasks.images.files import decode, read_bytes, unit
+from fl_algorithms.tasks.images.nifti import grid, packed_mask
 from tests.fl_algorithms.image_toys import load, mask_task, write_images
 from wardround.errors import BadData, NeedsPerson
 

@@ -21,8 +21,8 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.schema import check
-from wardround.study import StudyFile
+from wardround.records.schema import check
+from wardround.records.study import StudyFile
 
 THREE = ["ash", "birch", "cedar"]
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [5], "norm": "batch"}

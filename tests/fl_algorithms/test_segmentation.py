@@ -13,8 +13,8 @@ from fl_algorithms.client.partition import task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import Source
-from fl_algorithms.tasks.imagesets import source_digest
-from fl_algorithms.tasks.segmentation import dice
+from fl_algorithms.tasks.images.segmentation import dice
+from fl_algorithms.tasks.images.sets import source_digest
 from tests import reference
 from tests.fl_algorithms.image_toys import (
     MASKS,
@@ -31,7 +31,7 @@ from tests.fl_algorithms.image_toys import (
 )
 from tests.fl_algorithms.test_imagefiles import nifti
 from wardround.errors import BadData
-from wardround.schema import check
+from wardround.records.schema import check
 
 
 def refused(task: Any, source: Source) -> BadData:

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl_algorithms.server import halves
+from fl_algorithms.server import aggregator
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerHalf, Specs, Update
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.halves import BlockSource, Round, ServerHalf, Specs, Update
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.server.mean import mean as mean_half
 from fl_algorithms.settings.methods import MeanSettings
 from tests import reference
 from wardround.errors import BadData
-from wardround.tensors import TensorFile, TensorSpec, file_header
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 SPEC = (TensorSpec("w", "F32", (5,)),)
 floats = st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5)
@@ -38,7 +38,7 @@ def mean(
 
     out = bytearray()
     told = [Update(f"site-{place}", n, source(delta)) for place, (n, delta) in enumerate(updates)]
-    with mock.patch.object(halves, "BLOCK", block):
+    with mock.patch.object(aggregator, "BLOCK", block):
         half_of(specs).aggregate(Round(1, source(base), told, out.extend))
     return np.frombuffer(bytes(out), dtype="<f4")
 
@@ -105,7 +105,7 @@ def test_the_coordinators_files_give_the_labs_bits(tmp_path: Path) -> None:
     memory = [InMemory({key: np.asarray(array) for key, array in tensors.items()}) for tensors in arrays]
     from_files, from_memory = bytearray(), bytearray()
     half = half_of(specs)
-    with mock.patch.object(halves, "BLOCK", 4):
+    with mock.patch.object(aggregator, "BLOCK", 4):
         half.aggregate(Round(1, files[0], [Update("a", 2, files[1]), Update("b", 5, files[2])], from_files.extend))
     half.aggregate(Round(1, memory[0], [Update("a", 2, memory[1]), Update("b", 5, memory[2])], from_memory.extend))
     assert from_files == from_memory

@@ -22,17 +22,17 @@ from fl_algorithms.client.algorithm import compute_logits
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
-from fl_algorithms.server import halves
+from fl_algorithms.server import aggregator
+from fl_algorithms.server.aggregator import Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.fedfomo import choose_peers
-from fl_algorithms.server.halves import Round, ServerHalf, Specs, Update, server_half
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile, TensorSpec, file_header
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 OPTIMIZERS = ["fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 METHODS = [*OPTIMIZERS, "scaffold", "fedfomo", "fedsm"]
@@ -135,7 +135,7 @@ class Federation:
 def test_the_size_of_the_blocks_does_not_matter(method: str, block: int) -> None:
     half, kept, updates = random_round(study_of(method))
     whole = aggregated(half, kept, updates)
-    with mock.patch.object(halves, "BLOCK", block):
+    with mock.patch.object(aggregator, "BLOCK", block):
         parts = aggregated(half, kept, updates)
     assert all(np.array_equal(whole[key], parts[key]) for key in whole)
 
@@ -180,7 +180,7 @@ def test_memory_grows_neither_with_the_sites_nor_with_the_model(method: str) -> 
         finally:
             tracemalloc.stop()
 
-    with mock.patch.object(halves, "BLOCK", 4096):
+    with mock.patch.object(aggregator, "BLOCK", 4096):
         few = peak(4, 4096)
         assert peak(12, 4096) < 1.2 * few
         assert peak(4, 40960) < 1.2 * few

@@ -16,8 +16,8 @@ from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorSpec
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorSpec
 
 METHODS = ["fedavg", "fenda", "fedsoup", "silo", "two-networks"]
 

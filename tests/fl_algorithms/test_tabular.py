@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.tasks.base import SiteData, Task
-from fl_algorithms.tasks.tabular import TabularTask
+from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.toys import table_source
-from wardround import canonical
+from wardround.signing import canonical
 
 AGE = {"name": "age"}
 PAIN = {"name": "pain", "kind": "categorical", "categories": ["1", "2", "3"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fl_algorithms.settings.tabular import TabularSettings
-from fl_algorithms.tasks.tabular import TabularTask
+from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.toys import table_source
 from wardround.errors import BadData
 

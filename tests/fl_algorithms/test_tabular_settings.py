@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fl_algorithms.settings.tabular import TabularSettings, level
 from wardround.errors import BadData
-from wardround.schema import check
+from wardround.records.schema import check
 
 AGE = {"name": "age"}
 PAIN = {"name": "cp", "kind": "categorical", "categories": ["1", "2", "3"]}

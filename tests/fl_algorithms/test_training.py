@@ -16,7 +16,7 @@ from fl_algorithms.training import (
 )
 from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData
-from wardround.study import StudyFile, TrainingSection
+from wardround.records.study import StudyFile, TrainingSection
 
 
 def batches_of(rows: int, study: StudyFile, round_number: int = 1, place: dict[str, int] | None = None) -> Batches:

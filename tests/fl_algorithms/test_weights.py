@@ -15,8 +15,8 @@ from fl_algorithms.lab.federation import manifest
 from fl_algorithms.lab.weights import weighted
 from tests.fl_algorithms.image_toys import image_study, packed
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 
 STUDY = """
 [study]

@@ -18,8 +18,8 @@ from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Common, SiteData, Source, Split
 from fl_algorithms.training import Phase
 from tests.fl_algorithms.image_toys import MASKS, SIDE
-from wardround.study import StudyFile
-from wardround.tensors import MODEL
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL
 
 FEATURES = 3
 COMMON_ROWS = 10

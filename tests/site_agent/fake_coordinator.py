@@ -18,13 +18,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from wardround import __version__, canonical, identity, receipts, rpc
-from wardround.dsse import Envelope
+from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, WardroundError
-from wardround.invitation import Invitation
-from wardround.receipt_copy import Statement
-from wardround.study import StudyFile, study_digest
-from wardround.tensors import Manifest, PayloadHasher, TensorFile
+from wardround.records import receipts
+from wardround.records.invitation import Invitation
+from wardround.records.receipt_copy import Statement
+from wardround.records.study import StudyFile, study_digest
+from wardround.signing import canonical, certificates
+from wardround.signing.dsse import Envelope
+from wardround.tensors.manifests import Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -39,11 +41,11 @@ class Authority:
     """A certificate authority with one key."""
 
     def __init__(self, name: str = "test authority") -> None:
-        self.key = identity.new_key()
+        self.key = certificates.new_key()
         builder = (
             x509.CertificateBuilder()
-            .subject_name(identity.subject(name))
-            .issuer_name(identity.subject(name))
+            .subject_name(certificates.subject(name))
+            .issuer_name(certificates.subject(name))
             .public_key(self.key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now() - datetime.timedelta(minutes=5))
@@ -51,7 +53,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         )
         self.certificate = builder.sign(self.key, hashes.SHA256())
-        self.pem = identity.certificate_pem(self.certificate)
+        self.pem = certificates.certificate_pem(self.certificate)
 
     def issue(
         self,
@@ -65,7 +67,7 @@ class Authority:
         begins = begins or now() - datetime.timedelta(minutes=5)
         builder = (
             x509.CertificateBuilder()
-            .subject_name(identity.subject("leaf"))
+            .subject_name(certificates.subject("leaf"))
             .issuer_name(self.certificate.subject)
             .public_key(key)
             .serial_number(x509.random_serial_number())
@@ -74,7 +76,7 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         )
-        return identity.certificate_pem(builder.sign(self.key, hashes.SHA256()))
+        return certificates.certificate_pem(builder.sign(self.key, hashes.SHA256()))
 
 
 def uri(text: str) -> x509.GeneralName:
@@ -135,11 +137,11 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
     # running
 
     def start(self) -> None:
-        key = identity.new_key()
+        key = certificates.new_key()
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), uri(f"spiffe://{self.federation}/coordinator")]
         leaf = self.authority.issue(key.public_key(), names, usage=ExtendedKeyUsageOID.SERVER_AUTH)
         credentials = grpc.ssl_server_credentials(
-            [(identity.key_pem(key), leaf)], self.authority.pem, require_client_auth=True
+            [(certificates.key_pem(key), leaf)], self.authority.pem, require_client_auth=True
         )
         self.server = grpc.server(ThreadPoolExecutor(16), options=rpc.SERVER_OPTIONS)
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(self, self.server)
@@ -168,7 +170,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
 
     def invite(self, site: str, *, expires: datetime.timedelta = datetime.timedelta(hours=1), address: str = "") -> str:
         invitation = f"inv-{uuid.uuid4().hex[:8]}"
-        key = identity.new_key()
+        key = certificates.new_key()
         leaf = self.authority.issue(key.public_key(), [uri(f"spiffe://{self.federation}/invitation/{invitation}")])
         self._invited[invitation] = site
         return Invitation(
@@ -179,7 +181,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             expires_s=int((now() + expires).timestamp()),
             authority=self.authority.pem.decode(),
             certificate=leaf.decode(),
-            key=identity.key_pem(key).decode(),
+            key=certificates.key_pem(key).decode(),
         ).encode()
 
     def offer(self, document: dict[str, Any], model: Path, *, revision: int = 1, state: str = "created") -> str:
@@ -268,7 +270,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         site = self._invited.get(request.invitation_id)
         if site is None:
             rpc.abort(context, BadData("the invitation is not known here", code="INVITATION_UNKNOWN"))
-        key = identity.requested_key(request.signing_request)
+        key = certificates.requested_key(request.signing_request)
         signed = (
             b"wardround-enrol-v1\0"
             + request.invitation_id.encode()
@@ -300,7 +302,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
     def Renew(self, request: Any, context: Any) -> enrolment_pb2.RenewReply:
         self._hear(context, request)
         self._admit(context)
-        key = identity.requested_key(request.signing_request)
+        key = certificates.requested_key(request.signing_request)
         leaf = self.authority.issue(key, [uri(f"spiffe://{self.federation}/site/{self.site}")])
         self.renewals.append(leaf)
         return enrolment_pb2.RenewReply(

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from site_agent import answers
-from wardround import control, durable
 from wardround.errors import TryAgain, WardroundError
-from wardround.tensors import TensorFile, TensorSpec, file_header
+from wardround.local import control, durable
+from wardround.records import trainer
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 SHARED = (TensorSpec("shared.weight", "F32", (64, 64)), TensorSpec("shared.bias", "F32", (64,)))
 STAYS = [{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
@@ -93,7 +93,7 @@ class FakeTrainer:
             return getattr(self, "_" + request["command"])(request)
         except WardroundError as error:
             if self.honest:
-                error.code = answers.said(error)["code"]
+                error.code = trainer.said(error)["code"]
             raise
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:

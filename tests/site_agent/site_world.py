@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from site_agent import audit
-from site_agent.gateway import consent as consents
-from site_agent.gateway import policy as policies
 from site_agent.gateway.agent import Agent
-from site_agent.gateway.identity import Identity
-from site_agent.gateway.join import join
+from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.enrolment.join import join
+from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.service import Commands
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tools.world import wait_until
-from wardround import canonical
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
 
 PERSON = {"name": "dpo", "uid": 1000}
 STUDY = "hearts"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fl_algorithms.resolving import resolve
-from site_agent import account as accounts
-from site_agent.account import Account, account, changes, number_bits, round_bits, settings
-from site_agent.state import Offer
-from wardround.study import ToldSection, load
+from site_agent.gateway.consent import account as accounts
+from site_agent.gateway.consent.account import Account, account, changes, number_bits, round_bits, settings
+from site_agent.state.directory import Offer
+from wardround.records.study import ToldSection, load
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
 DESCRIBED: dict[str, Any] = {

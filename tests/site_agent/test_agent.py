@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from site_agent.cli import study_rows
-from site_agent.gateway.connection import ChangedOnTheWay, Connection, Line
-from site_agent.gateway.meter import Meter
-from site_agent.state import study_state
+from site_agent.cli.main import study_rows
+from site_agent.gateway.connection.client import ChangedOnTheWay, Connection, Line
+from site_agent.gateway.connection.meter import Meter
+from site_agent.state.directory import study_state
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
-from wardround.tensors import TensorFile, TensorSpec
+from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -613,7 +613,7 @@ def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> Non
 def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from site_agent.gateway import egress
+    from site_agent.gateway.exit import egress
 
     world.ready()
     real = egress.record

@@ -23,10 +23,12 @@ from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
-from wardround import __version__, canonical, dsse, outputs
+from wardround import __version__
 from wardround.errors import BadData, Unavailable
-from wardround.receipt_copy import Statement
-from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+from wardround.local import outputs
+from wardround.records.receipt_copy import Statement
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
+from wardround.signing import canonical, dsse
 from wardround.terminal import escaped
 
 
@@ -265,6 +267,12 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
+def test_the_page_calls_the_closing_validation_by_its_name_and_fits_a_small_screen(state: Path) -> None:
+    assert "<div class=scroll>" in page_of(state)
+    assert report._round({"kind": "validate", "round": 11}) == "closing"
+    assert report._round({"kind": "train", "round": 10}) == "10"
+
+
 def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
     page = page_of(state, audit.Copy(made.copy(time="2026-03-04T05:06:07Z"), "the coordinator's", True))
     for said in (
@@ -272,7 +280,7 @@ def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(
         "of 2026-03-04 05:06 UTC, under this site's key.",
         "<dt>Site</dt><dd>st-olav</dd>",
         "<dt>Federation</dt><dd>f</dd>",
-        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; the last 2 lines are newer",
+        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; 2 lines at its end are newer",
         f"{dsse.keyid(made.ledger_key.public_key())}, the site's by the coordinator's receipts",
     ):
         assert html.escape(said).replace("&lt;", "<").replace("&gt;", ">") in page
@@ -364,7 +372,7 @@ def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path:
 
 
 def agent(*line: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "site_agent.cli", "audit", *line]
+    command = [sys.executable, "-m", "site_agent.cli.main", "audit", *line]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -446,7 +454,7 @@ def test_the_second_verifier_is_handed_out_with_its_digest(tmp_path: Path) -> No
 
 def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) -> None:
     look = (
-        "import sys; from pathlib import Path; import site_agent.cli_audit; from site_agent import audit; "
+        "import sys; from pathlib import Path; import site_agent.cli.audit; from site_agent import audit; "
         "from site_agent.audit import bundle, export, report, reconcile, show; audit.verify(Path(sys.argv[1])); "
         "print({'torch', 'grpc', 'socket', 'ssl'} & set(sys.modules))"
     )

@@ -22,7 +22,7 @@ from tests.site_agent.site_world import STUDY, document
 from tools.world import wait_until
 from wardround.v1 import federation_pb2 as pb
 
-AGENT = [sys.executable, "-m", "site_agent.cli"]
+AGENT = [sys.executable, "-m", "site_agent.cli.main"]
 WAIT_S = 60
 
 
@@ -100,7 +100,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_help_answers_without_torch_grpc_or_cryptography() -> None:
-    look = "import site_agent.cli, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
+    look = "import site_agent.cli.main, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
 
 
@@ -256,6 +256,9 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     assert status["site"] == "st-olav"
     assert status["coordinator"] == shell.coordinator.address
     assert status["connected"] is True
+    assert f"Ledger key {status['ledger_key']}\nCoordinator's receipt key {status['receipt_key']}\n" in (
+        shell.run("status").stdout
+    )
     assert status["certificate_expires"].endswith("Z")
     assert status["isolation"] == "network-namespace"
     assert {"gateway", "trainer"} <= set(status["users"])

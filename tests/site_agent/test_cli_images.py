@@ -18,21 +18,22 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fl_algorithms.client.partition import task_of
-from fl_algorithms.tasks.imagefiles import mask_at
+from fl_algorithms.tasks.images.files import mask_at
 from fl_algorithms.tasks.source import Source
-from site_agent import cli_patients, handoff
-from site_agent.state import Offer, Site, SiteState
-from site_agent.trainer import data
+from site_agent import handoff
+from site_agent.cli import data
+from site_agent.state.directory import Offer, Site, SiteState
+from site_agent.trainer.data import sources
 from site_agent.trainer.requests import Requests
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labelled, masked, packed, write_table
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
 
 app = typer.Typer()
-app.add_typer(cli_patients.data_app, name="data")
-app.command("predict")(cli_patients.predict)
+app.add_typer(data.data_app, name="data")
+app.command("predict")(data.predict)
 
 
 class ImageHospital(Hospital):
@@ -142,7 +143,7 @@ def test_mixture_in_data_toml_is_refused_by_its_keys(hospital: ImageHospital) ->
     digest = f'digest = "{"0" * 64}"'
     (hospital.state / "data.toml").write_text(f'[x]\nimages = "/i"\ntest_images = "/t"\nlabels = "/l"\n{digest}\n')
     with pytest.raises(BadData, match=r"data\.toml: \[x\]: `test_images` needs `test_labels` beside it"):
-        data.sources(hospital.state)
+        sources.sources(hospital.state)
 
 
 def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
@@ -153,10 +154,10 @@ def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
     options = ["--test-images", tested.path("images"), "--test-labels", tested.path("labels")]
     result = hospital.name(*options_of(source), *options, "--patient", "who", "--network", "small")
     assert "Data `patients`: 12 images of 6 patients, and 4 images kept apart for scores" in result.stderr
-    named = data.sources(hospital.state)["patients"]
+    named = sources.sources(hospital.state)["patients"]
     assert (named.network, named.patient, named.label) == ("small", "who", "")
     loaded = task_of(hospital.study).load(named.files, site="ash", seed=5, validation_fraction=0.2)
-    assert named.digest == loaded.digest == data.digest_now(named)
+    assert named.digest == loaded.digest == sources.digest_now(named)
     listed = json.loads(hospital.give("data", "list", "--json").stdout)["data"]
     assert listed == [{"name": "patients", **named.told()}]
     assert f"patients: images {tmp_path / 'train' / 'images'}, labels " in hospital.give("data", "list").stdout
@@ -175,9 +176,9 @@ def test_own_column_names_are_another_digest_and_are_used(
     assert "12 images\n" in hospital.name(*options_of(source), *options).stderr
     found = json.loads(hospital.give("data", "check", "patients", "--study", "toy", "--json").stdout)
     assert (found["rows"], found["gives"], found["classes"]) == (12, "images", {"round": 6, "oval": 6})
-    assert found["digest"] == data.sources(hospital.state)["patients"].digest
-    plain = data.DataSource(images=str(source.path("images")), labels=str(table), digest="0" * 64)
-    assert data.digest_now(plain) != found["digest"]
+    assert found["digest"] == sources.sources(hospital.state)["patients"].digest
+    plain = sources.DataSource(images=str(source.path("images")), labels=str(table), digest="0" * 64)
+    assert sources.digest_now(plain) != found["digest"]
 
 
 def test_arrays_are_named(hospital: ImageHospital, tmp_path: Path, in_process: None) -> None:
@@ -449,5 +450,5 @@ def test_mask_goes_back_to_where_the_study_cut_it_from() -> None:
 
 
 def test_commands_need_neither_torch_nor_numpy_nor_pillow() -> None:
-    line = "import sys, site_agent.cli_patients; print({'torch', 'numpy', 'PIL'} & sys.modules.keys())"
+    line = "import sys, site_agent.cli.data; print({'torch', 'numpy', 'PIL'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True).stdout == "set()\n"

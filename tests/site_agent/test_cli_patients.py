@@ -10,16 +10,17 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from site_agent import cli_patients, handoff
-from site_agent.state import Offer, Site, SiteState
-from site_agent.trainer import data
+from site_agent import handoff
+from site_agent.cli import data
+from site_agent.state.directory import Offer, Site, SiteState
+from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 
 app = typer.Typer()
-app.add_typer(cli_patients.data_app, name="data")
-app.add_typer(cli_patients.models_app, name="models")
-app.command("predict")(cli_patients.predict)
+app.add_typer(data.data_app, name="data")
+app.add_typer(data.models_app, name="models")
+app.command("predict")(data.predict)
 
 
 @pytest.fixture
@@ -59,18 +60,18 @@ def test_data_is_added_with_absolute_paths_and_a_digest(hospital: Hospital, monk
     assert "Data `patients`: 60 rows, 4 columns, and 20 rows kept apart for scores" in result.stderr
     assert "next: `site-agent studies`" in result.stderr
     written = tomllib.loads((hospital.state / "data.toml").read_text())
-    source = data.sources(hospital.state)["patients"]
+    source = sources.sources(hospital.state)["patients"]
     assert written == {
         "patients": {
             "table": str(hospital.table), "test": str(hospital.test), "label": "ill",
-            "digest": data.digest_now(source),
+            "digest": sources.digest_now(source),
         }
     }  # fmt: skip
 
 
 def test_digest_of_a_named_table_is_the_one_that_the_task_finds(hospital: Hospital) -> None:
     said = hospital.ask("check", study=hospital.document, site="north", data="patients")
-    assert said["digest"] == data.sources(hospital.state)["patients"].digest
+    assert said["digest"] == sources.sources(hospital.state)["patients"].digest
 
 
 def test_data_of_the_same_name_is_replaced_only_when_it_is_said(hospital: Hospital) -> None:
@@ -81,7 +82,7 @@ def test_data_of_the_same_name_is_replaced_only_when_it_is_said(hospital: Hospit
         add(hospital, "patients")
     assert "`--replace`" in refused.value.hint
     add(hospital, "patients", "--replace")
-    assert data.sources(hospital.state)["patients"].table == str(other)
+    assert sources.sources(hospital.state)["patients"].table == str(other)
 
 
 def test_data_added_again_unchanged_is_no_error(hospital: Hospital) -> None:
@@ -101,11 +102,13 @@ def test_table_without_the_label_is_refused_by_the_columns_name(hospital: Hospit
 
 def test_odd_paths_and_labels_come_back_from_data_toml(hospital: Hospital) -> None:
     odd = 'C:\\a "b"\tc\x01\u2028é\U0001f3e5'
-    source = data.DataSource(table=f"/srv/{odd}.csv", label=odd, digest="0" * 64)
-    data.add(hospital.state, "odd", source, replace=False)
-    assert data.sources(hospital.state)["odd"] == source
+    source = sources.DataSource(table=f"/srv/{odd}.csv", label=odd, digest="0" * 64)
+    sources.add(hospital.state, "odd", source, replace=False)
+    assert sources.sources(hospital.state)["odd"] == source
     with pytest.raises(UsageProblem, match=r"a path that is not UTF-8 cannot be kept in data\.toml"):
-        data._as_toml("x", data.DataSource.model_construct(table="/srv/\udcff", label="l", test=None, digest="0" * 64))
+        sources._as_toml(
+            "x", sources.DataSource.model_construct(table="/srv/\udcff", label="l", test=None, digest="0" * 64)
+        )
 
 
 def test_data_toml_edited_by_hand_is_refused_with_the_key(hospital: Hospital) -> None:
@@ -199,7 +202,7 @@ def test_models_of_the_trainers_user_are_asked_of_its_listener(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root every folder can be read, so what the system would say is said here."""
-    monkeypatch.setattr(cli_patients, "_may_read", lambda _: False)
+    monkeypatch.setattr(data, "_may_read", lambda _: False)
     with pytest.raises(NeedsPerson, match="belongs to the trainer's user, and the trainer does not run") as refused:
         give(hospital, "models", "list", NAME)
     assert "--only trainer" in refused.value.hint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from site_agent.cli_reopen import reopen
+from site_agent.cli.rollover import reopen
 from tests.site_agent.site_world import STUDY
 from tests.site_agent.test_cli import Shell
 

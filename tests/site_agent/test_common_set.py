@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.common import common_digest
-from site_agent.cli_patients import data_app
-from site_agent.trainer import data
+from site_agent.cli.data import data_app
+from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import Hospital, small_study, write_table
 from wardround.errors import BadData, UsageProblem
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 
 ROWS = 9
 
@@ -38,7 +38,7 @@ def common(tmp_path: Path) -> Path:
 @pytest.fixture
 def hospital(tmp_path: Path, common: Path) -> Hospital:
     made = replace(Hospital.make(tmp_path, "fedavg"), study=distilling(common))
-    data.name_common(made.state, "patients", common)
+    sources.name_common(made.state, "patients", common)
     return made
 
 
@@ -122,11 +122,11 @@ def test_naming_the_set_keeps_the_rest_of_the_data_and_naming_the_data_again_kee
 ) -> None:
     assert tomllib.loads((hospital.state / "data.toml").read_text())["patients"]["common"] == str(common)
     hospital.name_data()
-    named = data.source(hospital.state, "patients")
+    named = sources.source(hospital.state, "patients")
     assert (named.common, named.table) == (str(common), str(hospital.table))
     moved = tmp_path / "moved.csv"
     told = CliRunner().invoke(data_app, ["common", "patients", str(moved), "--state", str(hospital.state)])
     assert told.exit_code == 0, told.exception
-    assert data.source(hospital.state, "patients") == named.model_copy(update={"common": str(moved)})
+    assert sources.source(hospital.state, "patients") == named.model_copy(update={"common": str(moved)})
     with pytest.raises(UsageProblem, match="no data is called `others` here"):
-        data.name_common(hospital.state, "others", common)
+        sources.name_common(hospital.state, "others", common)

@@ -14,17 +14,17 @@ from site_agent import audit
 from site_agent.audit import reconcile, report, show
 from site_agent.audit.files import in_folder
 from site_agent.audit.form import record_in
-from site_agent.gateway import evidence
-from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import assignment_from, offer_from
+from site_agent.gateway.connection.messages import assignment_from, offer_from
+from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.service import Commands
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from site_agent.trainer import vault
 from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
-from wardround import canonical
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.receipts import EMPTY_HEAD, line_hash, next_head
+from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
+from wardround.signing import canonical
 from wardround.v1 import federation_pb2 as pb
 
 

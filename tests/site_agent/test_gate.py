@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from site_agent import audit
-from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.reopen import reopen
-from site_agent.state import SiteState, study_state
+from site_agent.gateway.enrolment.rollover import reopen
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import SiteState, study_state
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
-from wardround import durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
-from wardround.tensors import TensorSpec
+from wardround.local import durable
+from wardround.tensors.manifests import TensorSpec
 
 SIZE = sum(spec.bytes for spec in SHARED)
 EVERY = ('updates = "none"', 'updates = "every"')

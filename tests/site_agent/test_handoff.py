@@ -19,9 +19,9 @@ from site_agent.handoff import Trainer
 from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
 from tests.site_agent.trainer_world import NAME, Hospital, small_study
-from wardround import control
-from wardround.durable import StorageFailed
 from wardround.errors import BadData, TryAgain, Unavailable
+from wardround.local import control
+from wardround.local.durable import StorageFailed
 
 WAIT_S = 60
 LISTEN = """
@@ -254,7 +254,7 @@ def test_disk_that_failed_stops_the_listener(hospital: Hospital, monkeypatch: py
 
 def test_listener_and_commands_do_not_import_torch_or_grpc() -> None:
     look = (
-        "import site_agent.trainer.listener, site_agent.cli_patients, sys;"
+        "import site_agent.trainer.listener, site_agent.cli.data, sys;"
         "print([name for name in ('torch', 'grpc', 'ssl') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -22,8 +22,8 @@ from site_agent.trainer.requests import Requests
 from tests.fl_algorithms.image_toys import CLASSES, IMAGES, image_study, pictures, write_images, write_table
 from tests.site_agent.test_cli_images import ImageHospital, hospital_of
 from tests.site_agent.trainer_world import Hospital
-from wardround import control
 from wardround.errors import UsageProblem
+from wardround.local import control
 
 WAIT_S = 120
 SIDE, ROWS = 300, 12  # 1,080,000 bytes: more than the smallest cache, 1 MiB
@@ -99,7 +99,7 @@ def test_a_round_on_a_device_that_is_gone_is_declined_for_resources(tmp_path: Pa
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_the_command_says_what_is_missing_and_exits_64(tmp_path: Path, by: str) -> None:
     hospital = Hospital.make(tmp_path)
-    line = [sys.executable, "-m", "site_agent.cli", "run", "--only", "trainer", "--state", str(hospital.state)]
+    line = [sys.executable, "-m", "site_agent.cli.main", "run", "--only", "trainer", "--state", str(hospital.state)]
     line += ["--device", "cuda"] if by == "option" else []
     environment = {"WARDROUND_DEVICE": "cuda"} if by == "environment" else {}
     done = subprocess.run(

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from site_agent import cli
-from site_agent.cli import MEASURES
-from site_agent.trainer import isolation, seccomp
+from site_agent.cli import main
+from site_agent.cli.main import MEASURES
+from site_agent.trainer.isolation import kernel, seccomp
 
 WAYS_OUT = """
 import errno, json, os, socket, sys
-from site_agent.trainer import isolation
+from site_agent.trainer.isolation import kernel as isolation
 
 {before}
 in_force = isolation.isolate()
@@ -103,21 +103,21 @@ def assert_no_way_out(found: dict[str, Any]) -> None:
 
 def test_isolated_child_has_no_way_out_but_a_unix_socket_with_a_path(tmp_path: Path) -> None:
     found = child(tmp_path)
-    assert found["isolation"] in (isolation.NETWORK_NAMESPACE, isolation.SECCOMP)
+    assert found["isolation"] in (kernel.NETWORK_NAMESPACE, kernel.SECCOMP)
     assert_no_way_out(found)
-    if found["isolation"] == isolation.NETWORK_NAMESPACE:
+    if found["isolation"] == kernel.NETWORK_NAMESPACE:
         assert found["abstract"] != "works"
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no table of its system calls")
 def test_seccomp_alone_has_no_way_out_where_namespaces_are_forbidden(tmp_path: Path) -> None:
     found = child(tmp_path, before=WITHOUT_NAMESPACE)
-    assert found["isolation"] == isolation.SECCOMP
+    assert found["isolation"] == kernel.SECCOMP
     assert_no_way_out(found)
 
 
 def test_process_that_can_have_neither_says_so(tmp_path: Path) -> None:
-    assert child(tmp_path, before=WITHOUT_ANYTHING)["isolation"] == isolation.NONE
+    assert child(tmp_path, before=WITHOUT_ANYTHING)["isolation"] == kernel.NONE
 
 
 def test_torch_trains_inside(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_torch_trains_inside(tmp_path: Path) -> None:
 
 def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        from site_agent.trainer import isolation
+        from site_agent.trainer.isolation import kernel as isolation
         if not isolation._enter_own_namespace():
             print("forbidden")
         else:
@@ -138,7 +138,7 @@ def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() == "forbidden":
         pytest.skip("this system allows no network namespace")
-    assert done.stdout.strip() == isolation.NETWORK_NAMESPACE
+    assert done.stdout.strip() == kernel.NETWORK_NAMESPACE
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) ->
 def test_namespace_without_interfaces_is_told_from_one_with(tmp_path: Path, interfaces: list[str], alone: bool) -> None:
     listing = tmp_path / "dev"
     listing.write_text("Inter-| Receive\n face |bytes\n" + "".join(f"{name:>6}: 0 0\n" for name in interfaces))
-    assert isolation._without_interfaces(listing) is alone
+    assert kernel._without_interfaces(listing) is alone
 
 
 def test_other_processes_of_the_user_cannot_read_its_memory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may")
-    script = "from site_agent.trainer import isolation; isolation.isolate(); print(1, flush=True); input()"
+    script = "from site_agent.trainer.isolation import kernel as isolation; isolation.isolate(); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -222,7 +222,7 @@ def test_numbers_of_the_calls_are_the_kernels(header: str, column: int) -> None:
 )
 def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: bool, missing: set[str]) -> None:
     script = (
-        "from site_agent.trainer import isolation\n"
+        "from site_agent.trainer.isolation import kernel as isolation\n"
         f"isolation._enter_own_namespace = isolation._without_interfaces = lambda: {alone}\n"
         f"isolation._restrict_scopes, isolation._forbid_calls = lambda: {landlock}, lambda: {filtered}\n"
         "print(*isolation.isolate().missing)"
@@ -232,9 +232,7 @@ def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: boo
 
 
 def test_the_first_of_its_group_says_that_it_could_not_leave_its_session() -> None:
-    script = (
-        "import os; os.setpgid(0, 0)\nfrom site_agent.trainer import isolation\nprint(*isolation.isolate().missing)"
-    )
+    script = "import os; os.setpgid(0, 0)\nfrom site_agent.trainer.isolation import kernel as isolation\nprint(*isolation.isolate().missing)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "shared_session" in done.stdout.split()
     assert "shared_session" in MEASURES
@@ -300,7 +298,7 @@ def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture
         "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True}, "two_lines_since": None,
         "ledger_key": "ab" * 32, "disputed": [],
     }  # fmt: skip
-    cli._print_status(shown)
+    main._print_status(shown)
     said = capsys.readouterr().out
     assert "  not in force: Landlock from version 6: it can send signals to this user's other processes\n" in said
     assert "  not in force: a measure that this version does not know\n" in said

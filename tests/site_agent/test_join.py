@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from site_agent import audit
-from site_agent.gateway import join as joining
-from site_agent.gateway.connection import diagnose
-from site_agent.gateway.identity import Identity, check_clock, check_issued
-from site_agent.state import SiteState
+from site_agent.gateway.connection.client import diagnose
+from site_agent.gateway.enrolment import join as joining
+from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued
+from site_agent.state.directory import SiteState
 from tests.site_agent.fake_coordinator import Authority, FakeCoordinator, now, uri
-from wardround import identity
 from wardround.errors import BadData, NeedsPerson, NotPermitted, Refused, Unavailable, WardroundError
-from wardround.invitation import Invitation
+from wardround.records.invitation import Invitation
+from wardround.signing import certificates
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -44,7 +44,7 @@ def join(state: SiteState, text: str) -> joining.Joined:
 def test_a_join_writes_an_identity_that_only_its_owner_reads(coordinator: FakeCoordinator, state: SiteState) -> None:
     joined = join(state, coordinator.invite("st-olav"))
     assert joined.site.site == "st-olav"
-    assert joined.site.authority_fingerprint == identity.fingerprint(coordinator.authority.certificate)
+    assert joined.site.authority_fingerprint == certificates.fingerprint(coordinator.authority.certificate)
     assert stat.S_IMODE(joined.key.stat().st_mode) == 0o600
     assert stat.S_IMODE(state.identity.stat().st_mode) == 0o700
     assert [line["type"] for line in audit.records(state.ledger)] == ["genesis", "control", "identity"]
@@ -55,7 +55,7 @@ def test_a_join_writes_an_identity_that_only_its_owner_reads(coordinator: FakeCo
 def test_the_key_never_leaves(coordinator: FakeCoordinator, state: SiteState) -> None:
     joined = join(state, coordinator.invite("st-olav"))
     (request,) = coordinator.enrolments
-    key = identity.load_key(joined.key.read_bytes(), "key")
+    key = certificates.load_key(joined.key.read_bytes(), "key")
     secret = key.private_numbers().private_value.to_bytes(32, "big")
     assert secret not in request.SerializeToString()
 
@@ -220,11 +220,11 @@ def test_a_renewal_interrupted_between_its_two_renames_leaves_a_whole_pair(
     assert again.certificate_file.read_bytes() == leaf
 
 
-def issued_cases() -> list[tuple[str, Callable[[Authority, identity.PrivateKey], bytes], str]]:
+def issued_cases() -> list[tuple[str, Callable[[Authority, certificates.PrivateKey], bytes], str]]:
     name = uri("spiffe://test/site/st-olav")
     late = now() + datetime.timedelta(days=1)
     return [
-        ("key", lambda a, k: a.issue(identity.new_key().public_key(), [name]), "over another key than this site's"),
+        ("key", lambda a, k: a.issue(certificates.new_key().public_key(), [name]), "over another key than this site's"),
         (
             "site",
             lambda a, k: a.issue(k.public_key(), [uri("spiffe://test/site/other")]),
@@ -243,11 +243,11 @@ def issued_cases() -> list[tuple[str, Callable[[Authority, identity.PrivateKey],
 
 @pytest.mark.parametrize(("issue", "said"), [pytest.param(i, s, id=name) for name, i, s in issued_cases()])
 def test_an_issued_certificate_is_checked_before_it_is_kept(
-    issue: Callable[[Authority, identity.PrivateKey], bytes], said: str
+    issue: Callable[[Authority, certificates.PrivateKey], bytes], said: str
 ) -> None:
-    authority, key = Authority("one authority"), identity.new_key()
+    authority, key = Authority("one authority"), certificates.new_key()
     with pytest.raises(BadData, match=said):
-        check_issued(issue(authority, key), key, authority.pem, identity.Name("test", "site", "st-olav"), now())
+        check_issued(issue(authority, key), key, authority.pem, certificates.Name("test", "site", "st-olav"), now())
 
 
 # why the coordinator cannot be reached
@@ -287,7 +287,7 @@ def test_a_listener_that_speaks_no_tls_is_said(coordinator: FakeCoordinator) -> 
 
 
 def test_a_coordinator_whose_certificate_expired_is_said(tmp_path: Path) -> None:
-    authority, key = Authority(), identity.new_key()
+    authority, key = Authority(), certificates.new_key()
     import ipaddress
 
     from cryptography import x509
@@ -297,7 +297,7 @@ def test_a_coordinator_whose_certificate_expired_is_said(tmp_path: Path) -> None
     old = authority.issue(
         key.public_key(), names, usage=ExtendedKeyUsageOID.SERVER_AUTH, begins=now() - datetime.timedelta(days=9)
     )
-    error = _diagnose_against(tmp_path, authority, identity.key_pem(key), old)
+    error = _diagnose_against(tmp_path, authority, certificates.key_pem(key), old)
     assert "is not valid by this machine's clock" in error.message
     assert "timedatectl" in error.hint
 
@@ -327,9 +327,9 @@ def _diagnose_against(folder: Path, authority: Authority, key: bytes, leaf: byte
 def test_a_coordinator_that_refuses_our_certificate_is_said(coordinator: FakeCoordinator, state: SiteState) -> None:
     joined = join(state, coordinator.invite("st-olav"))
     stranger = Authority("strangers")
-    key = identity.new_key()
+    key = certificates.new_key()
     joined.certificate.write_bytes(stranger.issue(key.public_key(), [uri("spiffe://test/site/st-olav")]))
-    joined.key.write_bytes(identity.key_pem(key))
+    joined.key.write_bytes(certificates.key_pem(key))
     own = Identity(state.identity)
     error = diagnose(coordinator.address, coordinator.authority.pem, own.certificate_file, own.key_file)
     assert "does not take this site's certificate" in error.message

@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
-from site_agent.gateway.ledger import Ledger
+from site_agent.gateway.exit.ledger import Ledger
 from tools import verify_ledger
-from wardround import canonical, durable
 from wardround.errors import BadData, NeedsPerson
-from wardround.receipts import (
+from wardround.local import durable
+from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
     MAX_NEW_LINES,
@@ -27,6 +27,7 @@ from wardround.receipts import (
     line_hash,
     next_head,
 )
+from wardround.signing import canonical
 
 LEDGER_KEY = Ed25519PrivateKey.generate()
 

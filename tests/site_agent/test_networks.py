@@ -13,20 +13,21 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
-from site_agent.gateway.consent import LEAF_FIELDS, grant, refuse_other_tensors
-from site_agent.gateway.messages import offer_from
-from site_agent.state import Shown
-from site_agent.trainer import data, inspection
+from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.consent.approvals import LEAF_FIELDS, grant, refuse_other_tensors
+from site_agent.state.directory import Shown
+from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.tensorfiles import manifest_of
 from site_agent.trainer.vault import Vault
 from tests.fl_algorithms.image_toys import IMAGES, RESNET, packed, pictures, write_images
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, Hospital
-from wardround import canonical, rpc
+from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
+from wardround.tensors.manifests import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -57,8 +58,8 @@ def hospital(tmp_path: Path) -> Hospital:
 
 
 def choose(hospital: Hospital, network: str) -> None:
-    known = data.sources(hospital.state)["patients"]
-    data.add(hospital.state, "patients", known.model_copy(update={"network": network}), replace=True)
+    known = sources.sources(hospital.state)["patients"]
+    sources.add(hospital.state, "patients", known.model_copy(update={"network": network}), replace=True)
 
 
 def train(hospital: Hospital, number: int, network: str) -> dict[str, Any]:
@@ -104,11 +105,11 @@ def test_a_study_of_one_network_says_none_and_a_choice_that_it_does_not_have_is_
 
 def test_the_choice_is_kept_in_data_toml_and_must_be_a_label(hospital: Hospital) -> None:
     choose(hospital, "small")
-    assert data.sources(hospital.state)["patients"].network == "small"
+    assert sources.sources(hospital.state)["patients"].network == "small"
     path = hospital.state / "data.toml"
     path.write_text(path.read_text().replace('"small"', '"no/label"'))
     with pytest.raises(BadData, match=r"data\.toml: `network` in \[patients\]"):
-        data.sources(hospital.state)
+        sources.sources(hospital.state)
 
 
 def test_a_round_trains_the_approved_network_as_the_lab_does(hospital: Hospital) -> None:
@@ -186,8 +187,8 @@ def test_images_are_trained_and_predicted_at_the_size_of_the_sites_network(
     large = {**RESNET, "size": [16, 16]}
     hospital.study = several(task=IMAGES, model=RESNET, networks={"large": large}, assigned={"north": "large"})
     fields = {"arrays": str(packed(tmp_path / "train.npz", n=20)), "label": "shape"}
-    source = data.DataSource(**fields, digest=inspection.inspect(fields).digest, network=chosen)
-    data.add(hospital.state, "patients", source, replace=True)
+    source = sources.DataSource(**fields, digest=inspection.inspect(fields).digest, network=chosen)
+    sources.add(hospital.state, "patients", source, replace=True)
     assert hospital.ask("check", study=hospital.document, site="north", data="patients")["rows"] == 20
     for number in (1, 2):
         train(hospital, number, label)

@@ -2,7 +2,15 @@
 
 import pytest
 
-from site_agent.gateway.offers import MAX_BYTES, MAX_DEPTH, MAX_OFFERS, MAX_TOTAL_BYTES, Kept, room_for, too_deep
+from site_agent.gateway.consent.offers import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_OFFERS,
+    MAX_TOTAL_BYTES,
+    Kept,
+    room_for,
+    too_deep,
+)
 
 OFFERED, APPROVED, ENDED = Kept(100, False, False), Kept(100, True, False), Kept(100, False, True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from site_agent import person
+from site_agent.state import person
 
 ROOT = {"name": pwd.getpwuid(0).pw_name, "uid": 0}
 SOMEBODY = next(entry for entry in pwd.getpwall() if entry.pw_uid)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.gateway import policy
-from site_agent.gateway.policy import Asked
+from site_agent.gateway.exit import policy
+from site_agent.gateway.exit.policy import Asked
 from wardround.errors import BadData, NeedsPerson
-from wardround.tensors import TensorSpec
+from wardround.tensors.manifests import TensorSpec
 
 COORDINATOR = "spiffe://test/coordinator"
 WEIGHT = TensorSpec("head.weight", "F32", (4, 8))

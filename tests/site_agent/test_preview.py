@@ -2,8 +2,8 @@
 
 import pytest
 
-from site_agent.preview import row
-from site_agent.state import Journal, Offer
+from site_agent.gateway.consent.facts import row
+from site_agent.state.directory import Journal, Offer
 
 OFFER = Offer("trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "told": {"metrics": []}}, [])
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from site_agent.audit import bundle
-from site_agent.gateway import receipt_copy
-from site_agent.state import Site
+from site_agent.gateway.exit import receipt_copy
+from site_agent.state.directory import Site
 from tools.evidence_tamper import Made
-from wardround.dsse import Envelope
 from wardround.errors import BadData
+from wardround.signing.dsse import Envelope
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.gateway import relay as relays
-from site_agent.gateway.relay import Relay, address
+from site_agent.gateway.connection import relay as relays
+from site_agent.gateway.connection.relay import Relay, address
 from tests.site_agent.site_world import STUDY, SiteWorld
-from wardround import canonical
 from wardround.errors import Unavailable, UsageProblem
+from wardround.signing import canonical
 
 WAIT_S = 20
 
@@ -96,7 +96,17 @@ def test_an_address_that_is_none_and_a_port_that_is_taken_are_named(echo: Echo) 
 
 
 def test_the_command_says_ready_and_writes_its_count_when_it_is_told_to_end(echo: Echo, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "site_agent.cli", "audit", "relay", "--listen", "127.0.0.1:0", "--to", echo.address]
+    line = [
+        sys.executable,
+        "-m",
+        "site_agent.cli.main",
+        "audit",
+        "relay",
+        "--listen",
+        "127.0.0.1:0",
+        "--to",
+        echo.address,
+    ]
     count = tmp_path / "count.json"
     with subprocess.Popen([*line, "--count", str(count)], stdout=subprocess.PIPE, text=True) as relay:
         assert relay.stdout is not None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.gateway.staging import Staging, is_model, model_name
-from wardround import durable
+from site_agent.gateway.exit.staging import Staging, is_model, model_name
 from wardround.errors import BadData, CannotWrite
+from wardround.local import durable
 
 ROOT = Path(__file__).parents[2]
 

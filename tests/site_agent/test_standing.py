@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from site_agent import standing
-from site_agent.cli import study_rows
-from site_agent.trainer import looking
-from site_agent.trainer.data import DataSource
+from site_agent.cli.main import study_rows
+from site_agent.gateway.consent import hindrances
+from site_agent.trainer.data import changes
+from site_agent.trainer.data.sources import DataSource
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import Hospital
 
@@ -54,7 +54,7 @@ def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
     world.trainer.missing = ["table"]
     assert row(world)["changes"][0].startswith("of data `patients`, what data.toml calls table is not there for the ")
     world.trainer.missing, world.trainer.seen = [], "b6" * 32
-    monkeypatch.setattr(standing, "SOON_READ", 9)
+    monkeypatch.setattr(hindrances, "SOON_READ", 9)
     assert "are not as they lay there at the approval (size, time or inode)" in row(world)["changes"][0]
     assert not world.trainer.commands("digests")
 
@@ -105,22 +105,22 @@ def test_a_change_of_any_file_or_of_what_is_named_is_seen(tmp_path: Path) -> Non
     named = DataSource(
         images=str(images), labels=str(labels), weights=str(weights), label="y", patient="p", digest="0" * 64
     )
-    seen = [looking.at(named)]
+    seen = [changes.at(named)]
     assert (seen[0]["bytes"], seen[0]["missing"], seen[0]["unreadable"]) == (11, [], [])
     os.utime(images / "deep" / "b.png", ns=(1, 1))
-    seen.append(looking.at(named))
+    seen.append(changes.at(named))
     (images / "a.png").replace(images / "c.png")
-    seen.append(looking.at(named))
+    seen.append(changes.at(named))
     (images / "d.png").write_bytes(b"")
-    seen.append(looking.at(named))
-    seen.append(looking.at(named.model_copy(update={"label": "z"})))
+    seen.append(changes.at(named))
+    seen.append(changes.at(named.model_copy(update={"label": "z"})))
     assert len({one["data"] for one in seen}) == len(seen)
     assert len({one["weights"] for one in seen}) == 1
     weights.write_bytes(b"v2")
-    assert looking.at(named)["weights"] != seen[0]["weights"]
-    assert looking.at(named)["data"] == seen[3]["data"]
+    assert changes.at(named)["weights"] != seen[0]["weights"]
+    assert changes.at(named)["data"] == seen[3]["data"]
     labels.unlink()
-    assert looking.at(named)["missing"] == ["labels"]
+    assert changes.at(named)["missing"] == ["labels"]
 
 
 def test_files_that_this_user_may_not_look_at_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_files_that_this_user_may_not_look_at_are_told_apart(tmp_path: Path, mon
 
     monkeypatch.setattr(Path, "stat", refused)
     monkeypatch.setattr(Path, "is_dir", lambda path: False)
-    found = looking.at(DataSource(table="/data/t.csv", label="y", digest="0" * 64))
+    found = changes.at(DataSource(table="/data/t.csv", label="y", digest="0" * 64))
     assert (found["missing"], found["unreadable"]) == ([], ["table"])
 
 

@@ -15,15 +15,15 @@ import torch
 from fl_algorithms.client.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.halves import Round, Update, server_half
+from fl_algorithms.server.aggregator import Round, Update, server_half
 from site_agent.trainer import rounds as rounds_module
 from site_agent.trainer import vault
-from site_agent.trainer.data import sources
+from site_agent.trainer.data.sources import sources
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.study import Named, StudyFile
-from wardround.tensors import TensorFile, TensorSpec, file_header
+from wardround.records.study import Named, StudyFile
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 CONTROL = TensorSpec("c", "F32", (2,), "control")
 

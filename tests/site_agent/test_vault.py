@@ -14,9 +14,9 @@ import torch
 from site_agent.trainer import vault as vaults
 from site_agent.trainer.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
 from site_agent.trainer.vault import Vault
-from wardround import durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
-from wardround.tensors import TensorFile
+from wardround.local import durable
+from wardround.tensors.manifests import TensorFile
 
 DIGEST = "ab" * 32
 

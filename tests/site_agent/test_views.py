@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, NotPermitted
-from wardround.tensors import TensorFile, TensorSpec
+from wardround.tensors.manifests import TensorFile, TensorSpec
 
 ROOT = Path(__file__).parents[2]
 CONTROL = TensorSpec("shared.bias", "F32", (64,), "control")

@@ -21,19 +21,19 @@ from fl_algorithms.client.partition import all_tensors, build, describe, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
-from site_agent import cli_patients
 from site_agent.audit.show import words
-from site_agent.state import Offer, Site, SiteState
-from site_agent.trainer import data
+from site_agent.cli import data
+from site_agent.state.directory import Offer, Site, SiteState
+from site_agent.trainer.data import sources
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 
 app = typer.Typer()
-app.add_typer(cli_patients.data_app, name="data")
+app.add_typer(data.data_app, name="data")
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def sha256(path: Path) -> str:
 def name_weights(hospital: Hospital, tensors: dict[str, Tensor]) -> Path:
     path = hospital.table.with_name("pretrained.safetensors")
     safetensors.torch.save_file(tensors, path)
-    known = data.sources(hospital.state)["patients"]
-    data.add(hospital.state, "patients", known.model_copy(update={"weights": str(path)}), replace=True)
+    known = sources.sources(hospital.state)["patients"]
+    sources.add(hospital.state, "patients", known.model_copy(update={"weights": str(path)}), replace=True)
     return path
 
 
@@ -244,8 +244,8 @@ def test_data_add_names_the_weights_and_data_list_shows_them_and_the_common_set(
     safetensors.torch.save_file(pretrained(hospital.study), path)
     assert f"Weights: SHA-256 {sha256(path)}" in give(hospital, *words).stderr
     written = tomllib.loads((hospital.state / "data.toml").read_text())["patients"]
-    found = data.source(hospital.state, "patients")
-    assert (written["weights"], written["digest"]) == (str(path), data.digest_now(found))
+    found = sources.source(hospital.state, "patients")
+    assert (written["weights"], written["digest"]) == (str(path), sources.digest_now(found))
     give(hospital, "data", "common", "patients", "/srv/common.csv")
     said = give(hospital, "data", "list").stdout
     assert f"weights {path}" in said

@@ -9,10 +9,10 @@ import safetensors.torch
 
 from fl_algorithms.client.partition import initial_model
 from fl_algorithms.resolving import resolve
-from site_agent.trainer import data, inspection
+from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 
 STUDY_DIGEST = "5d" * 32
 NAME = "small"
@@ -69,8 +69,8 @@ class Hospital:
 
     def name_data(self) -> None:
         fields = {"table": str(self.table), "test": str(self.test), "label": "ill"}
-        source = data.DataSource(**fields, digest=inspection.inspect(fields).digest)
-        data.add(self.state, "patients", source, replace=True)
+        source = sources.DataSource(**fields, digest=inspection.inspect(fields).digest)
+        sources.add(self.state, "patients", source, replace=True)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Hospital:
         request = {
             "command": command, "study": self.document, "revision": 1, "study_digest": STUDY_DIGEST, "site": "north",
             "round": number, "attempt": 1, "base": base, "base_digest": self.stage_base(base, 1 / number),
-            "data": {"name": "patients", "digest": data.sources(self.state)["patients"].digest},
+            "data": {"name": "patients", "digest": sources.sources(self.state)["patients"].digest},
         }  # fmt: skip
         return {**request, **replaced}
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from site_agent.gateway.identity import Identity
-from site_agent.state import SiteState
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.state.directory import SiteState
 from tools import evidence_cost, evidence_isolation
 from tools.evidence_egress import Passed, through_relay
 from tools.world import CommandFailed, command
-from wardround import canonical
-from wardround.receipts import EMPTY_HEAD, LedgerHead, head_after, line_hash
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, head_after, line_hash
+from wardround.signing import canonical
 
 pytestmark = pytest.mark.system
 

@@ -217,7 +217,7 @@ def test_a_revoked_site_is_refused_on_its_next_call_and_keeps_everything(hospita
 
 @pytest.mark.parametrize("program", ["site-agent", "coordinator"])
 def test_help_answers_without_torch_or_grpc(program: str) -> None:
-    module = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli"}[program]
+    module = {"site-agent": "site_agent.cli.main", "coordinator": "coordinator.cli.main"}[program]
     look = f"import {module}, sys; print([name for name in ('torch', 'grpc', 'numpy') if name in sys.modules])"
     loaded = subprocess.run([BIN / "python", "-c", look], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

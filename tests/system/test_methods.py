@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from coordinator.state import State
+from coordinator.state_directory import State
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
 from site_agent import audit
-from site_agent.state import SiteState
+from site_agent.state.directory import SiteState
 from tools.world import World, in_parallel
-from wardround import control
-from wardround.identity import Name
-from wardround.study import StudyFile
+from wardround.local import control
+from wardround.records.study import StudyFile
+from wardround.signing.certificates import Name
 
 pytestmark = pytest.mark.system
 

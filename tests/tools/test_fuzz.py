@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from tools.fuzz import formats, mutate, pool, targets, wire
 from tools.fuzz.engine import Door, Finding, Runner, Target, Uncoded, case, scratch
 from tools.fuzz.examples import SiteFiles
-from wardround import canonical, control, dsse
 from wardround.errors import BadData, WardroundError
-from wardround.invitation import Invitation
-from wardround.receipts import Receipt
+from wardround.local import control
+from wardround.records.invitation import Invitation
+from wardround.records.receipts import Receipt
+from wardround.signing import canonical, dsse
 from wardround.v1 import federation_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import pytest
 from site_agent import audit
 from tools import evidence_tamper, verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made, Tally, joined
-from wardround import canonical, dsse
-from wardround.receipts import EMPTY_HEAD, line_hash, next_head
+from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
+from wardround.signing import canonical, dsse
 
 SECOND = Path(__file__).parents[2] / "tools" / "verify_ledger.py"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wardround import canonical
 from wardround.errors import BadData
+from wardround.signing import canonical
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-canonical.MAX_INTEGER, canonical.MAX_INTEGER) | st.text(),

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from tools.world import wait_until
-from wardround import control, errors
-from wardround.control import ControlServer, call
+from wardround import errors
 from wardround.errors import (
     BadData,
     CannotWrite,
@@ -26,6 +25,8 @@ from wardround.errors import (
     UsageProblem,
     WardroundError,
 )
+from wardround.local import control
+from wardround.local.control import ControlServer, call
 
 
 class Service:

@@ -10,10 +10,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from wardround import canonical, control, identity
 from wardround.errors import BadData, UsageProblem, WardroundError
-from wardround.schema import parse_toml, read_toml
-from wardround.study import load
+from wardround.local import control
+from wardround.records.schema import parse_toml, read_toml
+from wardround.records.study import load
+from wardround.signing import canonical, certificates
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "heart_disease.toml"
 DEEP = 5000
@@ -70,29 +71,29 @@ def test_a_setting_that_ends_a_reader_is_refused(value: str) -> None:
 
 def test_a_key_or_certificate_of_an_unknown_kind_is_refused() -> None:
     """Cryptography raises four kinds of error, one of which is no ValueError, and reads some parts only later."""
-    key = identity.new_key()
-    pem = identity.key_pem(key)
+    key = certificates.new_key()
+    pem = certificates.key_pem(key)
     other = rsa.generate_private_key(65537, 2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     for bad in (b"", pem[:60], pem * 100, other):
         with pytest.raises(BadData, match=r"^key\.pem"):
-            identity.load_key(bad, "key.pem")
+            certificates.load_key(bad, "key.pem")
     for bad in (
         b"",
         pem,
         b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-        b"a" * (identity.MAX_PEM + 1),
+        b"a" * (certificates.MAX_PEM + 1),
     ):
         with pytest.raises(BadData, match=r"^c\.pem"):
-            identity.load_certificate(bad, "c.pem")
+            certificates.load_certificate(bad, "c.pem")
 
 
 def test_a_signing_request_of_another_version_is_refused() -> None:
-    request = bytearray(identity.signing_request(identity.new_key()))
+    request = bytearray(certificates.signing_request(certificates.new_key()))
     request[request.index(b"\x02\x01\x00") + 2] = 32  # the version
     with pytest.raises(BadData) as refused:
-        identity.requested_key(bytes(request))
+        certificates.requested_key(bytes(request))
     assert refused.value.code == "SIGNING_REQUEST_WEAK"
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wardround import descriptors, durable
 from wardround.errors import BadData, CannotWrite, NeedsPerson
+from wardround.local import descriptors, durable
 
 FULL = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from wardround import durable
 from wardround.errors import CannotWrite, TryAgain
+from wardround.local import durable
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def test_killed_before_the_rename_the_old_file_is_whole(tmp_path: Path, moment: 
     durable.write_file(path, b"old")
     program = f"""
 import os, pathlib, signal
-from wardround import durable
+from wardround.local import durable
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 if {moment!r} == "fsync": os.fsync = die
 else: pathlib.Path.replace = die
@@ -271,7 +271,7 @@ def test_a_state_folder_in_use_names_who_uses_it(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from wardround.durable import StateLock;"
+            "import sys, pathlib; from wardround.local.durable import StateLock;"
             "lock = StateLock(pathlib.Path(sys.argv[1]), 'coordinator serve');"
             "print('held', flush=True); sys.stdin.read()",
             str(tmp_path),

@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from wardround import identity
 from wardround.errors import BadData
-from wardround.identity import Name
+from wardround.signing import certificates
+from wardround.signing.certificates import Name
 
-KEY = identity.new_key()
+KEY = certificates.new_key()
 SITE = "spiffe://heart.example/site/st-olav"
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -26,8 +26,8 @@ def certificate(
     now = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(identity.subject(common_name))
-        .issuer_name(identity.subject("authority"))
+        .subject_name(certificates.subject(common_name))
+        .issuer_name(certificates.subject("authority"))
         .public_key(KEY.public_key())
         .serial_number(1)
         .not_valid_before(now)
@@ -52,7 +52,7 @@ def uri(text: str) -> x509.GeneralName:
     ],
 )
 def test_one_uri_name_and_the_clients_usage_say_who_it_is(text: str, name: Name) -> None:
-    assert identity.client_name(certificate([uri(text)])) == name
+    assert certificates.client_name(certificate([uri(text)])) == name
     assert name.uri == text
 
 
@@ -87,7 +87,7 @@ def test_the_coordinators_name_has_no_id() -> None:
 )
 def test_a_certificate_of_another_profile_is_nobodys(made: Callable[[], x509.Certificate]) -> None:
     with pytest.raises(BadData) as caught:
-        identity.client_name(made())
+        certificates.client_name(made())
     assert caught.value.code == "CERTIFICATE_PROFILE"
     assert caught.value.message in (
         "the certificate has no URI name or no usage",
@@ -103,13 +103,13 @@ def test_a_certificate_with_broken_extensions_is_nobodys() -> None:
     assert der.count(alternative) == der.count(usage) == 1
     for damaged in (der.replace(usage, alternative), der.replace(b"spiffe", b"\xff\xff\xff\xff\xff\xff")):
         with pytest.raises(BadData) as caught:
-            identity.client_name(x509.load_der_x509_certificate(damaged))
+            certificates.client_name(x509.load_der_x509_certificate(damaged))
         assert caught.value.code == "CERTIFICATE_PROFILE"
 
 
 def test_a_signing_request_carries_the_key_and_no_name() -> None:
-    request = identity.signing_request(KEY)
-    assert identity.requested_key(request) == KEY.public_key()
+    request = certificates.signing_request(KEY)
+    assert certificates.requested_key(request) == KEY.public_key()
     assert len(x509.load_der_x509_csr(request).subject) == 0
 
 
@@ -120,7 +120,7 @@ def request_by(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed2
 
 
 def test_a_signing_request_that_is_weak_or_not_one_is_refused() -> None:
-    good = identity.signing_request(KEY)
+    good = certificates.signing_request(KEY)
     requests = {
         "not a certificate signing request": [b"", b"x", good[:-1], good + b"x"],
         "the signing request is not a P-256 key signed by itself": [
@@ -133,41 +133,41 @@ def test_a_signing_request_that_is_weak_or_not_one_is_refused() -> None:
     for said, bad in requests.items():
         for request in bad:
             with pytest.raises(BadData) as caught:
-                identity.requested_key(request)
+                certificates.requested_key(request)
             assert caught.value.message == said
             assert caught.value.code == "SIGNING_REQUEST_WEAK"
 
 
 def test_a_key_is_read_back_and_another_kind_is_refused() -> None:
-    pem = identity.key_pem(KEY)
-    assert identity.load_key(pem, "key.pem").public_key() == KEY.public_key()
-    for bad in (b"", pem[:100], identity.certificate_pem(certificate(None))):
+    pem = certificates.key_pem(KEY)
+    assert certificates.load_key(pem, "key.pem").public_key() == KEY.public_key()
+    for bad in (b"", pem[:100], certificates.certificate_pem(certificate(None))):
         with pytest.raises(BadData, match=r"^key.pem: not a private key in PEM$"):
-            identity.load_key(bad, "key.pem")
+            certificates.load_key(bad, "key.pem")
     locked = KEY.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
     )
     with pytest.raises(BadData, match=r"^key.pem: not a private key in PEM$"):
-        identity.load_key(locked, "key.pem")
+        certificates.load_key(locked, "key.pem")
     other = ec.generate_private_key(ec.SECP384R1())
     with pytest.raises(BadData, match=r"^key.pem: not a P-256 key$"):
-        identity.load_key(identity.key_pem(other), "key.pem")
+        certificates.load_key(certificates.key_pem(other), "key.pem")
 
 
 def test_a_certificate_is_read_back_with_its_fingerprint_and_end() -> None:
     made = certificate([uri(SITE)])
-    read = identity.load_certificate(identity.certificate_pem(made), "certificate.pem")
-    assert identity.fingerprint(read) == made.fingerprint(hashes.SHA256()).hex()
-    assert identity.not_after(read) == datetime.datetime(2025, 1, 8, tzinfo=datetime.UTC)
+    read = certificates.load_certificate(certificates.certificate_pem(made), "certificate.pem")
+    assert certificates.fingerprint(read) == made.fingerprint(hashes.SHA256()).hex()
+    assert certificates.not_after(read) == datetime.datetime(2025, 1, 8, tzinfo=datetime.UTC)
     with pytest.raises(BadData, match=r"^certificate.pem: not a certificate in PEM$"):
-        identity.load_certificate(b"x", "certificate.pem")
+        certificates.load_certificate(b"x", "certificate.pem")
 
 
 @pytest.mark.parametrize("name", ["a", "heart.example", "a-b.c"])
 def test_a_federations_name(name: str) -> None:
-    assert identity.FEDERATION_NAME.fullmatch(name)
+    assert certificates.FEDERATION_NAME.fullmatch(name)
 
 
 @pytest.mark.parametrize("name", ["", ".a", "a-", "A", "a/b", "a" * 64, "a\n"])
 def test_what_is_no_federations_name(name: str) -> None:
-    assert not identity.FEDERATION_NAME.fullmatch(name)
+    assert not certificates.FEDERATION_NAME.fullmatch(name)

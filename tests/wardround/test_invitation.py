@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wardround import canonical
 from wardround.errors import BadData
-from wardround.invitation import Invitation, ago
+from wardround.records.invitation import Invitation, ago
+from wardround.signing import canonical
 
 INVITATION = Invitation(
     id="3f2a",

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from wardround.latch import Latch, set_by_signals
+from wardround.local.event import Latch, set_by_signals
 
 
 def test_a_storm_of_signals_while_the_main_thread_waits_does_not_hang_it() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from wardround.networks import bundle_of, own_part, own_tensors
-from wardround.study import StudyFile
-from wardround.tensors import Entry, Manifest, TensorSpec
+from wardround.records.architectures import bundle_of, own_part, own_tensors
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 SMALL, WIDE = TensorSpec("w", "F32", (2,), "network_1"), TensorSpec("w", "F32", (6,), "network_0")
 DEFAULT = TensorSpec("w", "F32", (4,))

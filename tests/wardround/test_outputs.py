@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 import typer
 
-import coordinator.cli
+import coordinator.cli.main
 import fl_algorithms.lab.cli
-import site_agent.cli
-from coordinator import state as places
-from site_agent.gateway.identity import Identity
-from site_agent.gateway.ledger import Ledger
-from site_agent.state import Offer, Site, SiteState
+import site_agent.cli.main
+from coordinator import state_directory as places
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import Offer, Site, SiteState
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
-from wardround import cli, outputs
+from wardround import cli
 from wardround.errors import CannotWrite, NotPermitted
+from wardround.local import outputs
 
-PROGRAMS = {"site-agent": site_agent.cli.app, "coordinator": coordinator.cli.app, "fl-lab": fl_algorithms.lab.cli.app}
+PROGRAMS = {
+    "site-agent": site_agent.cli.main.app,
+    "coordinator": coordinator.cli.main.app,
+    "fl-lab": fl_algorithms.lab.cli.app,
+}
 FILE, FOLDER = "file", "folder"
 WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else it needs
     "site-agent audit bundle": (FILE, ["--state", "STATE"]),

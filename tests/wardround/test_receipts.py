@@ -10,9 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wardround import canonical, dsse
 from wardround.errors import BadData
-from wardround.receipts import (
+from wardround.records.receipts import (
     EMPTY_HEAD,
     HEAD_TYPE,
     RECEIPT_TYPE,
@@ -22,6 +21,7 @@ from wardround.receipts import (
     line_hash,
     next_head,
 )
+from wardround.signing import canonical, dsse
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wardround
-from wardround import dsse, errors, refusals, rpc
+from wardround import errors, refusals, rpc
 from wardround.errors import BadData, RefusedForGood
-from wardround.tensors import Entry, Manifest, TensorSpec
+from wardround.signing import dsse
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
 

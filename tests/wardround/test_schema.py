@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from wardround.errors import BadData
-from wardround.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, read_toml
 
 
 class Inner(Strict):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator import state as places
-from site_agent.state import Site, SiteState
+from coordinator import state_directory as places
+from site_agent.state.directory import Site, SiteState
 from tests.wardround.test_outputs import all_commands, run
 
 ARGUMENTS = {

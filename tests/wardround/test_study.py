@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wardround import canonical
 from wardround.errors import BadData, UsageProblem
-from wardround.study import StudyFile, ToldSection, load, study_digest
+from wardround.records.study import StudyFile, ToldSection, load, study_digest
+from wardround.signing import canonical
 
 SMALL = """
 [study]

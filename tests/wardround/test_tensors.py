@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from wardround.errors import BadData
-from wardround.tensors import (
+from wardround.tensors.manifests import (
     CHUNK,
     MAX_HEADER,
     Entry,

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from wardround import cli, memory
+from wardround import cli
 from wardround.errors import BadData
+from wardround.local import memory
 from wardround.terminal import OneLine, Screen, escaped, is_plain, quoted, refuse_control_characters, screened
 
 OBEYED = ["\x1b", "\x07", "\x00", "\r", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\ufeff", "\u2028", "\ud800"]

@@ -26,8 +26,10 @@ from tools.fuzz.examples import (
 from tools.fuzz.formats import in_der, in_pem, in_toml
 from tools.fuzz.mutate import frames, in_json, of_frames, parts, several
 from tools.fuzz.wire import in_message
-from wardround import __version__, canonical, control, identity
+from wardround import __version__
 from wardround.errors import BY_EXIT_CODE, WardroundError
+from wardround.local import control
+from wardround.signing import canonical, certificates
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -76,7 +78,7 @@ def _enrol(world: CoordinatorWorld) -> list[Message]:
 
 def _renew(world: CoordinatorWorld) -> list[Message]:
     with drawn("renewal"):
-        request = identity.signing_request(private_key("another"))
+        request = certificates.signing_request(private_key("another"))
     return [enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=request)]
 
 
@@ -170,8 +172,8 @@ def _certificate(folder: Path) -> Door:
 
 def _signing_request(folder: Path) -> Door:
     with drawn("requests"):
-        seeds = [identity.signing_request(private_key("a")), identity.signing_request(private_key("b"))]
-    return Door(seeds, in_der, lambda data: identity.requested_key(data) and None)
+        seeds = [certificates.signing_request(private_key("a")), certificates.signing_request(private_key("b"))]
+    return Door(seeds, in_der, lambda data: certificates.requested_key(data) and None)
 
 
 def served(server_of: Callable[[Any, Any], Any], data: bytes, users: frozenset[int]) -> None:
@@ -250,9 +252,9 @@ def _control(folder: Path) -> Door:
 
 def _state_files(folder: Path) -> Door:
     """The coordinator's own files, damaged."""
-    from coordinator import state as places
-    from coordinator.enrolment import Authority
-    from coordinator.state import State
+    from coordinator import state_directory as places
+    from coordinator.members.enrolment import Authority
+    from coordinator.state_directory import State
 
     with drawn("coordinator files"):
         state = State(folder / "state")
@@ -281,7 +283,7 @@ def _study_document(folder: Path) -> Door:
     """A resolved study as a document; the catalog resolves it again."""
     from fl_algorithms.resolving import resolve
     from tools.fuzz.examples import study_document
-    from wardround.study import StudyFile
+    from wardround.records.study import StudyFile
 
     documents = [study_document(), study_document(quorum=1, round_deadline_s=60), _unlike()]
 
@@ -295,7 +297,7 @@ def _study_document(folder: Path) -> Door:
 
 def _unlike() -> dict[str, Any]:
     from fl_algorithms.resolving import resolve
-    from wardround.study import StudyFile
+    from wardround.records.study import StudyFile
 
     tables = {
         "study": {"name": "unlike", "sites": ["alpha", "bravo"], "rounds": 2},

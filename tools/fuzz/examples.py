@@ -23,25 +23,27 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator import state as places
+from coordinator import state_directory as places
+from coordinator.administration import Operations, Parts
 from coordinator.calls import Calls
-from coordinator.enrolment import Authority
-from coordinator.operations import Operations, Parts
-from coordinator.service import EnrolmentServicer, FederationServicer, Guard, offer_message
-from coordinator.uploads import Uploads
+from coordinator.members.enrolment import Authority
+from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
+from coordinator.updates.receive import Uploads
 from fl_algorithms.resolving import resolve
-from site_agent.gateway import policy as policies
-from site_agent.gateway.consent import ATTEMPTS, asked
-from site_agent.gateway.messages import offer_from
-from site_agent.state import APPROVED, Consent, Journal, Offer, Shown, Site
+from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.consent.approvals import ATTEMPTS, asked
+from site_agent.gateway.exit import policy as policies
+from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
-from wardround import __version__, canonical, identity, receipts, refusals, rpc
+from wardround import __version__, refusals, rpc
 from wardround.errors import BadData
-from wardround.invitation import Invitation
-from wardround.receipts import EMPTY_HEAD, LedgerHead, line_hash
-from wardround.study import StudyFile
-from wardround.tensors import Entry, Manifest, TensorSpec, file_header
+from wardround.records import receipts
+from wardround.records.invitation import Invitation
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
+from wardround.records.study import StudyFile
+from wardround.signing import canonical, certificates
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
 from wardround.v1 import enrolment_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -66,7 +68,7 @@ def drawn(seed: str) -> Iterator[None]:
         )
 
     with (
-        mock.patch.object(identity, "new_key", lambda: private_key(f"{seed} {random.random()}")),
+        mock.patch.object(certificates, "new_key", lambda: private_key(f"{seed} {random.random()}")),
         mock.patch("cryptography.x509.random_serial_number", lambda: next(serial)),
         mock.patch.object(x509.CertificateBuilder, "sign", fixed(sign)),
         mock.patch.object(x509.CertificateSigningRequestBuilder, "sign", fixed(request)),
@@ -77,7 +79,7 @@ def drawn(seed: str) -> Iterator[None]:
         yield
 
 
-def private_key(seed: str) -> identity.PrivateKey:
+def private_key(seed: str) -> certificates.PrivateKey:
     return ec.derive_private_key(int.from_bytes(hashlib.sha256(seed.encode()).digest(), "big") >> 1, ec.SECP256R1())
 
 
@@ -239,7 +241,7 @@ class CoordinatorWorld:
 
     def enrol_request(self, invitation: Invitation, site: str) -> enrolment_pb2.EnrolRequest:
         with drawn(f"request of {site}"):
-            request = identity.signing_request(private_key(site))
+            request = certificates.signing_request(private_key(site))
         key = ledger_key(site)
         signed = b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
         return enrolment_pb2.EnrolRequest(
@@ -389,7 +391,7 @@ class SiteFiles:
             self.key, self.ledger_key = private_key("alpha"), ledger_key("alpha")
             self.receipt_key = ledger_key("receipts")
             self.authority = _authority("north", self.coordinator_key)
-            name = identity.Name("north", "site", "alpha")
+            name = certificates.Name("north", "site", "alpha")
             self.certificate = self.authority.leaf(name, self.key.public_key(), NOW, 7 * 86400)
             document = study_document()
             manifest, _ = tensors(0)
@@ -401,7 +403,7 @@ class SiteFiles:
             self.offer = offer_from(self.offer_message, "alpha")
         self.site = Site(
             "alpha", "north", "127.0.0.1:9000", self.receipt_key.public_key().public_bytes_raw().hex(),
-            identity.fingerprint(self.authority.certificate), int(NOW) + 86400,
+            certificates.fingerprint(self.authority.certificate), int(NOW) + 86400,
         )  # fmt: skip
         self.consent = consent_to(self.offer)
         self.journal = Journal(
@@ -425,9 +427,9 @@ class SiteFiles:
     def write(self, root: Path) -> None:
         """All of it, with keys and certificates, as a joined site's directory."""
         pems = {
-            "identity/key.pem": identity.key_pem(self.key),
+            "identity/key.pem": certificates.key_pem(self.key),
             "identity/ledger_key.pem": ledger_key_pem(self.ledger_key),
-            "identity/certificate.pem": identity.certificate_pem(self.certificate),
+            "identity/certificate.pem": certificates.certificate_pem(self.certificate),
             "identity/authority.pem": self.authority.pem,
             "policy.toml": self.policy,
         }
@@ -454,10 +456,10 @@ def consent_to(offer: Offer) -> Consent:
     )  # fmt: skip
 
 
-def _authority(federation: str, key: identity.PrivateKey) -> Authority:
+def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(identity, "new_key", lambda: key):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(certificates, "new_key", lambda: key):
         return Authority.create(Path(folder) / "authority", federation, NOW)
 
 

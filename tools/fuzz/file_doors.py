@@ -12,18 +12,18 @@ from random import Random
 from typing import Any
 
 from site_agent import audit
-from site_agent.account import account
-from site_agent.account import changes as changed
 from site_agent.audit import bundle, export, reconcile, show
-from site_agent.gateway import consent as consents
-from site_agent.gateway import evidence
-from site_agent.gateway import policy as policies
-from site_agent.gateway.identity import Identity
-from site_agent.gateway.ledger import Ledger
-from site_agent.preview import row
-from site_agent.state import SiteState, study_state
-from site_agent.trainer import data as data_files
+from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.consent.account import account
+from site_agent.gateway.consent.account import changes as changed
+from site_agent.gateway.consent.facts import row
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit import policy as policies
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import SiteState, study_state
 from site_agent.trainer import vault
+from site_agent.trainer.data import sources as data_files
 from site_agent.trainer.requests import Requests
 from tools import verify_ledger
 from tools.fuzz.engine import Broken, Door, Target
@@ -40,12 +40,12 @@ from tools.fuzz.examples import (
 )
 from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
 from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts, pick
-from wardround import canonical, dsse, identity
 from wardround.errors import WardroundError
-from wardround.invitation import PREFIX, Invitation
-from wardround.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
-from wardround.study import load
-from wardround.tensors import TensorFile, file_header
+from wardround.records.invitation import PREFIX, Invitation
+from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
+from wardround.records.study import load
+from wardround.signing import canonical, certificates, dsse
+from wardround.tensors.manifests import TensorFile, file_header
 
 LINES, HEADS = "000001.jsonl", "heads.jsonl"
 
@@ -286,7 +286,7 @@ def _invitation(folder: Path) -> Door:
     site = SiteFiles()
     text = Invitation(
         "ab" * 16, "north", "alpha", "127.0.0.1:9000", 1_780_003_600, site.authority.pem.decode(),
-        identity.certificate_pem(site.certificate).decode(), identity.key_pem(site.key).decode(),
+        certificates.certificate_pem(site.certificate).decode(), certificates.key_pem(site.key).decode(),
     ).encode()  # fmt: skip
 
     def take(data: bytes) -> None:
@@ -315,7 +315,11 @@ def _keys(folder: Path) -> Door:
     """The keys and the certificate of a site's identity folder."""
     site = SiteFiles()
     names = ("key.pem", "ledger_key.pem", "certificate.pem")
-    whole = [identity.key_pem(site.key), ledger_key_pem(site.ledger_key), identity.certificate_pem(site.certificate)]
+    whole = [
+        certificates.key_pem(site.key),
+        ledger_key_pem(site.ledger_key),
+        certificates.certificate_pem(site.certificate),
+    ]
 
     def take(data: bytes) -> None:
         _written(folder, names, data)
@@ -323,8 +327,8 @@ def _keys(folder: Path) -> Door:
         own.key()
         own.ledger_key()
         certificate = own.certificate()
-        identity.client_name(certificate)
-        identity.not_after(certificate)
+        certificates.client_name(certificate)
+        certificates.not_after(certificate)
         own.credentials() if (folder / "authority.pem").exists() else None
 
     return Door([frames(whole)], of_frames(in_pem, order=False), take)
@@ -545,7 +549,7 @@ def _count(folder: Path) -> Door:
 
 def _table(folder: Path) -> Door:
     """A table of patients, as `data add` looks at it."""
-    from site_agent.trainer import inspection
+    from site_agent.trainer.data import inspection
 
     path = folder / "train.csv"
     rows = b"".join(

@@ -20,24 +20,27 @@ from unittest import mock
 import grpc
 from google.protobuf.message import DecodeError
 
-from site_agent import account as accounts
-from site_agent import audit, handoff, preview
-from site_agent.gateway import consent as consents
-from site_agent.gateway import egress, evidence, offers, receipt_copy, renewal
-from site_agent.gateway import join as joining
-from site_agent.gateway import policy as policies
-from site_agent.gateway.connection import Connection
-from site_agent.gateway.desk import Desk, fatal
+from site_agent import audit, handoff
+from site_agent.gateway.commands import Desk, fatal
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.interrupt import Interrupted
+from site_agent.gateway.connection.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
+from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.consent import account as accounts
+from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.consent import facts as preview
+from site_agent.gateway.consent import offers
 from site_agent.gateway.downloads import Downloads
-from site_agent.gateway.identity import Identity
-from site_agent.gateway.interrupt import Interrupted
-from site_agent.gateway.ledger import Ledger
-from site_agent.gateway.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
-from site_agent.gateway.meter import Meter
-from site_agent.gateway.rounds import Rounds
+from site_agent.gateway.enrolment import join as joining
+from site_agent.gateway.enrolment import renewal
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.exit import egress, evidence, receipt_copy
+from site_agent.gateway.exit import policy as policies
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.round import Rounds
 from site_agent.gateway.service import Commands
-from site_agent.gateway.staging import Staging
-from site_agent.state import Journal, Offer, SiteState
+from site_agent.state.directory import Journal, Offer, SiteState
 from tools.evidence_tamper import Made
 from tools.fuzz.coordinator_doors import served
 from tools.fuzz.engine import Broken, Door, Target
@@ -54,12 +57,12 @@ from tools.fuzz.examples import (
 )
 from tools.fuzz.mutate import BYTES, JSON_LINES, frames, in_json, of_frames, parts
 from tools.fuzz.wire import in_message
-from wardround import __version__, canonical, control, dsse, identity, rpc
-from wardround.dsse import Envelope
+from wardround import __version__, rpc
 from wardround.errors import NotPermitted, Unavailable, WardroundError
-from wardround.invitation import Invitation, stamp
-from wardround.receipt_copy import COPY_TYPE
-from wardround.receipts import (
+from wardround.local import control
+from wardround.records.invitation import Invitation, stamp
+from wardround.records.receipt_copy import COPY_TYPE
+from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
     NOT_RECEIVED,
@@ -70,7 +73,9 @@ from wardround.receipts import (
     head_after,
     line_hash,
 )
-from wardround.study import StudyFile
+from wardround.records.study import StudyFile
+from wardround.signing import canonical, certificates, dsse
+from wardround.signing.dsse import Envelope
 from wardround.v1 import enrolment_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -277,14 +282,14 @@ def _enrol_reply(folder: Path) -> Door:
     site = SiteFiles()
     with drawn("invitation"):
         bootstrap = site.authority.leaf(
-            identity.Name("north", "invitation", "ab" * 16), private_key("bootstrap").public_key(), NOW, 86400
+            certificates.Name("north", "invitation", "ab" * 16), private_key("bootstrap").public_key(), NOW, 86400
         )
     invitation = Invitation(
         "ab" * 16, "north", "alpha", "127.0.0.1:9000", int(NOW) + 3600, site.authority.pem.decode(),
-        identity.certificate_pem(bootstrap).decode(), identity.key_pem(private_key("bootstrap")).decode(),
+        certificates.certificate_pem(bootstrap).decode(), certificates.key_pem(private_key("bootstrap")).decode(),
     )  # fmt: skip
     reply = enrolment_pb2.EnrolReply(
-        site="alpha", federation="north", certificate=identity.certificate_pem(site.certificate),
+        site="alpha", federation="north", certificate=certificates.certificate_pem(site.certificate),
         authority=site.authority.pem, receipt_key=site.receipt_key.public_key().public_bytes_raw(),
         server_time_s=int(NOW), renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
     )  # fmt: skip
@@ -308,9 +313,11 @@ def _renew_reply(folder: Path) -> Door:
     site = SiteFiles()
     fresh = private_key("fresh")
     with drawn("renewed"):
-        certificate = site.authority.leaf(identity.Name("north", "site", "alpha"), fresh.public_key(), NOW, 7 * 86400)
+        certificate = site.authority.leaf(
+            certificates.Name("north", "site", "alpha"), fresh.public_key(), NOW, 7 * 86400
+        )
     reply = enrolment_pb2.RenewReply(
-        certificate=identity.certificate_pem(certificate), authority=site.authority.pem, server_time_s=int(NOW),
+        certificate=certificates.certificate_pem(certificate), authority=site.authority.pem, server_time_s=int(NOW),
         renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
     )  # fmt: skip
     clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda zone: MOMENT), UTC=datetime.UTC)
@@ -324,7 +331,7 @@ def _renew_reply(folder: Path) -> Door:
         ledger.begin()
         try:
             with (
-                mock.patch.object(identity, "new_key", lambda: fresh),
+                mock.patch.object(certificates, "new_key", lambda: fresh),
                 mock.patch.object(renewal, "datetime", clock),
             ):
                 renewal.renew(Identity(root / "identity"), site.site, FakeLine(connection([answer])), ledger)  # type: ignore[arg-type]
@@ -482,7 +489,7 @@ def _commands(folder: Path) -> Door:
     own = consents.specs(site.offer.leaves)
     state.own_copy(STUDY).write_bytes(tensor_file(3, own))
     held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
-    update = egress.update_digest(held, identity.Name("north", "coordinator").uri)
+    update = egress.update_digest(held, certificates.Name("north", "coordinator").uri)
     described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
 
     def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
@@ -696,8 +703,8 @@ def _known(folder: Path) -> Door:
 def _manifest(folder: Path) -> Door:
     """A manifest, as both programs read it."""
     document = StudyFile.from_document(SiteFiles().offer.document)
-    from wardround.networks import own_part
-    from wardround.tensors import PayloadHasher, file_header
+    from wardround.records.architectures import own_part
+    from wardround.tensors.manifests import PayloadHasher, file_header
 
     def take(data: bytes) -> None:
         manifest = rpc.manifest_from(tensors_pb2.Manifest.FromString(data))

@@ -1,0 +1,110 @@
+"""What the coordinator keeps of a study's model, before the first round and after each: files in, a file out.
+
+What is computed is the server half of the study's method. Here are only the files: opened, fed in site order, and the
+result made durable. It can be cut off anywhere and done again, to the same bits.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.storage.blobs import Blobs
+from fl_algorithms.server.aggregator import Round, ServerHalf, Update
+from fl_algorithms.server.limits import Account, averaged
+from wardround.errors import BadData
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Manifest, TensorFile
+
+
+def begin(blobs: Blobs, half: ServerHalf, initial: Manifest, label: str) -> Manifest:
+    """Make durable what is kept before the first round, and return its manifest.
+
+    Args:
+        initial: of the initial model, which is there. label: of the file while it is written.
+    """
+    if half.passes:
+        return initial
+    with TensorFile(blobs.model(initial.digest())) as model, blobs.new_model(half.kept_specs, label) as new:
+        half.start(model, new.write)
+        return new.keep()
+
+
+class DamagedSpools(BadData):
+    """Updates whose bytes here are no longer those that came; ``sites`` says whose."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        super().__init__(
+            f"what is kept here of the accepted update of {' and '.join(f'`{site}`' for site in sites)} is damaged; it "
+            "was not averaged",
+            hint="check the disk; the sites are asked for their updates again",
+        )
+        self.sites = tuple(sites)
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """An accepted update as it was accepted: whose, its number of examples as told, and its manifest's digest."""
+
+    site: str
+    num_examples: int
+    upload_id: str
+    manifest_sha256: str
+
+
+def aggregate(
+    blobs: Blobs,
+    study: StudyFile,
+    half: ServerHalf,
+    kept: str,
+    spooled: Sequence[Spooled],
+    before: Sequence[Account],
+    round_number: int,
+    label: str,
+    common: Path | None = None,
+) -> tuple[Manifest, Account]:
+    """Make durable what is kept after a round. Returns its manifest, and what became of each update.
+
+    Every update is hashed again first: a byte that changed on disk since it was accepted is never averaged.
+
+    Args:
+        kept: digest of what was kept when the round opened.
+        spooled: the accepted updates, in any order. before: the accounts of the closed rounds, the last one last.
+        label: of the file while it is written.
+        common: the coordinator's copy of the common set, for a half that distils.
+
+    Raises:
+        DamagedSpools: some updates are not what was accepted.
+        TooFewLeft: fewer than the quorum are within the study's limits.
+        BadData: what was kept is damaged on disk, or what the half needs is missing.
+    """
+    spooled = sorted(spooled, key=lambda one: one.site)
+    if damaged := [one.site for one in spooled if not _is_whole(blobs.spool(one.upload_id), one.manifest_sha256)]:
+        raise DamagedSpools(damaged)
+    with ExitStack() as stack:
+        newest = stack.enter_context(TensorFile(blobs.model(kept)))
+        if newest.manifest().digest() != kept:
+            raise BadData(
+                f"{newest.path} no longer has the digest of its name",
+                hint="check the disk, and restore that file from a backup",
+            )
+        accepted = [
+            Update(one.site, one.num_examples, stack.enter_context(TensorFile(blobs.spool(one.upload_id))))
+            for one in spooled
+        ]
+
+        def make(chosen: Sequence[Update]) -> Manifest:
+            with blobs.new_model(half.kept_specs, label) as new:
+                half.aggregate(Round(round_number, newest, chosen, new.write, common, study.limits.max_weight))
+                return new.keep()
+
+        return averaged(study, half, accepted, before, make)
+
+
+def _is_whole(path: Path, manifest_sha256: str) -> bool:
+    """Whether the file is there, bit for bit as it was accepted."""
+    try:
+        with TensorFile(path) as update:
+            return update.manifest().digest() == manifest_sha256
+    except BadData:
+        return False

@@ -1,0 +1,361 @@
+"""The study file: one TOML file that the lab and the federation both read.
+
+    [study]        who takes part, how many rounds, until when
+    [task]         an installed task and its schema
+    [model]        an installed network and its sizes
+    [networks.X]   another network that sites may train, called X
+    [assigned]     site = X; the others train [model]
+    [algorithm]    a method of the catalogue and its settings
+    [training]     the local steps
+    [checkpoints]  how the best models are chosen
+    [told]         which numbers leave beside the tensors, and how exactly
+    [limits]       how much one site may move the model
+    [common]       a set without patients that every party holds a copy of, for the methods that need one
+    [variants.X]   whole tables that replace the ones above when X is chosen
+
+``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
+``fl_algorithms.catalog``, which also fills their defaults. A study is *resolved* when all that is done; the digest of a
+resolved study, with its initial model, is what a hospital approves.
+"""
+
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from wardround.errors import BadData, UsageProblem
+from wardround.records.schema import Strict, check, read_toml
+from wardround.signing import canonical
+from wardround.terminal import is_plain, refuse_control_characters
+
+SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+STUDY_NAME = SITE_NAME
+DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
+METRIC_NAME = re.compile(r"[a-z0-9_]{1,40}")
+NETWORK_LABEL = re.compile(r"[a-z0-9-]{1,40}")
+DEFAULT_NETWORK = "default"  # the label of [model]
+
+
+class StudySection(Strict):
+    name: str
+    title: str = Field(default="", max_length=200)
+    sites: tuple[str, ...] = Field(min_length=1, max_length=256)
+    rounds: int = Field(ge=1, le=100_000)
+    quorum: int | None = Field(default=None, ge=1)  # None: every site
+    round_deadline_s: int = Field(default=3600, ge=1, le=30 * 86400)
+    start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
+    seed: int = Field(default=1, ge=0, le=2**53 - 1)
+    threads: int = Field(default=1, ge=1, le=256)
+    max_update_norm: float | None = Field(
+        default=None, gt=0
+    )  # L2 over all of an update's tensors; None: [limits] learns it
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not STUDY_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
+        return name
+
+    @field_validator("title")
+    @classmethod
+    def _title(cls, title: str) -> str:
+        if not is_plain(title):
+            raise ValueError("the title is one line without control characters")
+        return title
+
+    @field_validator("sites")
+    @classmethod
+    def _sites(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if not SITE_NAME.fullmatch(site):
+                raise ValueError(f"site {site!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
+        if len(set(sites)) != len(sites):
+            raise ValueError(f"site {next(s for s in sites if sites.count(s) > 1)!r} stands twice")
+        return tuple(sorted(sites))
+
+    @model_validator(mode="after")
+    def _quorum(self) -> Self:
+        if self.quorum is not None and self.quorum > len(self.sites):
+            raise ValueError(f"quorum is {self.quorum}, but the study has {len(self.sites)} sites")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """How many accepted updates close a round at its deadline."""
+        return self.quorum if self.quorum is not None else len(self.sites)
+
+
+class Named(BaseModel):
+    """A table that names something installed; its other keys are that thing's settings, checked by the catalogue."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class TrainingSection(Strict):
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0, le=100)
+    weight_decay: float = Field(default=0.01, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd only
+    betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw
+    batch_size: int = Field(default=32, ge=1, le=65536)
+    local_steps: int | None = Field(default=None, ge=0, le=1_000_000)
+    local_epochs: int | None = Field(default=None, ge=0, le=10_000)
+    optimizer_lifetime: Literal["run", "round"] = "run"
+    iterator: Literal["run", "round"] = "round"
+    drop_last: bool = False
+    init_private: Literal["site", "common"] = "site"
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Self:
+        if (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError("give either `local_steps` or `local_epochs`")
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} are not both at least 0 and below 1")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"`momentum` belongs to sgd, the optimizer is {self.optimizer}")
+        return self
+
+
+class CheckpointSection(Strict):
+    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
+    loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
+
+
+class ToldSection(Strict):
+    """The numbers that leave beside the tensors, and how exactly they are told.
+
+    ``ranges`` is metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
+    """
+
+    metrics: tuple[str, ...] = ("val_loss",)
+    digits: int = Field(default=4, ge=1, le=9)  # significant decimal digits
+    counts: Literal["exact", "bucketed", "uniform"] = "exact"
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict, max_length=256)
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for name in metrics:
+            if not METRIC_NAME.fullmatch(name):
+                raise ValueError(f"metric {name!r} is not 1 to 40 of a-z, 0-9 and _")
+        return metrics
+
+    @field_validator("ranges")
+    @classmethod
+    def _ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if not low < high:
+                raise ValueError(f"the range of {name[:40]!r} is {low:g} to {high:g}: give the lowest value first")
+        return ranges
+
+    def count(self, n: int) -> int:
+        """A number of records as it is told: itself, the nearest power of two below or at it, or 1."""
+        if self.counts == "uniform":
+            return 1
+        return 1 << (n.bit_length() - 1) if self.counts == "bucketed" and n > 0 else n
+
+    def number(self, value: float | None) -> str:
+        """A metric as it is told: a decimal string of ``digits`` significant digits, or "null"."""
+        if value is None:
+            return "null"
+        told = f"{value:.{self.digits}g}"
+        return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
+
+    def metric(self, name: str, value: float | None) -> str:
+        """Metric ``name`` as it is told: cut to its range, then as ``number``. What is not finite is "null"."""
+        if value is None or not math.isfinite(value):
+            return "null"
+        low, high = self.ranges.get(name, (-math.inf, math.inf))
+        return self.number(min(max(value, low), high))
+
+    def has_form(self, text: str) -> bool:
+        """Whether ``text`` is a number as this study tells numbers: "null", or so many digits and no more."""
+        return text == "null" or (bool(DECIMAL.fullmatch(text)) and self.number(float(text)) == text)
+
+    def is_in_range(self, name: str, text: str) -> bool:
+        """Whether ``text``, which has the form, is in the range of metric ``name``; one without a range never is."""
+        if text == "null":
+            return True
+        if name not in self.ranges:
+            return False
+        low, high = (float(self.number(bound)) for bound in self.ranges[name])
+        return low <= float(text) <= high
+
+
+class LimitsSection(Strict):
+    """How much one site may move the model. Always on unless a study says otherwise, so that a consent shows it.
+
+    ``fl_algorithms.server.limits`` applies the first two, at the coordinator and in the lab.
+    """
+
+    max_weight: float = Field(default=0.5, gt=0, le=1)  # one site's largest share in a mean of three or more; 1: no cap
+    norm_multiple: float | None = (
+        None  # an update's largest norm in medians; 0: none is learned; None: resolving fills it
+    )
+    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # told by one site, of training or validation rows
+    count_growth: float = Field(
+        default=2.0, ge=1, le=1000
+    )  # of a site's counts over those of its first accepted update
+
+    @field_validator("norm_multiple")
+    @classmethod
+    def _multiple(cls, multiple: float | None) -> float | None:
+        if multiple is not None and multiple != 0 and multiple < 2:
+            raise ValueError(f"{multiple:g} is neither at least 2 nor 0, which is no limit")
+        return multiple
+
+
+class CommonSection(Strict):
+    """A set without patients. Each party reads its own copy; ``fl_algorithms.tasks.common`` says what the digest is."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    rows: int = Field(ge=1, le=10_000_000)
+
+
+class StudyFile(Strict):
+    """A study with its variant applied. ``source`` says where it came from and is no part of it."""
+
+    study: StudySection
+    task: Named
+    model: Named
+    algorithm: Named
+    training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
+    checkpoints: CheckpointSection = CheckpointSection()
+    told: ToldSection = ToldSection()
+    limits: LimitsSection = LimitsSection()
+    common: CommonSection | None = None
+    networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
+    assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
+
+    @field_validator("networks")
+    @classmethod
+    def _networks(cls, networks: dict[str, Named]) -> dict[str, Named]:
+        for label in networks:
+            if not NETWORK_LABEL.fullmatch(label) or label == DEFAULT_NETWORK:
+                raise ValueError(
+                    f"{label[:60]!r} is not a label of 1 to 40 of a-z, 0-9 and -, other than {DEFAULT_NETWORK!r}"
+                )
+        return networks
+
+    def document(self) -> dict[str, Any]:
+        """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
+
+        [networks], [assigned] and [common] stand in it where the study uses them; [limits] always, because it holds
+        where nobody wrote it.
+
+        Raises:
+            BadData: a setting holds tables too deep within tables.
+        """
+        try:
+            dumped = self.model_dump(mode="json")
+        except ValueError:
+            raise BadData(f"study `{self.study.name}` holds tables too deep within tables to be written") from None
+        document = canonical.with_text_floats(dumped)
+        assert isinstance(document, dict)
+        for table in ("networks", "assigned"):
+            if not document[table]:
+                del document[table]
+        if self.common is None:
+            del document["common"]
+        return document
+
+    def bounds(self) -> tuple[str, ...]:
+        """How much one site may move the model, in words."""
+        limits, given = self.limits, self.study.max_update_norm
+        share = f"one site's share of a mean of three or more is at most {limits.max_weight:g}"
+        if given is not None:
+            norm = f"an update's norm is at most {given:g}"
+        elif limits.norm_multiple:
+            norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
+        else:
+            norm = "nothing limits an update's norm"
+        rows = f"a site tells at most {limits.max_examples} rows, and {limits.count_growth:g} times what it told first"
+        return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
+
+    def digest(self, initial_model: str) -> str:
+        """The study's digest (hex) with the digest (hex) of its initial model."""
+        return study_digest(self.document(), initial_model)
+
+    @classmethod
+    def from_document(cls, document: Any, source: str = "study") -> "StudyFile":
+        """The study of a document that ``document()`` made.
+
+        Raises:
+            BadData: it is not one, or one of its texts cannot be shown.
+        """
+        refuse_control_characters(document, source)
+        return check(cls, document, source)
+
+
+def study_digest(document: Any, initial_model: str) -> str:
+    """SHA-256 (hex) over the resolved study and its initial model's digest (hex)."""
+    return canonical.digest({"initial_model": initial_model, "study": document})
+
+
+def load(path: Path, settings: list[str] | None = None, variant: str = "") -> StudyFile:
+    """Read a study file, apply its variant and the ``KEY=VALUE`` settings. Not resolved yet.
+
+    Order: ``algorithm.name`` among the settings, the variant of that name (or ``variant``), the other settings.
+
+    Raises:
+        BadData: the file is not a study; the message names file, table and key.
+        UsageProblem: a setting is not ``table.key=value``, or the variant does not exist.
+    """
+    tables = read_toml(path)
+    source = path.name
+    variants = tables.pop("variants", {})
+    if not isinstance(variants, dict):
+        raise BadData(f"{source}: [variants] holds tables, found a value")
+    pairs = [_setting(text) for text in settings or []]
+    name = next((str(value) for table, key, value in reversed(pairs) if (table, key) == ("algorithm", "name")), "")
+    if variant and variant not in variants:
+        known = ", ".join(sorted(variants)) or "none"
+        raise UsageProblem(f"{source} has no variant `{variant}`", hint=f"it has: {known}")
+    algorithm = tables.get("algorithm")
+    if name and not (isinstance(algorithm, dict) and algorithm.get("name") == name):
+        tables["algorithm"] = {"name": name}  # the other method's settings are not this one's
+    chosen = variants.get(variant or name, {})
+    if not isinstance(chosen, dict):
+        raise BadData(f"{source}: [variants.{variant or name}] holds tables, found a value")
+    for replaced, content in chosen.items():
+        if replaced not in StudyFile.model_fields:
+            raise BadData(f"{source}: [variants.{variant or name}.{replaced}] replaces no table of a study")
+        tables[replaced] = content
+    for table, key, value in pairs:
+        if (table, key) != ("algorithm", "name"):
+            held: Any = tables
+            *parents, last = table, *key.split(".")
+            for parent in parents:
+                held = held.setdefault(parent, {})
+                if not isinstance(held, dict):
+                    raise BadData(f"{source}: [{table}] is not a table")
+            held[last] = value
+    return check(StudyFile, tables, source)
+
+
+def _setting(text: str) -> tuple[str, str, Any]:
+    name, equals, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="as in --set training.learning_rate=0.01")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, value.strip()
+    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
+        raise UsageProblem(f"--set {name.strip()[:80]}: its value cannot be read") from None
+    try:
+        canonical.refuse_deep(parsed)
+    except BadData as error:
+        raise UsageProblem(f"--set {name.strip()[:80]}: {error.message}") from None
+    return table, key, parsed

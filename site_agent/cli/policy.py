@@ -1,0 +1,223 @@
+"""``site-agent policy``: what may leave, in a file that a person writes. See ``site_agent.gateway.exit.policy``."""
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from site_agent.cli.service import joined, kept, offered
+from wardround.cli import print_json, say, say_next
+from wardround.errors import BadData, NotPermitted, UsageProblem
+from wardround.local.directory import quoted
+
+policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
+
+State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
+
+
+@policy_app.command()
+def draft(
+    study: StudyId,
+    state: State,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here, not to the policy in force.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE; never a policy in force.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a proposal that allows what the study asks, each tensor by its name, for you to read and edit."""
+    from site_agent.gateway.exit import policy
+    from wardround.local import outputs
+    from wardround.local.durable import write_file
+
+    here, site = joined(state)
+    target = out or here.policy
+    if out is not None:
+        outputs.file(out, force=force, keep=kept(state))
+    asked = _asked(here, site, study)
+    if out is None and target.exists():
+        raise UsageProblem(
+            f"{target} exists, and a draft never replaces a policy",
+            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
+        )
+    text = policy.draft(asked, site.site)
+    policy.parse(text.encode(), target)
+    if out is not None:
+        outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
+    else:
+        write_file(target, text.encode(), mode=0o640, replace=False)
+    if json:
+        print_json({"study": study, "file": str(target)})
+        return
+    print(f"Draft for study `{study}` written to {target}; nothing is approved by it")
+    if out is not None:
+        say_next(f"next: `site-agent policy check {quoted(out)}`; what is in force is {here.policy}")
+        return
+    say_next(f"next: read and edit it, then `site-agent policy check`, then `site-agent approve {study} --data NAME`")
+
+
+@policy_app.command("check")
+def check_policy(
+    state: State,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Another file than the one in force.")] = None,
+    json: Json = False,
+) -> None:
+    """Is it a policy? Says what is wrong with it, and where."""
+    import hashlib
+
+    from site_agent.gateway.exit import policy
+    from site_agent.state.directory import SiteState
+
+    SiteState(state).require_folder()
+    path = file or SiteState(state).policy
+    data = policy.read(path)
+    found = policy.parse(data, path)
+    if json:
+        print_json({"file": str(path), "sha256": hashlib.sha256(data).hexdigest(), "policy": found.model_dump()})
+        return
+    print(f"{path} is a policy: studies {', '.join(found.study.studies)} of {found.study.coordinator}")
+    print(f"{len(found.tensors.allow)} rules allow tensors and {len(found.tensors.deny)} deny them; the rest is denied")
+    print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
+    print(f"a model that is this site's alone: {_models(found.models)}")
+    print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
+    print("quotas: " + ", ".join(f"{most} {name.replace('_', ' ')}" for name, most in found.quotas))
+    say_next("next: `site-agent policy explain STUDY`")
+
+
+@policy_app.command("show")
+def show_policy(
+    state: State,
+    digest: Annotated[
+        str, typer.Argument(metavar="[DIGEST]", help="The text with this SHA-256, or its beginning.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Each policy that was in force here, by its digest and since when; or the text of one."""
+    import hashlib
+
+    from site_agent import audit
+
+    here, _ = joined(state)
+    lines = [line for line in audit.records(here.ledger) if line["type"] == "policy"]
+    if not digest:
+        rows = [{"since": line["ts"], "event": line["event"], "sha256": line["sha256"]} for line in lines]
+        if json:
+            print_json({"policies": rows})
+            return
+        for row in rows:
+            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
+        say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
+        return
+    found = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
+    if len(found) != 1:
+        raise UsageProblem(
+            f"{len(found)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
+            hint="`site-agent policy show` lists them",
+        )
+    (sha256,) = found
+    text = here.policy_text(sha256)
+    if text is None or hashlib.sha256(text).hexdigest() != sha256:
+        raise BadData(
+            f"the text of policy {sha256[:12]}… is {'not kept here' if text is None else 'another than was in force'}",
+            hint=f"restore {here.root / 'policies' / sha256}.toml from a backup",
+        )
+    if json:
+        print_json({"sha256": sha256, "text": text.decode(errors="replace")})
+        return
+    print(text.decode(errors="replace"), end="")
+
+
+@policy_app.command()
+def explain(study: StudyId, state: State, json: Json = False) -> None:
+    """For each tensor and number that a study would have leave: may it, and by which rule. Exits 77 if one may not."""
+    from site_agent.gateway.consent.facts import policy_row
+    from site_agent.gateway.exit import policy
+    from site_agent.state.directory import COUNTS
+
+    here, site = joined(state)
+    asked = _asked(here, site, study)
+    found = policy.load(here.policy)
+    decisions = policy.decide(found, asked)
+    size = sum(spec.bytes for spec in asked.tensors)
+    told = _today(here)
+    decisions.append(policy.quotas(found, size, 0, sum(line["payload_bytes"] for line in told))[1])
+    numbers = sum(len(line["metrics"]) + COUNTS for line in told)
+    decisions.append(policy.number_quotas(found, asked.numbers, 0, numbers)[1])
+    denial = policy.first_denial(decisions)
+    if json:
+        rows = [policy_row(decision) for decision in decisions]
+        print_json({"study": study, "allowed": denial is None, "decisions": rows, "release": found.release.updates})
+    else:
+        _print_decisions(decisions)
+        if asked.records is None:
+            say("how many records a metric is taken over is checked when a table is approved")
+    if denial is not None:
+        raise NotPermitted(
+            f"the policy blocks study `{study}`: {denial.what}: {denial.rule}",
+            hint=f"edit {here.policy} if it should leave, or leave it: then nothing of this study does",
+        )
+    if not json:
+        print(f"all of it may leave; a person releases: {found.release.updates}")
+        say_next(f"next: `site-agent approve {study} --data NAME`")
+
+
+@policy_app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD")],
+    new: Annotated[Path, typer.Argument(metavar="NEW")],
+    json: Json = False,
+) -> None:
+    """What one policy says otherwise than another, in sentences."""
+    from site_agent.gateway.exit import policy
+
+    changes = policy.differences(policy.load(old), policy.load(new))
+    if json:
+        print_json({"same": not changes, "changes": changes})
+        return
+    for change in changes:
+        print(change)
+    if not changes:
+        print("the two say the same")
+
+
+def _asked(here: Any, site: Any, study: str) -> Any:
+    from site_agent import handoff
+    from site_agent.gateway.consent import approvals as consents
+    from wardround.signing.certificates import Name
+
+    offer = offered(here, study)
+    consent = here.consent(study)
+    records = consent.validation_rows if consent is not None else None
+    if consent is not None and consent.study_digest == offer.digest:
+        exposure, apart = consent.exposure, consent.apart
+    else:
+        described = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
+        exposure, apart = described["exposure"], described["apart"]
+    return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure, apart)
+
+
+def _models(table: Any) -> str:
+    if not table.kept_by_coordinator:
+        return "stays here"
+    return "the coordinator may keep it" + (", and send it to other sites" if table.sent_to_other_sites else "")
+
+
+def _today(here: Any) -> list[dict[str, Any]]:
+    """What left today (UTC), as the ledger has it."""
+    from site_agent import audit
+
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return [line for line in audit.records(here.ledger) if line["type"] == "upload" and line["ts"].startswith(today)]
+
+
+def _print_decisions(decisions: Any) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "", "rule", box=None, pad_edge=False)
+    for decision in decisions:
+        table.add_row(decision.what, "may leave" if decision.allowed else "DENIED", decision.rule)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False).print(table, markup=False)

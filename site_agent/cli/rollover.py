@@ -1,0 +1,31 @@
+"""``site-agent audit reopen``: a new ledger that cites the old one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wardround.cli import print_json
+
+State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def reopen(state: State, json: Json = False) -> None:
+    """Begin a new ledger that cites this one: after a restore from a backup, when the coordinator refuses the old."""
+    from dataclasses import asdict
+
+    from site_agent.gateway.enrolment.rollover import reopen as begin_anew
+    from site_agent.state.directory import SiteState
+
+    done = begin_anew(SiteState(state))
+    before = done.continues
+    if json:
+        print_json({"ledger_id": done.ledger_id, "continues": asdict(before)})
+        return
+    print(
+        f"Ledger {done.ledger_id} begun; its first line cites {before.ledger_id}, {before.lines} lines, {before.head}"
+    )
+    print(f"The old one is kept in {state / f'ledger-{before.ledger_id}'}, unchanged")
+    print("Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one:")
+    print(f"next: read them the id; there, `coordinator reopen SITE --ledger {done.ledger_id}`")

@@ -1,0 +1,150 @@
+"""Join a federation with an invitation: the numbered steps, each safe to repeat after a crash at any other.
+
+    1. read the invitation: form, check digits, expiry by this machine's clock; no network yet
+    2. make the keys, durably, readable by this user alone; begin the ledger
+    3. connect with the bootstrap certificate, verifying the coordinator against the invitation's authority
+    4. send the signing request and the proof that the ledger key is ours
+    5. (the coordinator spends the invitation, once)
+    6. the reply: certificate, authority, receipt key, its time
+    7. check all of it, record it in the ledger, write it; `site.json` last: it is what makes this a site
+
+Run again with the same invitation, it sends the same request and gets the same certificate.
+"""
+
+import datetime
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from site_agent.gateway.connection.client import Connection, diagnose
+from site_agent.gateway.connection.messages import Enrolled
+from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.enrolment.identity import Identity, Joining, check_clock, check_issued
+from site_agent.gateway.exit.egress import record_control
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import Site, SiteState
+from wardround.errors import BadData, NeedsPerson, Unavailable
+from wardround.local import durable
+from wardround.records.invitation import Invitation
+from wardround.signing import certificates
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a join made. ``warning`` is about the clocks, "" if they agree."""
+
+    site: Site
+    certificate: Path
+    key: Path
+    expires: datetime.datetime
+    warning: str
+
+
+def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
+    """Redeem the invitation in ``text`` for ``state``.
+
+    Raises:
+        BadData: the invitation is damaged, expired or used, or the coordinator's reply is not what it must be.
+        NeedsPerson: this directory is a site already, another authority answers, or the clocks are a day apart.
+        Unavailable: the coordinator cannot be reached; run the same command again.
+    """
+    already = state.joined()
+    invitation = Invitation.decode(text)  # 1
+    invitation.refuse_expired(now)
+    if already:
+        site = state.site()
+        raise NeedsPerson(
+            f"{state.root} is site `{site.site}` of federation `{site.federation}` already; its keys are untouched",
+            hint="use another --state to join again, or as another site",
+        )
+    durable.make_folder(state.root)
+    with durable.StateLock(state.root, "site-agent join"):
+        state.make_folders()
+        own = Identity(state.identity)
+        key, ledger_key = own.make_keys()  # 2
+        ledger = Ledger(state.ledger, ledger_key)
+        try:
+            ledger.begin()
+            joining = Joining(state.identity)
+            request = joining.request(invitation.id, key)
+            meter = Meter()
+            proof = ledger_key.sign(_proof(invitation, request))
+            try:
+                reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter)
+            finally:
+                record_control(ledger, meter)
+            warning = check_clock(reply.server_time_s, now)  # 7
+            certificate = check_issued(
+                reply.certificate, key, _authority(invitation, reply), _name(invitation, reply), now
+            )
+            site = Site(
+                site=invitation.site, federation=invitation.federation, address=invitation.address,
+                receipt_key=_receipt_key(reply), renew_after_s=reply.renew_after_s,
+                authority_fingerprint=certificates.fingerprint(
+                    certificates.load_certificate(reply.authority, "the coordinator's authority")
+                ),
+            )  # fmt: skip
+            durable.write_file(own.authority_file, reply.authority)
+            durable.write_file(own.certificate_file, reply.certificate)
+            record_identity(ledger, "issued", site, reply)
+            state.save_site(site)
+            joining.done()
+        finally:
+            ledger.close()
+    return Joined(site, own.certificate_file, own.key_file, certificates.not_after(certificate), warning)
+
+
+def record_identity(ledger: Ledger, event: str, site: Site, reply: Enrolled) -> None:
+    """The ledger's line about a certificate, unless it is there already (a crash came between it and `site.json`)."""
+    certificate = certificates.load_certificate(reply.certificate, "the issued certificate")
+    fingerprint = certificates.fingerprint(certificate)
+    if any(record["certificate_sha256"] == fingerprint for record in ledger.records("identity")):
+        return
+    ledger.append(
+        "identity", event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
+        not_after=certificates.not_after(certificate).isoformat(), certificate_sha256=fingerprint,
+        authority_sha256=site.authority_fingerprint, receipt_key=site.receipt_key,
+    )  # fmt: skip
+
+
+def _enrol(
+    invitation: Invitation, request: bytes, ledger_key: Ed25519PublicKey, proof: bytes, meter: Meter
+) -> Enrolled:
+    """Steps 3 and 4. When the line fails, say why."""
+    authority = invitation.authority.encode()
+    bootstrap = invitation.key.encode(), invitation.certificate.encode()
+    connection = Connection(invitation.address, authority, *bootstrap, meter)
+    try:
+        return connection.enrol(invitation.id, request, ledger_key.public_bytes_raw(), proof)
+    except Unavailable:
+        raise diagnose(invitation.address, authority) from None
+    finally:
+        connection.close()
+
+
+def _proof(invitation: Invitation, request: bytes) -> bytes:
+    return b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
+
+
+def _authority(invitation: Invitation, reply: Enrolled) -> bytes:
+    theirs = certificates.load_certificate(reply.authority, "the coordinator's authority")
+    if theirs != certificates.load_certificate(invitation.authority.encode(), "the invitation's authority"):
+        raise BadData("the coordinator's reply names another authority than the invitation; nothing was kept")
+    return reply.authority
+
+
+def _name(invitation: Invitation, reply: Enrolled) -> certificates.Name:
+    if (reply.site, reply.federation) != (invitation.site, invitation.federation):
+        raise BadData(
+            f"the coordinator enrolled `{reply.site[:64]}` of `{reply.federation[:64]}`, the invitation is for "
+            f"`{invitation.site}` of `{invitation.federation}`; nothing was kept"
+        )
+    return certificates.Name(invitation.federation, "site", invitation.site)
+
+
+def _receipt_key(reply: Enrolled) -> str:
+    if len(reply.receipt_key) != 32:
+        raise BadData("the coordinator's reply holds no receipt key; nothing was kept")
+    return reply.receipt_key.hex()

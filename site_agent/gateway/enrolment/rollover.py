@@ -1,0 +1,75 @@
+"""Begin a new ledger that cites the old one: for a site whose ledger the coordinator no longer takes.
+
+A machine restored from a backup has a shorter ledger than the one the coordinator saw, and the lines between are lost.
+They cannot be made again, so the old ledger stays as it is, in ``ledger-ID``, and a new one begins whose first line
+names it, its number of lines and its head. The coordinator refuses it until its operator confirmed it.
+
+    1. the new ledger is made, whole, in ``ledger-new``
+    2. ``ledger`` becomes ``ledger-ID``
+    3. ``ledger-new`` becomes ``ledger``
+
+Run again after a crash at 1, it begins anew; at 2 or 3, it goes on.
+"""
+
+import shutil
+from dataclasses import dataclass
+
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import SiteState
+from wardround.errors import NeedsPerson
+from wardround.local import durable
+from wardround.records.receipts import LedgerHead
+
+COMMON = ("v", "seq", "ts", "type", "prev", "event")
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The new ledger, and the head of the old one that its first line cites."""
+
+    ledger_id: str
+    continues: LedgerHead
+
+
+def reopen(state: SiteState) -> Reopened:
+    """Set the ledger of ``state`` aside and begin a new one that cites it.
+
+    Raises:
+        NeedsPerson: not a site, or its ledger is gone or broken: restore a whole copy of it first.
+        TryAgain: the agent runs.
+    """
+    state.site()
+    with durable.StateLock(state.root, "site-agent audit reopen"):
+        key = Identity(state.identity).ledger_key()
+        fresh = state.root / "ledger-new"
+        if state.ledger.exists():
+            shutil.rmtree(fresh, ignore_errors=True)
+            old = Ledger(state.ledger, key)
+            try:
+                old.refuse_unbegun()
+                old.sign()
+                cited = old.head
+                identities = list(old.records("identity"))
+            finally:
+                old.close()
+            new = Ledger(fresh, key)
+            try:
+                new.begin(cited)  # 1
+                fields = {name: value for name, value in identities[-1].items() if name not in COMMON}
+                new.append("identity", event="reopened", **fields)
+            finally:
+                new.close()
+            durable.move(state.ledger, state.root / f"ledger-{cited.ledger_id}")  # 2
+        elif not fresh.exists():
+            raise NeedsPerson(
+                f"there is no ledger in {state.ledger} to cite",
+                hint="restore the folder from the last backup, then `site-agent audit reopen`",
+            )
+        durable.move(fresh, state.ledger)  # 3
+        ledger = Ledger(state.ledger, key)
+        try:
+            (genesis,) = ledger.records("genesis")
+            return Reopened(ledger.ledger_id, LedgerHead(**genesis["continues"]))
+        finally:
+            ledger.close()

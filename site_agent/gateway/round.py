@@ -1,0 +1,339 @@
+"""One assignment, from what the coordinator asks to its receipt: an update's way through the site.
+
+    download    the round's model, against the announced digest and the approved tensors
+    train       in the other process, which gives back a file of deltas and a few numbers
+    take        the file is copied to where only the gateway writes, before it is measured; it is not opened again
+    record      measured, checked against consent and policy, held where the policy wants a person's word, into the
+                ledger                                                          (``egress``)
+    send        with as many tries as the line needs, until there is a receipt  (``egress``)
+    settle      tell the trainer: accepted makes its private state current, refused drops it
+
+The journal is written before each step, so a crash anywhere goes on where it was: a trained update is sent, not trained
+again; a recorded one is asked about before it is sent again; a decision reaches the trainer.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from site_agent.gateway.commands import open_gate
+from site_agent.gateway.connection.client import Line
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.messages import STOP, TRAIN, Assignment
+from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.downloads import Downloads
+from site_agent.gateway.exit import egress
+from site_agent.gateway.exit.evidence import HostileReceipt
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.staging import Staging
+from site_agent.handoff import Trainer
+from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
+from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
+from wardround.local import durable
+from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
+from wardround.tensors.manifests import TensorFile
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """Does assignments for one site, one at a time, in one thread."""
+
+    def __init__(self, state: SiteState, site: Site, line: Line, ledger: Ledger, trainer: Trainer) -> None:
+        self._state = state
+        self._site = site
+        self._line = line
+        self._ledger = ledger
+        self._trainer = trainer
+        self._gate = open_gate(state, site, ledger)
+        self._staging = Staging(state.staging)
+        self._downloads = Downloads(state, line, self._staging)
+
+    def do(self, assignment: Assignment, interrupt: Interrupt) -> bool:
+        """Do one assignment to its end, or until it waits for a person. Returns whether it waits.
+
+        Raises:
+            Interrupted: called off.
+            WardroundError: it cannot be done; ``consent.sayable`` gives what may be told of it.
+        """
+        if assignment.kind == STOP:
+            self._stop(assignment, interrupt)
+            return False
+        return self._contribute(assignment, interrupt)
+
+    def declined(self, assignment: Assignment, code: str) -> None:
+        """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
+        journal = self._state.journal(assignment.study)
+        if (journal.study_digest, journal.round) == (assignment.digest, assignment.round):
+            self._state.save_journal(replace(journal, declined=code, declined_at=now_text()))
+
+    def resolve(self, interrupt: Interrupt) -> None:
+        """Ask the coordinator about each upload that has no receipt, and act on what it says.
+
+        Raises:
+            Unavailable: the line broke; the next connection asks again.
+        """
+        for consent in self._state.consents():
+            self._settle(self._caught_up(self._state.journal(consent.study)))
+        entries = self._ledger.unresolved
+        for upload_id in entries:
+            interrupt.check()
+            if upload_id not in self._ledger.unresolved:
+                continue  # another one's receipt followed its
+            with self._line.use() as connection:
+                envelope = connection.inquire(upload_id)
+                if envelope is None:
+                    continue  # it may go on; the assignment, if it is still open, comes again
+                try:
+                    taken = egress.take_receipts({upload_id: envelope}, connection, self._ledger)
+                except HostileReceipt as error:
+                    log.error("%s. %s", error.message, error.hint)
+                    continue
+            for one, receipt in taken.items():
+                log.info("upload %s of `%s`: %s", one[:12], entries[one]["study"], receipt.decision)
+                journal = self._state.journal(entries[one]["study"])
+                if journal.upload_id == one:
+                    self._decide(journal, receipt)
+
+    def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
+        consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
+        consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
+        self._refuse_disputed(assignment)
+        last = self._caught_up(self._state.journal(assignment.study))
+        consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
+        journal = self._begin(assignment, last, consent)
+        if journal.decision:
+            log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
+            return False
+        told = consents.told_of(consent)
+        departure = None
+        if journal.upload_id:
+            departure = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
+        if departure is None:
+            if journal.phase not in ("trained", "held", "uploading"):
+                leaving = consents.specs(consent.leaves) if assignment.kind == TRAIN else ()
+                self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
+                self._train(assignment, consent, journal, interrupt)
+            interrupt.check()
+            self._refuse_other_consent(consent)
+            file = self._own_copy(journal)
+            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
+            if departure is None:
+                self._hold(journal)
+                return True
+        journal.phase, journal.upload_id = "uploading", departure.upload_id
+        self._state.save_journal(journal)
+        receipt = egress.send(departure, self._line, self._ledger, self._gate, consent, told, interrupt)
+        self._decide(journal, receipt)
+        egress.refuse_if_ledger_refused(receipt)
+        return False
+
+    def _refuse_other_consent(self, consent: Consent) -> None:
+        """Nothing is recorded under a consent that is no longer the one in force."""
+        if self._state.consent(consent.study) != consent:
+            raise NeedsPerson(
+                f"the consent to `{consent.study}` changed while its round was under way",
+                hint="nothing of it was sent; the round is done again when it is asked again",
+                code="DECLINED_NOT_APPROVED",
+            )
+
+    def _refuse_disputed(self, assignment: Assignment) -> None:
+        """Nothing more of a study is sent while an upload of it has a receipt that cannot be believed."""
+        if self._ledger.disputed(assignment.study, assignment.revision):
+            raise NeedsPerson(
+                f"an upload of `{assignment.study}` was answered with a receipt that cannot stand in the ledger, and "
+                "has no other yet",
+                hint="`site-agent status` says which; show it to the coordinator's operator",
+                code="DECLINED_POLICY",
+            )
+
+    def _reached(self, last: Journal, consent: Consent) -> tuple[tuple[int, int], str]:
+        """The last round and attempt that was begun or sent under a consent, and with which model if that is known.
+
+        The journal knows what was begun; the ledger still knows what was sent where the journal was lost.
+        """
+        sent = self._ledger.last_sent(consent.study, consent.revision)
+        if (last.study_digest, last.revision) != (consent.study_digest, consent.revision):
+            return sent, ""
+        begun = (last.round, last.attempt)
+        return max(sent, begun), last.base_digest if last.round >= sent[0] else ""
+
+    def _hold(self, journal: Journal) -> None:
+        """Keep the update until a person says that it may leave."""
+        said = journal.phase == "held"
+        journal.phase = "held"
+        self._state.save_journal(journal)
+        if not said:
+            log.info(
+                "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
+                journal.study, journal.round,
+            )  # fmt: skip
+
+    def _begin(self, assignment: Assignment, last: Journal, consent: Consent) -> Journal:
+        """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
+        consent, perhaps from other data, never goes on."""
+        self._settle(last)
+        same_study = last.study_digest == assignment.digest and last.revision == assignment.revision
+        same_consent = last.consent == consent.digest
+        same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
+        base = assignment.base.digest if assignment.base is not None else ""
+        if same_round and last.attempt == assignment.attempt:
+            goes_on = replace(last, declined="", declined_at="")
+            return goes_on if last.decision or self._usable(last, base) else self._fresh(assignment, base, consent)
+        if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
+            log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
+            return replace(
+                last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True, declined="",
+                declined_at="",
+            )  # fmt: skip
+        if same_study and last.update and not last.decision and last.round != assignment.round:
+            self._ask("discard", study=last.study, revision=last.revision, round=last.round)
+        self._forget_files(last)
+        return self._fresh(assignment, base, consent)
+
+    def _fresh(self, assignment: Assignment, base: str, consent: Consent) -> Journal:
+        return Journal(
+            assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt,
+            assignment.kind, base_digest=base, consent=consent.digest,
+        )  # fmt: skip
+
+    def _usable(self, journal: Journal, base: str) -> bool:
+        """Whether a trained update is there, made from the same base, whole."""
+        if journal.phase not in ("trained", "held", "uploading", "decided") or journal.base_digest != base:
+            return False
+        if not journal.update:
+            return True
+        try:
+            with TensorFile(self._state.own_copy(journal.study)) as file:
+                return file.manifest().digest() == journal.update_digest
+        except BadData:
+            return False  # gone, or torn by a loss of power: the trainer hands the same update over again
+
+    def _own_copy(self, journal: Journal) -> Path | None:
+        """The gateway's own copy of the update; None for a closing validation."""
+        return self._state.own_copy(journal.study) if journal.kind == TRAIN else None
+
+    def _train(self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt) -> None:
+        """Download and train or validate; the journal then says ``trained``."""
+        if assignment.base is None:
+            raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
+        journal.phase = "downloading"
+        self._state.save_journal(journal)
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
+        journal.phase = "training"
+        self._state.save_journal(journal)
+        log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
+        with interrupt.ending(self._abort):
+            try:
+                result = self._ask(
+                    assignment.kind, study=consent.document, revision=consent.revision,
+                    study_digest=consent.study_digest, site=self._site.site, round=assignment.round,
+                    attempt=assignment.attempt, base=base,
+                    base_digest=assignment.base.digest, data=consent.data,
+                )  # fmt: skip
+            except WardroundError:
+                interrupt.check()  # it was we who ended it
+                raise
+        self._take_result(journal, result, consent)
+        journal.phase = "trained"
+        self._state.save_journal(journal)
+        self._staging.remove(base)
+
+    def _take_result(self, journal: Journal, result: dict[str, Any], consent: Consent) -> None:
+        """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
+        try:
+            journal.num_examples, journal.num_validation = result["num_examples"], result["num_validation"]
+            journal.metrics = {str(name): str(value) for name, value in result["metrics"].items()}
+            journal.update = str(result["update"]) if journal.kind == TRAIN else ""
+        except (KeyError, TypeError, AttributeError):
+            raise BadData("the trainer's answer has not the agreed form", code="DECLINED_TRAINING_FAILED") from None
+        if journal.kind == TRAIN:
+            own = self._state.own_copy(journal.study)
+            journal.update_digest = egress.take(self._staging, journal.update, consent, own)
+
+    def _caught_up(self, journal: Journal) -> Journal:
+        """The journal with what the ledger knows and it does not: the process ended between the two."""
+        if journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved:
+            receipt = self._ledger.receipt(journal.upload_id)
+            if receipt is not None:
+                self._decide(journal, receipt)
+        return journal
+
+    def _decide(self, journal: Journal, receipt: Receipt) -> None:
+        if receipt.decision == NOT_RECEIVED:
+            journal.phase, journal.upload_id = "trained", ""
+            self._state.save_journal(journal)
+            return
+        if receipt.decision == ACCEPTED:
+            log.info("round %d of `%s` accepted", receipt.round, receipt.study)
+        else:
+            log.error("%s", egress.explain_refusal(receipt))
+        journal.phase, journal.decision = "decided", receipt.decision
+        journal.applied = not journal.update
+        self._state.save_journal(journal)
+        self._settle(journal)
+
+    def _settle(self, journal: Journal) -> None:
+        """Let the trainer hear a decision that it has not heard."""
+        if journal.applied or not journal.decision:
+            return
+        command = "commit" if journal.decision == ACCEPTED else "discard"
+        self._ask(command, study=journal.study, revision=journal.revision, round=journal.round)
+        journal.applied = True
+        self._state.save_journal(journal)
+
+    def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
+        consent = self._state.consent(assignment.study)
+        if consent is None or consent.study_digest != assignment.digest:
+            return
+        journal = self._state.journal(assignment.study)
+        if journal.study_digest != assignment.digest:
+            journal = Journal(assignment.study, assignment.revision, assignment.digest)
+        self._settle(self._caught_up(journal))
+        if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
+            return
+        if assignment.reason == "finished" and consent.state == "approved":
+            self._finish(assignment, consent, interrupt)
+        self._forget_files(journal)
+        journal.ended = assignment.reason
+        self._state.save_journal(journal)
+        log.info("study `%s` is %s", assignment.study, assignment.reason)
+
+    def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
+        """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
+        best = None
+        if assignment.best is not None:
+            best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
+        self._ask(
+            "finish", study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+            site=self._site.site, data=consent.data,
+            best_round=assignment.best.round if assignment.best is not None else None,
+            best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
+            left_out=dict(assignment.left_out),
+        )  # fmt: skip
+        if best is not None:
+            self._staging.remove(best)
+
+    def _ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Ask the trainer; when it cannot be reached, that is its failure, not the line's."""
+        try:
+            answer: dict[str, Any] = self._trainer.ask(command, **fields)
+        except Unavailable as error:
+            raise NeedsPerson(
+                f"the trainer does not answer: {error.message}",
+                hint="`site-agent status`; is `site-agent run --only trainer` running?",
+                code="DECLINED_TRAINING_FAILED",
+            ) from None
+        return answer
+
+    def _abort(self) -> None:
+        try:
+            self._trainer.abort()
+        except WardroundError as error:
+            log.warning("the trainer could not be told to stop: %s", error.message)
+
+    def _forget_files(self, journal: Journal) -> None:
+        durable.remove(self._state.own_copy(journal.study))
+        self._staging.remove(journal.update)
+        self._downloads.forget(journal.study)

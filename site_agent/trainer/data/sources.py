@@ -1,0 +1,294 @@
+"""Where a hospital's data is, and what it was when a person named it. No torch.
+
+``STATE/data.toml`` has one table per name. Its paths never leave the hospital, and the gateway never reads it.
+
+    [patients]
+    table = "/srv/registry/train.csv"
+    label = "disease"
+    test = "/srv/registry/test.csv"
+    digest = "9f2c..."
+
+    [lesions]
+    images = "/srv/dermoscopy/images"
+    labels = "/srv/dermoscopy/labels.csv"
+    patient = "lesion"
+    digest = "04be..."
+    network = "small"
+    weights = "/srv/models/small.safetensors"
+
+The last two may be left out: the label of the network that this hospital trains on the data, where a study has several,
+and the file that the tensors which stay here begin with.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from fl_algorithms.tasks.common import require_common
+from fl_algorithms.tasks.source import Source
+from fl_algorithms.tasks.tables.table import data_digest
+from site_agent.trainer.data import kinds
+from wardround.errors import BadData, UsageProblem, WardroundError
+from wardround.local import durable
+from wardround.records.schema import Strict, check, read_toml
+from wardround.records.study import NETWORK_LABEL, StudyFile
+
+DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
+FILE_MODE = 0o640  # the trainer's user reads it through the group
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_BLOCK = 1 << 20
+
+
+class DataSource(Strict):
+    """What a hospital trains on: absolute paths of one of ``kinds.KINDS``, columns, and the digest that ``data add``
+    found.
+
+    Attributes:
+        label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
+        common: this site's copy of the common set of the studies trained with this data.
+        weights: what the private tensors begin with; no part of the data's digest, for the consent has its own.
+        network: the label of a network that the study allows; "" for the one that it assigns.
+    """
+
+    table: str | None = None
+    test: str | None = None
+    arrays: str | None = None
+    test_arrays: str | None = None
+    images: str | None = None
+    labels: str | None = None
+    masks: str | None = None
+    test_images: str | None = None
+    test_labels: str | None = None
+    test_masks: str | None = None
+    label: str = ""
+    image: str = ""
+    patient: str = ""
+    common: str | None = None
+    weights: str | None = None
+    digest: str = Field(pattern=r"[0-9a-f]{64}")
+    network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        try:
+            kinds.kind_of(self._given(), kinds.key)
+        except UsageProblem as problem:
+            raise ValueError(problem.message) from None
+        return self
+
+    @property
+    def kind(self) -> kinds.Kind:
+        return kinds.kind_of(self._given())
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """What is named, by key."""
+        return {name: Path(value) for name in kinds.PATHS if (value := getattr(self, name)) is not None}
+
+    @property
+    def everything(self) -> list[Path]:
+        """What is named, the common set and the weights too."""
+        beside = [Path(text) for text in (self.common, self.weights) if text is not None]
+        return [*self.paths.values(), *beside]
+
+    @property
+    def files(self) -> Source:
+        """The same, as a task takes it."""
+        roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
+        return Source(roles, self.label, self.patient, self.image)
+
+    def told(self) -> dict[str, str]:
+        """What is there, by key."""
+        return {key: value for key, value in self.model_dump().items() if value}
+
+    def _given(self) -> list[str]:
+        return [name for name in (*kinds.PATHS, *kinds.COLUMNS) if getattr(self, name)]
+
+
+def sources(state: Path) -> dict[str, DataSource]:
+    """What has a name here, by name; {} before the first.
+
+    Raises:
+        BadData: data.toml is not what ``add`` writes; the message has the key.
+    """
+    path = state / "data.toml"
+    if not path.exists():
+        return {}
+    return {name: check(DataSource, table, path.name, name) for name, table in read_toml(path).items()}
+
+
+def protected(state: Path) -> list[Path]:
+    """What nothing that a person asks for is written onto: the state directory, and the data that has a name there."""
+    try:
+        named = [path for source in sources(state).values() for path in source.everything]
+    except WardroundError:
+        named = []  # a user who may not read where the data is, or nobody can: the data is not this user's to write
+    return [state, *named]
+
+
+def source(state: Path, name: str) -> DataSource:
+    """The data called ``name``.
+
+    Raises:
+        UsageProblem: there is none of that name.
+    """
+    known = sources(state)
+    if name not in known:
+        raise UsageProblem(
+            f"no data is called `{name[:80]}` here",
+            hint=f"there is: {', '.join(sorted(known))}"
+            if known
+            else f"`site-agent data add NAME` with {kinds.EXAMPLES}",
+            code=DATA_INVALID,
+        )
+    return known[name]
+
+
+def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
+    """Write ``added`` into data.toml under ``name``, durably.
+
+    Raises:
+        UsageProblem: the name is of another form, or taken and not to be replaced.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageProblem(f"{name[:80]!r} is not a name of 1 to 64 of A-Z, a-z, 0-9, _ and -")
+    known = sources(state)
+    if name in known and added.common is None:
+        added = added.model_copy(update={"common": known[name].common})
+    if name in known and known[name] != added and not replace:
+        raise UsageProblem(
+            f"data `{name}` is already {next(iter(known[name].paths.values()))}",
+            hint="add `--replace` if this is meant; studies approved with the old data must then be approved again",
+        )
+    tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
+    durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
+
+
+def name_common(state: Path, name: str, path: Path) -> None:
+    """Write into data.toml that ``path`` is the common set of the studies trained with data ``name``.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+    """
+    named = source(state, name).model_copy(update={"common": str(path)})
+    add(state, name, named, replace=True)
+
+
+def digest_now(named: DataSource) -> str:
+    """The digest of the files as they are at this moment.
+
+    Raises:
+        BadData: one cannot be read.
+    """
+    if named.kind is kinds.TABLE:
+        paths = named.paths
+        return data_digest(_sha256(paths["table"]), _sha256(paths["test"]) if "test" in paths else None, named.label)
+    from fl_algorithms.tasks.images.sets import source_digest
+
+    try:
+        return source_digest(named.files)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
+
+
+def weights_now(named: DataSource) -> str:
+    """The digest of the file of weights as it is at this moment; "" where none is named. Raises BadData as above."""
+    return "" if named.weights is None else _sha256(Path(named.weights))
+
+
+def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse data other than the approved. Both digests are hex.
+
+    Raises:
+        BadData: they differ.
+    """
+    if found != approved:
+        raise BadData(
+            f"data `{name}` is not what was approved for study `{study}`: "
+            f"its digest is {found[:12]}…, {approved[:12]}… was approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
+def must_be_approved_network(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse to train another network of the study than the approved one.
+
+    Raises:
+        BadData: the labels differ.
+    """
+    if found != approved:
+        raise BadData(
+            f"network `{found}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
+def must_be_approved_weights(study: str, name: str, approved: str, found: str) -> None:
+    """Refuse to begin with other weights than the approved ones. Digests are hex; "" is for none.
+
+    Raises:
+        BadData: they differ.
+    """
+    if found != approved:
+        now = f"digest {found[:12]}…" if found else "none"
+        was = f"{approved[:12]}…" if approved else "none"
+        raise BadData(
+            f"the weights that data `{name}` names are not what was approved for study `{study}`: {now}, {was} was "
+            "approved",
+            hint=f"`site-agent approve {study} --data {name}` if the change is meant",
+            code=DATA_CHANGED,
+        )
+
+
+def common_of(study: StudyFile, name: str, named: DataSource) -> Path:
+    """This site's copy of the study's common set, which must be the study's as it lies there now.
+
+    Raises:
+        BadData: none is named, it cannot be read, or its digest is not the study's.
+    """
+    how = f"get the set from whoever leads the study, then `site-agent data common {name} PATH`"
+    if named.common is None:
+        raise BadData(
+            f"study `{study.study.name}` needs its common set, and data `{name}` names none",
+            hint=how,
+            code=DATA_INVALID,
+        )
+    try:
+        require_common(study, Path(named.common), how)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint or how, code=DATA_CHANGED) from None
+    return Path(named.common)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}", code=DATA_INVALID) from None
+    return digest.hexdigest()
+
+
+def _as_toml(name: str, named: DataSource) -> str:
+    lines = [f"{key} = {_quoted(value)}" for key, value in named.told().items()]
+    return "\n".join([f"[{name}]", *lines, ""])
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string. Control characters become escapes, the rest stands as it is."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else _escape(c) for c in escaped) + '"'
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    if 0xD800 <= number <= 0xDFFF:
+        raise UsageProblem("a path that is not UTF-8 cannot be kept in data.toml", hint="rename the file or its folder")
+    return f"\\u{number:04X}" if number <= 0xFFFF else f"\\U{number:08X}"
