@@ -7,12 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab import plots, results, tables
-from fl_algorithms.lab.blocks import Block, Code, Figure, Grid, Heading, Paragraph, markdown, page
+from fl_algorithms.lab import plots, ranking, results, tables
+from fl_algorithms.lab.markdown import Block, markdown
 from fl_algorithms.lab.plots import Picture
 from fl_algorithms.lab.results import PREFERRED, Results
 from fl_algorithms.lab.tables import CSV_COLUMNS, Stat, Table
 from wardround.local import durable
+from wardround.pages import rendering
+from wardround.pages.blocks import Code, Figure, Grid, Heading, Page, Paragraph
 
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 
@@ -35,7 +37,7 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
         made = _Report(found)
     files = {
         "report.md": markdown(title, made.blocks).encode(),
-        "index.html": page(title, made.blocks).encode(),
+        "index.html": rendering.html(Page(title, "Comparison of methods", made.blocks)).encode(),
         "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(found))),
         "tables.csv": _csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
     }
@@ -74,6 +76,8 @@ class _Report:
     def _head(self) -> None:
         found = self.found
         seeds, sites = f"{found.seeds[0]} to {found.seeds[-1]}", ", ".join(found.record["sites"])
+        rows, doubts = ranking.ranked(found), warnings(found)
+        self.blocks.append(ranking.answer(rows, found, len(doubts)))
         self.blocks.append(
             Paragraph(
                 f"{len(found.rows)} rows, {len(found.seeds)} seeds ({seeds}), sites {sites}. Scores are {found.metric} "
@@ -82,7 +86,12 @@ class _Report:
                 "split and batches, not other patients."
             )
         )
-        self.blocks += [Paragraph(text, warning=True) for text in warnings(found)]
+        self.blocks += [Paragraph(text, warning=True) for text in doubts]
+        about = (
+            f"One kind of checkpoint of each row: the first that it has of {', '.join(PREFERRED)}. In brackets, the "
+            "95 % interval of the difference with the same seed in both."
+        )
+        self.blocks += [Heading("Best first"), Paragraph(about), ranking.grid(rows, found)]
 
     def _scores(self) -> None:
         table = self._table("Scores", tables.main(self.found))
