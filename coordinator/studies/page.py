@@ -169,8 +169,8 @@ def _answer(study: StudyFacts) -> Answer:
         Phase.FINISHED: f"Finished: {closed} of {study.rounds} rounds",
         Phase.STOPPED: f"Stopped after {closed} of {study.rounds} rounds",
     }[study.phase]
-    if study.phase == Phase.FINISHED and not study.absent:
-        said += f", all {len(study.sites)} sites in every one" if len(study.sites) > 1 else ", its site in every one"
+    if study.phase == Phase.FINISHED:
+        said += f", {len(study.sites) - len(study.absent)} of {len(study.sites)} sites in every one"
     missing = f"Not in every round: {', '.join(site.name for site in study.absent)}. " if study.absent else ""
     because = f"{study.why}. " if study.why else ""
     tone: Tone = "plain"

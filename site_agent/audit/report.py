@@ -74,7 +74,7 @@ def _answer(facts: LedgerFacts, verdict: Verdict, code: int) -> Answer:
         text += f", {size(verdict.bytes)}: {_outcome(verdict)}"
     numbers = sum(upload.numbers_alone for study in facts.studies for upload in study.uploads)
     if numbers:
-        detail += f" {numbers} of them held numbers alone, no tensor."
+        detail += f" {numbers} of the updates held numbers alone, no tensor."
     return Answer("good" if code == VERIFIED else "open", f"{text}.", detail, _claims(verdict))
 
 
@@ -183,7 +183,7 @@ def _row(upload: UploadFacts) -> tuple[str, ...]:
         str(upload.round),
         str(upload.bytes),
         str(upload.tries),
-        f"{upload.norm:.3g}" if upload.norm is not None else "",
+        f"{upload.norm:#.3g}".rstrip(".") if upload.norm is not None else "",
         ", ".join(f"{name} {value}" for name, value in upload.metrics),
         upload.answer or "no answer: counts as left",
         upload.receipt[:12],

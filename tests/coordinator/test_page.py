@@ -61,7 +61,7 @@ def marks(text: str, name: str) -> str:
 def test_a_whole_study_says_so_first() -> None:
     text = text_of(report())
     assert '<section class="answer good"' in text
-    assert '<p class="said">Finished: 2 of 2 rounds, all 3 sites in every one.</p>' in text
+    assert '<p class="said">Finished: 2 of 2 rounds, 3 of 3 sites in every one.</p>' in text
     assert "As of 2026-01-02T03:04:05Z." in text
     assert "3 of 3 sites in every model" in text
     assert "Not in every round" not in text
@@ -74,6 +74,7 @@ def test_a_site_that_was_accepted_and_left_out_is_not_in_that_model() -> None:
     answers = dict.fromkeys(sites, "accepted")
     rounds = [attempt(1, answers), attempt(2, answers, left_out={"bravo": "its norm is 9, the limit 3"})]
     text = text_of(report(sites=sites, attempts=rounds))
+    assert "Finished: 2 of 2 rounds, 2 of 3 sites in every one." in text
     assert "Not in every round: bravo." in text
     assert '<section class="answer open"' in text
     assert "2 of 3 sites in every model; bravo in 1 of 2" in text

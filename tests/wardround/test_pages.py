@@ -135,6 +135,10 @@ def test_no_text_changes_the_tags_of_a_page(text: str) -> None:
     assert Parsed(rendering.html(every_block(text, "title"))).tags == Parsed(rendering.html(every_block("x", "y"))).tags
 
 
+def test_commands_stand_line_by_line() -> None:
+    assert ">first\nsecond &amp; third\n</pre>" in rendering.html(Page("t", "a", [Code("first\nsecond & third")]))
+
+
 def test_what_is_neither_text_nor_a_number_is_refused() -> None:
     with pytest.raises(TypeError, match="a page shows text and numbers, not NoneType"):
         rendering.html(Page("t", "a", [Paragraph(None)]))  # type: ignore[arg-type]
