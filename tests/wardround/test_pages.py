@@ -172,9 +172,9 @@ def linear(channel: float) -> float:
     return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(mark: str, ground: str) -> float:
     """WCAG 2.2, "contrast ratio"."""
-    dark, light = sorted((luminance(one), luminance(other)))
+    dark, light = sorted((luminance(mark), luminance(ground)))
     return (light + 0.05) / (dark + 0.05)
 
 
