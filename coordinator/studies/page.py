@@ -14,9 +14,15 @@ from wardround.pages.charts import LineChart, line_chart
 
 MOST_COLUMNS = 40  # attempts in the table of marks
 LEGEND = (
-    "● in the model", "◐ in the model, for less than its rows would count", "○ accepted, and in no model",
-    "✓ closing: its numbers are here", "✕ refused", "– declined or withdrawn", "? no answer", "empty: not asked",
-)  # fmt: skip
+    "● in the model",
+    "◐ in the model, for less than its rows would count",
+    "○ accepted, and no model of this attempt has it",
+    "✓ closing: its numbers are here",
+    "✕ refused",
+    "– declined or withdrawn",
+    "? no answer",
+    "empty: not asked",
+)
 
 
 @dataclass(frozen=True)
