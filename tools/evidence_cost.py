@@ -42,7 +42,7 @@ if "run" in sys.orig_argv:
     from pathlib import Path
 
     from site_agent.gateway import egress, rounds
-    from wardround import durable
+    from wardround.local import durable
 
     out, lock, syncs = Path({out!r}), threading.Lock(), []
 
