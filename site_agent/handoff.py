@@ -31,7 +31,7 @@ from wardround.records.trainer import TRAINING_FAILED, Answer, Request
 from wardround.terminal import escaped
 
 MAX_PRINTED = 4096  # bytes of one line that a worker prints; a longer one is several
-LAST_WORDS_S = 5  # a process that it started may hold its output open
+OUTPUT_END_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
 ROUND_REQUESTS = (records.Train, records.Validate, records.Finish)
@@ -161,8 +161,8 @@ class Worker:
                 line, pass_fds=(workers.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._words = threading.Thread(target=_repeat, args=(self._process.stdout,), name="worker-words", daemon=True)
-        self._words.start()
+        self._output = threading.Thread(target=_repeat, args=(self._process.stdout,), name="worker-output", daemon=True)
+        self._output.start()
         self._connection = ours
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
@@ -174,13 +174,12 @@ class Worker:
         except WardroundError:
             self.close()
             raise
-        if hello is None:
+        if not isinstance(hello, records.Hello):
             self.close()
             raise Died("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
         ours.settimeout(None)
-        in_force = records.Hello.from_document(hello.get("hello"))
-        self.isolation: str = in_force.isolation
-        self.missing = tuple(in_force.missing)
+        self.isolation: str = hello.isolation
+        self.missing = tuple(hello.missing)
         if self.isolation == "none":
             log.warning(
                 "NO ISOLATION: this system allows neither a network namespace nor seccomp, "
@@ -201,17 +200,22 @@ class Worker:
             TryAgain: the worker died, or was ended.
             WardroundError: what it said.
         """
-        tell = _as_document(progress)
         with self._turn:
             try:
                 self._stream.write(json.dumps(request.to_document(), separators=(",", ":")).encode() + b"\n")
                 self._stream.flush()
-                while (line := self._read(request.answer_class().max_parts)) is not None:
-                    if "result" in line:
-                        return request.answer_from(line["result"])
-                    if "error" in line:
-                        raise records.error_from(line["error"])
-                    tell(line.get("progress"))
+                while (reply := self._read(request.answer_class().max_parts)) is not None:
+                    match reply:
+                        case records.Result():
+                            return request.answer_from(reply.document)
+                        case records.Failure():
+                            raise reply.error()
+                        case records.Progress():
+                            if progress is not None:
+                                progress(reply)
+                        case records.Hello():
+                            self.kill()
+                            raise records.broken("its first words, for the second time")
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it died before it had read the request
         raise self._died(request.command)
@@ -225,7 +229,7 @@ class Worker:
     def close(self) -> None:
         """End it and wait for its end, and for the last that it printed."""
         self.kill()
-        self._words.join(LAST_WORDS_S)
+        self._output.join(OUTPUT_END_S)
         self._stream.close()
         self._connection.close()
 
@@ -235,16 +239,16 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, max_parts: int = Answer.max_parts) -> dict[str, Any] | None:
-        """Its next line, a document of one key; None where it died before the end of it."""
+    def _read(self, max_parts: int = Answer.max_parts) -> records.Reply | None:
+        """Its next reply; None where it died before the end of it."""
         line = self._stream.readline(records.LONGEST)
         if not line.endswith(b"\n") and len(line) < records.LONGEST:
             return None
         try:
-            return _parsed(max_parts, line)
-        except frames.Garbled as error:
-            self.kill()  # what else it has said cannot be told apart any more
-            raise records.broken(error.message) from None
+            return records.reply_from(_parsed(max_parts, line))
+        except BadData as error:
+            self.kill()  # which request its next line would answer is not known any more
+            raise error if isinstance(error, records.BrokenProtocol) else records.broken(error.message) from None
 
     def _died(self, command: str) -> "Died":
         code = self._process.wait()
@@ -263,7 +267,7 @@ def _repeat(printed: IO[bytes]) -> None:
             print(escaped(line.decode(errors="replace").rstrip("\n")), file=sys.stderr, flush=True)
 
 
-def _parsed(max_parts: int, line: bytes) -> dict[str, Any]:
+def _parsed(max_parts: int, line: bytes) -> frames.Document:
     """A line of the trainer's as a document. Raises Garbled: too long, more than ``max_parts`` values, or no answer."""
     if len(line) >= records.LONGEST:
         raise frames.Garbled(f"an answer of more than {records.LONGEST} bytes")

@@ -7,10 +7,9 @@ time; what concerns no round (``check``, ``predict``, ...) gets a worker of its 
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from fl_algorithms.hardware import Hardware
 from site_agent.handoff import OnProgress, Worker, ask_alone, trainer_socket
@@ -84,7 +83,7 @@ class Listener:
         self._waiting = 0
         self._lock = threading.Lock()
 
-    def answer(self, document: dict[str, Any], progress: control.Reply) -> dict[str, Any]:
+    def answer(self, document: object, progress: control.Reply) -> Mapping[str, object]:
         """One request, in a thread of its own: a codec around ``answer_request``.
 
         Raises:

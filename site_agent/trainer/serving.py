@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Mapping
 from io import BufferedRWPair
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from site_agent.trainer.requests import Requests
 from wardround.errors import WardroundError
 from wardround.local import frames
 from wardround.local.durable import StorageFailed
-from wardround.records.trainer import Failure, Hello, request_from
+from wardround.records.trainer import Answer, Failure, Hello, Progress, reply_document, request_from
 from wardround.terminal import log_to_stderr
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ def serve(descriptor: int, state: str, in_force: InForce, hardware: Hardware, *,
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         try:
             hello = Hello.model_validate({"isolation": in_force.kind, "missing": list(in_force.missing)})
-            _send(stream, {"hello": hello.model_dump()})
+            _send(stream, hello)
             if warm:
                 _preload(requests)
             while line := stream.readline(frames.MAX_LINE):
@@ -40,10 +39,10 @@ def serve(descriptor: int, state: str, in_force: InForce, hardware: Hardware, *,
 def _answer(requests: Requests, line: bytes, stream: BufferedRWPair) -> None:
     try:
         request = request_from(frames.request_from(line))
-        answer = requests.answer(request, lambda step: _send(stream, {"progress": step.model_dump()}))
-        _send(stream, {"result": answer.to_document()})
+        answer = requests.answer(request, lambda step: _send(stream, step))
+        _send(stream, answer)
     except WardroundError as error:
-        _send(stream, {"error": Failure.of(error).model_dump()})
+        _send(stream, Failure.of(error))
         if isinstance(error, StorageFailed):
             raise SystemExit(error.exit_code) from None
 
@@ -55,6 +54,6 @@ def _preload(requests: Requests) -> None:
         log.warning("%s; %s", error.message, error.hint)  # each request will say so too
 
 
-def _send(stream: BufferedRWPair, line: Mapping[str, object]) -> None:
-    stream.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+def _send(stream: BufferedRWPair, reply: Hello | Progress | Answer | Failure) -> None:
+    stream.write(json.dumps(reply_document(reply), separators=(",", ":")).encode() + b"\n")
     stream.flush()

@@ -98,9 +98,10 @@ def test_changed_new_and_gone_lines_are_told_apart() -> None:
 
 
 def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
+    exposed = DESCRIBED.model_copy(update={"exposure": "sites"})
     digests = {
         of(small()).digest,
-        account(offer(small()), DESCRIBED.model_copy(update={"exposure": "sites"}), {"verdict": "allows all of it"}, 8).digest,
+        account(offer(small()), exposed, {"verdict": "allows all of it"}, 8).digest,
         account(offer(small()), DESCRIBED, {"verdict": "DENIES w"}, 8).digest,
         account(offer(small()), DESCRIBED, {"verdict": "allows all of it"}, 9).digest,
         account(offer(small(), digest="cd" * 32), DESCRIBED, {"verdict": "allows all of it"}, 8).digest,

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,12 +25,14 @@ from wardround.local import control, sockets
 from wardround.local.durable import StorageFailed
 from wardround.records.trainer import (
     AnyRequest,
+    BrokenProtocol,
     Commit,
     DataFiles,
     Describe,
     Discard,
     Done,
     GetStatus,
+    Hello,
     Inspect,
     ListCheckpoints,
     Progress,
@@ -209,10 +212,35 @@ def test_worker_that_does_not_start_is_told(hospital: Hospital, monkeypatch: pyt
 def test_process_without_isolation_is_told_loudly(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handoff.Worker, "_read", lambda _: {"hello": {"isolation": "none", "missing": []}})
+    monkeypatch.setattr(handoff.Worker, "_read", lambda _: Hello(isolation="none", missing=[]))
     with handoff.Worker(hospital.state, warm=False) as worker:
         assert worker.isolation == "none"
     assert "NO ISOLATION" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        pytest.param(b'{"progress":{"step":-1,"steps":2}}', 'its progress: "step": greater_than_equal', id="progress"),
+        pytest.param(
+            b'{"hello":{"isolation":"none","missing":[]}}', "its first words, for the second time", id="hello"
+        ),
+        pytest.param(b"[]", "not an answer: one JSON object on one line was wanted", id="no object"),
+    ],
+)
+def test_worker_that_breaks_its_protocol_is_ended_for_its_next_line_could_answer_another_request(
+    monkeypatch: pytest.MonkeyPatch, line: bytes, message: str
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(handoff.Worker, "kill", lambda worker: ended.append(True))
+    ours, workers = socket.socketpair()
+    worker = handoff.Worker.__new__(handoff.Worker)
+    with ours, workers, ours.makefile("rwb") as stream:
+        worker._stream, worker._turn = stream, threading.Lock()
+        workers.sendall(line + b'\n{"result":{}}\n')
+        with pytest.raises(BrokenProtocol, match=message):
+            worker.ask(Commit(study=NAME, revision=1, round=1))
+    assert ended == [True]
 
 
 def test_sigterm_ends_listener_and_worker_cleanly(hospital: Hospital) -> None:

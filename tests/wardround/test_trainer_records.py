@@ -86,6 +86,34 @@ def test_a_request_that_cannot_be_made_is_an_error_of_ours() -> None:
         trainer.Export(study="heart", checkpoint="latest", out="/srv/\udcff")
 
 
+@settings(max_examples=25)
+@given(of(trainer.Hello), of(trainer.Progress), of(trainer.Failure))
+def test_a_reply_of_a_worker_survives_being_sent(hello: object, progress: object, failure: object) -> None:
+    for form, document in ((trainer.Hello, hello), (trainer.Progress, progress), (trainer.Failure, failure)):
+        reply = form.model_validate(document)
+        assert trainer.reply_from(sent(trainer.reply_document(reply))) == reply
+    answer = trainer.Device(device="cpu")
+    assert trainer.reply_from(sent(trainer.reply_document(answer))) == trainer.Result(answer.to_document())
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "a reply of 0 kinds"),
+        ({"result": {}, "progress": {}}, "a reply of 2 kinds"),
+        ({"fly": {}}, 'a reply of kind "fly"'),
+        ({"hello": {"isolation": "strong", "missing": []}}, 'its first words: "isolation": literal_error'),
+        ({"progress": {"step": -1, "steps": 1}}, 'its progress: "step": greater_than_equal'),
+        ({"error": {}}, 'its failure: "message": missing'),
+    ],
+    ids=json.dumps,
+)
+def test_a_reply_of_another_form_breaks_the_protocol(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(trainer.BrokenProtocol) as refused:
+        trainer.reply_from(document)
+    assert refused.value.message == f"the trainer broke its protocol: {message}"
+
+
 def test_a_request_knows_the_class_of_its_answer() -> None:
     assert trainer.Train.answer_class() is trainer.Trained
     assert trainer.Validate.answer_class() is trainer.Validated

@@ -27,7 +27,7 @@ from wardround.local.sockets import accepted, connect, listen, peer_of, peer_use
 REQUEST_S = 10  # how long a connection may take to say what it wants
 MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
 Reply = Callable[[Any], None]
-Handler = Callable[[dict[str, Any], Reply], Any]
+Handler = Callable[[frames.Document, Reply], Any]
 _PEER: ContextVar[tuple[int, int] | None] = ContextVar("peer", default=None)
 log = logging.getLogger(__name__)
 
@@ -135,12 +135,12 @@ class ControlServer:
 
 def call(
     path: Path,
-    request: dict[str, Any],
+    request: frames.Document,
     progress: Reply | None = None,
     *,
     timeout_s: float | None = 60,
     most: int | None = None,
-    parse: Callable[[bytes], dict[str, Any]] | None = None,
+    parse: Callable[[bytes], frames.Document] | None = None,
     failure: Callable[[Any], WardroundError] | None = None,
 ) -> Any:
     """Ask the service at ``path``.
@@ -231,7 +231,7 @@ def _end_process(error: StorageFailed) -> None:
     os._exit(error.exit_code)
 
 
-def wanted(request: dict[str, Any], **types: type) -> tuple[Any, ...]:
+def wanted(request: frames.Document, **types: type) -> tuple[Any, ...]:
     """The fields of a request by name, each of its type; a bool is no int.
 
     Raises:

@@ -12,6 +12,7 @@ from wardround.errors import BY_EXIT_CODE, BadData, UsageProblem, WardroundError
 
 MAX_LINE = 8 * 1024 * 1024
 PIECE = 1024 * 1024  # characters of a long answer that go into one line
+Document = dict[str, Any]  # a JSON object, before its reader makes a record of it
 _PIECES = (b'{"piece":', b'{"last_piece":')
 
 
@@ -19,7 +20,7 @@ class Garbled(BadData):
     """What came is no answer: not one JSON object on a line, or not of an answer's form."""
 
 
-def request_from(line: bytes) -> dict[str, Any]:
+def request_from(line: bytes) -> Document:
     """A request out of its line. Raises UsageProblem: it is no JSON object."""
     try:
         request = json.loads(line)
@@ -31,7 +32,7 @@ def request_from(line: bytes) -> dict[str, Any]:
     return request
 
 
-def parsed(line: bytes, parts: int | None = None) -> dict[str, Any]:
+def parsed(line: bytes, parts: int | None = None) -> Document:
     """One line as the object that it is.
 
     Args:
@@ -43,15 +44,15 @@ def parsed(line: bytes, parts: int | None = None) -> dict[str, Any]:
     if parts is not None and sum(line.count(mark) for mark in (b",", b"[", b"{")) > parts:
         raise Garbled(f"more than {parts} values in one answer")
     try:
-        found = json.loads(line, parse_constant=_no_number) if line.endswith(b"\n") else None
+        document = json.loads(line, parse_constant=_no_number) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise Garbled("not an answer: one JSON object on one line was wanted")
-    return found
+    return document
 
 
-def answers(stream: BinaryIO, most: int | None = None) -> Iterator[dict[str, Any]]:
+def answers(stream: BinaryIO, most: int | None = None) -> Iterator[Document]:
     """Every answer on ``stream``. Raises Garbled: as ``parsed`` and ``texts``."""
     return map(parsed, texts(stream, most))
 
@@ -92,7 +93,7 @@ def lines_of(item: Any) -> Iterator[bytes]:
         yield json.dumps({kind: text[start : start + PIECE]}, separators=(",", ":")).encode() + b"\n"
 
 
-def failure_of(error: WardroundError) -> dict[str, Any]:
+def failure_of(error: WardroundError) -> Document:
     """The answer that tells a caller of ``error``."""
     fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "code": error.code}
     return {"error": fields}

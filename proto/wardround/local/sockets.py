@@ -51,8 +51,8 @@ def connect(path: Path) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as short, _itself(short) as found:
-            connection.connect(found)
+        with _short(path) as short, _itself(short) as bound:
+            connection.connect(bound)
     except OSError as error:
         connection.close()
         raise Unavailable(f"no service listens at {path} ({error.strerror})") from None

@@ -1,14 +1,15 @@
-"""The session that a round continues, and the data that it is trained on: from memory where they are the same, else
-from the vault and the disk.
+"""The session that a round continues, and the data that it is trained on.
+
+Both come from memory where they are the same as in the round before, else from the vault and the disk.
 """
 
 import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 
 from fl_algorithms.client.session import SessionState, SiteSession
 from fl_algorithms.device import Device
@@ -20,9 +21,17 @@ from site_agent.trainer.rounds.tensorfiles import from_bytes, to_bytes
 from site_agent.trainer.vault.index import Kept
 from site_agent.trainer.vault.states import StoredState, Vault
 from wardround.records.trainer import ApprovedData
+from wardround.records.trainer.fields import NetworkLabel, Strict
 from wardround.signing import canonical
 
 log = logging.getLogger(__name__)
+
+
+class Meta(Strict):
+    """A private state but for its tensors: the label of the network that it is of, and what its session notes."""
+
+    network: NetworkLabel
+    session: dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
@@ -108,13 +117,14 @@ class Sessions:
 
 def encoded(state: SessionState, network: str) -> StoredState:
     """A session's state, of the network of that label, as the vault keeps it."""
-    return StoredState(to_bytes(state.tensors), canonical.dumps({"network": network, "session": state.meta}))
+    meta = Meta(network=network, session=state.meta)
+    return StoredState(to_bytes(state.tensors), canonical.dumps(meta.model_dump()))
 
 
 def decoded(stored: StoredState) -> tuple[SessionState, str]:
     """The state, and the label of its network. Its bytes are those that ``encoded`` made, by their digest."""
-    meta: dict[str, Any] = canonical.loads(stored.meta)
-    return SessionState(from_bytes(stored.tensors), meta["session"]), meta["network"]
+    meta = Meta.model_validate(canonical.loads(stored.meta))
+    return SessionState(from_bytes(stored.tensors), meta.session), meta.network
 
 
 def _key(context: RoundContext, data: SiteData, state: Kept | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which private states of a study count, as ``index.json`` says: records and their codec."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -67,7 +67,7 @@ class Index(Strict):
     @classmethod
     def from_bytes(cls, data: bytes) -> "Index":
         """Raises BadData: these are none."""
-        document: Any = canonical.loads(data)
+        document = canonical.loads(data)
         try:
             return cls.model_validate(document)
         except ValidationError as error:

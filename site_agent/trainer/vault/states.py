@@ -131,10 +131,10 @@ class Vault:
         folder = self.folder / kept.folder
         tensors, meta = read(folder / "tensors.safetensors"), read(folder / "meta.json")
         for name, data, wanted in (("tensors.safetensors", tensors, kept.tensors), ("meta.json", meta, kept.meta)):
-            found = hashlib.sha256(data).hexdigest()
-            if found != wanted:
+            sha256 = hashlib.sha256(data).hexdigest()
+            if sha256 != wanted:
                 raise NeedsPerson(
-                    f"{folder / name} is damaged: its SHA-256 is {found[:12]}…, {wanted[:12]}… was written",
+                    f"{folder / name} is damaged: its SHA-256 is {sha256[:12]}…, {wanted[:12]}… was written",
                     hint=f"restore it from a backup; or, to go on from the state before it, delete {folder}",
                     code=TRAINING_FAILED,
                 )

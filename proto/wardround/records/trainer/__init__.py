@@ -38,6 +38,7 @@ from wardround.records.trainer.failures import (
     marked,
 )
 from wardround.records.trainer.fields import CHECKPOINT_KINDS, CheckpointKind
+from wardround.records.trainer.replies import Reply, Result, reply_document, reply_from
 from wardround.records.trainer.requests import (
     COMMANDS,
     Abort,
@@ -106,7 +107,9 @@ __all__ = [
     "Predicted",
     "PrivateTensor",
     "Progress",
+    "Reply",
     "Request",
+    "Result",
     "StatFiles",
     "Status",
     "TensorRow",
@@ -118,5 +121,7 @@ __all__ = [
     "broken",
     "error_from",
     "marked",
+    "reply_document",
+    "reply_from",
     "request_from",
 ]

@@ -60,8 +60,8 @@ class Request(Strict, Generic[A]):
     @classmethod
     def answer_class(cls) -> type[A]:
         """``A`` itself."""
-        found = (base.__pydantic_generic_metadata__["args"] for base in cls.__mro__ if issubclass(base, Request))
-        answer: type[A] = next(args for args in found if args)[0]
+        arguments = (base.__pydantic_generic_metadata__["args"] for base in cls.__mro__ if issubclass(base, Request))
+        answer: type[A] = next(given for given in arguments if given)[0]
         return answer
 
     def answer_from(self, document: Any) -> A:
