@@ -35,7 +35,9 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
+MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it is one study
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
+OFFERED_S = 1.0  # how often it is looked whether a model that goes out is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
@@ -141,8 +143,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        offers = [offer_message(study) for study in self._engine.studies() if peer.site in study.rules.sites]
-        return pb.StudiesReply(studies=offers, coordinator_version=__version__)
+        listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        offers, more = page_of_offers([study for study in listed if study.name > request.after])
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
 
     @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
@@ -200,13 +203,17 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if request.revision == study.revision:
             found = self._downloads.find(study, peer.site, request.model.digest.hex())
         if found is None:
-            raise BadData(
-                f"model {request.model.round} of `{study.name}` is not offered (any more)", code="REVISION_CHANGED"
-            )
+            raise _not_offered(request)
         yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
-        with TensorFile(self._blobs.model(found.kept)) as file:
+        looked = time.monotonic()
+        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self.guard.standing.check(peer)
+                if time.monotonic() - looked > OFFERED_S:
+                    now = self._study(peer, request.study)
+                    if now.revision != study.revision or found.kept not in {kept for _, kept in now.offered}:
+                        raise _not_offered(request)
+                    looked = time.monotonic()
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
 
     @permitted("site", pb.UploadRequest, stream=True)
@@ -366,6 +373,25 @@ def offer_message(study: Study) -> pb.StudyOffer:
         document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
         state=study.life.phase.value,
     )  # fmt: skip
+
+
+def _not_offered(request: pb.DownloadRequest) -> BadData:
+    return BadData(
+        f"model {request.model.round} of `{request.study}` is not offered (any more)", code="REVISION_CHANGED"
+    )
+
+
+def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
+    """As many of ``studies`` as one reply may have, the first in any case; and whether some are left."""
+    offers: list[pb.StudyOffer] = []
+    size = 0
+    for study in studies:
+        offer = offer_message(study)
+        size += offer.ByteSize()
+        if offers and size > MAX_OFFERS:
+            return offers, True
+        offers.append(offer)
+    return offers, False
 
 
 def event_message(item: Study | Assignment | TwoLines) -> pb.Event:

@@ -98,7 +98,7 @@ def aggregate(
                 half.aggregate(Round(round_number, newest, chosen, new.write, common, study.limits.max_weight))
                 return new.keep()
 
-        return averaged(study, half, accepted, before, make)
+        return averaged(study, half, accepted, before, make, kept=newest, round_number=round_number)
 
 
 def _is_whole(path: Path, manifest_sha256: str) -> bool:

@@ -118,6 +118,7 @@ uploads = Table(
     Column("decided_s", Float),
     Column("receipt", Text),  # the envelope, so that it can be said again byte for byte
     sa.Index("uploads_of_round", "study", "revision", "round"),
+    sa.Index("uploads_decided", "site", "decision", "decided_s"),
 )  # fmt: skip
 ledger_heads = Table(
     "ledger_heads", metadata,

@@ -35,6 +35,7 @@ from wardround.tensors.manifests import TensorFile
 ACK_BYTES = 8 * 1024 * 1024  # at most this much is sent again after the line broke
 MAX_ARRIVALS = 2  # of one site at a time
 MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
+MAX_REFUSED = 5000  # of one enrolment of a site; a row and a receipt are at most some 9 KB
 MAX_AGAIN_AN_HOUR = 600  # openings of uploads that are known: each hashes what came again
 MAX_COPIES_AN_HOUR = 30  # copies of all its receipts, of one site
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
@@ -206,7 +207,13 @@ class Uploads:
         *,
         countersigned: bool,
     ) -> Envelope:
-        """Write decision, receipt and what it means for the round; return the receipt when all that is durable."""
+        """Write decision, receipt and what it means for the round; return the receipt when all that is durable.
+
+        Raises:
+            TryAgain: one more refusal of this site would be too many.
+        """
+        if refusal is not None:
+            self._refuse_too_many_refusals(upload)
         decision = ACCEPTED if refusal is None else REFUSED
         said: list[Envelope] = []
 
@@ -247,6 +254,21 @@ class Uploads:
             )  # fmt: skip
             self._blobs.drop_spools([claim.upload_id])
         return said[0]
+
+    def _refuse_too_many_refusals(self, upload: Upload) -> None:
+        """Refusals are kept for good, for each is a link in the site's chain of receipts: so their number is bounded.
+
+        What is beyond gets no receipt and leaves nothing. A new invitation begins a new enrolment.
+        """
+        with self._store.read() as records:
+            row = records.get(database.sites, name=upload.site)
+            kept = records.refused_since(upload.site, row["enrolled_s"]) if row else 0
+        if kept >= MAX_REFUSED:
+            self._drop(upload.site, lambda other: other.id == upload.id)
+            raise TryAgain(
+                f"{kept} refused uploads of site `{upload.site}` are kept, and no more are; it may send what counts",
+                code="TOO_BUSY",
+            )
 
     def _expected(self, claim: Claim) -> bool:
         study = self._engine.find(claim.study)

@@ -175,7 +175,7 @@ def aggregate(
 
         return _tensors(half.kept_specs, write)
 
-    return averaged(study, half, updates, before, make)
+    return averaged(study, half, updates, before, make, kept=kept, round_number=round_number)
 
 
 def said_of_limits(accounts: Sequence[Account]) -> list[str]:

@@ -25,6 +25,7 @@ from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 BLOCK = 65536  # elements; the arithmetic is elementwise, so the result does not depend on it
+VARIANCE = "running_var"  # the last part of its name, in torch's norm layers
 FEWEST_CAPPED = 3  # updates; of two a share of one half would make their counts mean nothing
 Specs = tuple[TensorSpec, ...]
 Sink = Callable[[bytes], object]
@@ -173,8 +174,15 @@ def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
     return half
 
 
+def is_variance(spec: TensorSpec) -> bool:
+    """Whether it is the running variance of a norm layer. Moments and control variates are of parameters alone."""
+    return spec.name.rpartition(".")[2] == VARIANCE
+
+
 def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sink) -> None:
     """Write a float32 tensor, each value rounded once from float64, in blocks: memory does not grow with the model.
+
+    A running variance that rounding has brought below zero is written as zero.
 
     Args:
         compute: (first element, count) -> the values of that block.
@@ -186,6 +194,8 @@ def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sin
     for start in range(0, size, BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):
             new = compute(start, min(BLOCK, size - start)).astype("<f4")
+        if is_variance(spec):
+            np.maximum(new, 0, out=new)  # a nan stays one
         if not np.isfinite(new).all():
             raise BeyondFloat32(f"`{spec.key}` would be beyond float32, though each update is finite")
         sink(new.tobytes())

@@ -93,7 +93,7 @@ def data_add(
     if inspected.weights:
         cli.say(f"Weights: SHA-256 {inspected.weights}; `site-agent data check {name} --study ID` fits them to a study")
     cli.say(f"Written to {state / 'data.toml'}; digest {inspected.digest[:12]}…")
-    cli.say("next: `site-agent studies`, then `site-agent approve STUDY --data " + name + "`")
+    cli.say("next: `site-agent studies`, then `site-agent preview STUDY --data " + name + "`")
 
 
 def _counted(inspected: records.Inspected) -> str:

@@ -79,7 +79,9 @@ def random_round(
         site: (3 + place, random_arrays(half.leaves, 10 + place))
         for place, site in enumerate(study.study.sites[:answered])
     }
-    return half, random_arrays(half.kept_specs, 1), updates
+    kept = random_arrays(half.kept_specs, 1)  # with variances that no update makes negative
+    kept |= {key: np.abs(values) + 8 for key, values in kept.items() if key.endswith(".running_var")}
+    return half, kept, updates
 
 
 @dataclass

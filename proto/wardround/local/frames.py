@@ -52,13 +52,8 @@ def parsed(line: bytes, parts: int | None = None) -> Document:
     return document
 
 
-def answers(stream: BinaryIO, most: int | None = None) -> Iterator[Document]:
-    """Every answer on ``stream``. Raises Garbled: as ``parsed`` and ``texts``."""
-    return map(parsed, texts(stream, most))
-
-
 def texts(stream: BinaryIO, most: int | None = None) -> Iterator[bytes]:
-    """The text of each answer on ``stream``, put together from its pieces, with the newline that ends it.
+    """The text of each answer on ``stream``, for ``parsed``: put together from its pieces, with its newline.
 
     Raises:
         Garbled: a piece that is none, or one answer of more than ``most`` bytes.
