@@ -193,7 +193,7 @@ def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     """What the study asks: as it was approved, or as this site's trainer describes it."""
     from site_agent import handoff
     from site_agent.gateway.consent.approvals import study_request
-    from wardround.records.trainer import Described
+    from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
     offer = offered(here, study)
@@ -202,9 +202,8 @@ def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     if consent is not None and consent.study_digest == offer.digest:
         exposure, personalized = consent.exposure, consent.personalized
     else:
-        answer = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
-        described = Described.model_validate(answer)
-        exposure, personalized = described.exposure, described.apart
+        described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
+        exposure, personalized = described.exposure, described.personalized
     return study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
 
 

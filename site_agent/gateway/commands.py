@@ -34,7 +34,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, Refused, UsageProblem, WardroundError
 from wardround.local import durable
-from wardround.records.trainer import Checked, Described
+from wardround.records.trainer import Check, Checked, Describe, Described
 from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -133,12 +133,10 @@ class CommandHandler:
         return Preview(shown, facts(offer, described), data, self._state.policy.exists())
 
     def _describe(self, offer: Offer, data: str) -> Described:
-        answer = handoff.ask(self._state.root, "describe", study=offer.document, site=self._site.site, data=data)
-        return Described.model_validate(answer)
+        return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
-        answer = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
-        return Checked.model_validate(answer)
+        return handoff.ask(self._state.root, Check(study=offer.document, site=self._site.site, data=data))
 
     def _account(self, offer: Offer, described: Described) -> Account:
         """Beside the last consent; where there is none, beside what was shown last."""
@@ -185,14 +183,14 @@ class CommandHandler:
         checked = self._check(offer, data)
         for warning in checked.warnings:
             narrate(f"warning: {warning}")
-        approved = approvals.approved_data(data, described, checked)
-        for change in data_differences(before.data, approved) if before is not None else []:
+        trained_on = approvals.trained_data(data, described, checked)
+        for change in data_differences(before.data, trained_on) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
-        if approved.network:
-            narrate(f"of the study's networks, this site trains `{approved.network}`")
+        if trained_on.network:
+            narrate(f"of the study's networks, this site trains `{trained_on.network}`")
         if checked.weights is not None:
             narrate(begins_with(checked.weights))
-        consent = approvals.grant(offer, described, approved, checked, person, shown.shown())
+        consent = approvals.grant(offer, described, trained_on, checked, person, shown.shown())
         request = approvals.study_request(offer, self._policy.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(decide(policy, request), study, self._state.policy)
         with self._lock:

@@ -15,7 +15,7 @@ from site_agent.state.codec import STRICT
 from site_agent.state.directory import SiteState
 from site_agent.state.person import user_name
 from site_agent.state.site import Site
-from wardround.records import trainer
+from wardround.records.trainer import GetStatus
 from wardround.signing.certificates import Name
 from wardround.signing.dsse import fingerprint, keyid
 
@@ -85,7 +85,7 @@ class SiteStatus:
 
 def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> SiteStatus:
     """The status of a site. ``service`` is what the running service answers, None where none runs."""
-    isolated = trainer.Status.model_validate(handoff.ask(here.root, "status"))
+    isolated = handoff.ask(here.root, GetStatus())
     gateway_uid = service.uid if service is not None else os.geteuid()
     own = Identity(here.identity)
     return SiteStatus(

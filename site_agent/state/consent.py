@@ -12,8 +12,9 @@ from site_agent.state.codec import STRICT
 from site_agent.state.journal import Journal
 from site_agent.state.offer import StudyDocument, reported_of, rounds_of
 from site_agent.state.person import KnownPerson
-from site_agent.state.tensors import PrivateTensor, Specs
+from site_agent.state.tensors import Specs
 from wardround.records.study import ToldSection
+from wardround.records.trainer import FilesStatus, PrivateTensor
 
 APPROVED: Final = "approved"
 WITHDRAWN: Final = "withdrawn"
@@ -43,7 +44,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class ApprovedData:
+class TrainedData:
     """What is trained on, by the name in `data add` and by digests.
 
     Attributes:
@@ -57,20 +58,6 @@ class ApprovedData:
     network: str = ""
     common: str = ""
     weights: str = ""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def document(self) -> dict[str, str]:
-        """As the trainer is told, without what there is not."""
-        return {name: value for name, value in codec.to_document(self).items() if value}
-
-
-@dataclass(frozen=True)
-class FilesStatus:
-    """Digests over size, time and inode of the data's files, and of the weights' ("" where none are named)."""
-
-    data: str
-    weights: str
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -95,7 +82,7 @@ class Consent:
     metrics: tuple[str, ...]
     counts: str
     private: Annotated[tuple[PrivateTensor, ...], Field(alias="stays")]
-    data: ApprovedData
+    data: TrainedData
     rows: int
     validation_rows: int
     approved_by: KnownPerson

@@ -1,45 +1,21 @@
-"""Tensors as they stand in a site's files: those that are uploaded or downloaded, and the private ones with the reason.
-
-An uploaded or downloaded tensor is a ``TensorSpec``; its row in a file also has how many bytes that is.
-"""
+"""Tensors that are uploaded or downloaded, as rows of a site's files: a ``TensorSpec`` and how many bytes it has."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer
 
-from site_agent.state.codec import STRICT
-from wardround.records.trainer import Leaf, Stay
+from wardround.records.trainer import TensorRow
 from wardround.signing.canonical import MAX_INTEGER
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 SPEC_FIELDS = {"bundle", "name", "dtype", "shape", "bytes"}
 ENTRY_FIELDS = SPEC_FIELDS | {"encoding", "sha256"}
-Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 
 
-@dataclass(frozen=True)
-class PrivateTensor:
-    """A tensor of the installed model that never leaves this site, and why."""
-
-    name: str
-    dtype: str
-    shape: tuple[Count, ...]
-    bytes: Count
-    why: str
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-
-def specs_from(rows: Iterable[Leaf]) -> tuple[TensorSpec, ...]:
+def specs_from(rows: Iterable[TensorRow]) -> tuple[TensorSpec, ...]:
     """The tensors that a trainer says are uploaded or downloaded. Raises BadData: no tensor can have such a form."""
     return tuple(TensorSpec(row.name, row.dtype, tuple(row.shape), row.bundle) for row in rows)
-
-
-def private_tensors(rows: Iterable[Stay]) -> tuple[PrivateTensor, ...]:
-    """The private tensors, as a trainer says them."""
-    return tuple(PrivateTensor(row.name, row.dtype, tuple(row.shape), row.bytes, row.why) for row in rows)
 
 
 def spec_row(spec: TensorSpec) -> dict[str, Any]:

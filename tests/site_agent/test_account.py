@@ -17,7 +17,15 @@ from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
 DESCRIBED = Described(
-    leaves=[], comes=[], stays=[], exposure="", apart="", network="", model="mlp", parameters=12, weights=None
+    upload=[],
+    download=[],
+    private=[],
+    exposure="",
+    personalized="",
+    network="",
+    model="mlp",
+    parameters=12,
+    weights=None,
 )
 MODEL = Manifest((Entry(TensorSpec("w", "F32", (2, 3)), "00" * 32),))
 

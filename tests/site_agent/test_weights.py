@@ -23,7 +23,7 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.audit.show import words
 from site_agent.cli import data
-from site_agent.state.consent import ApprovedData
+from site_agent.state.consent import TrainedData
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.fl_algorithms.toys import start_of
@@ -286,7 +286,7 @@ def test_consent_and_ledger_have_network_common_set_and_weights_and_the_coordina
     told: list[str] = []
     assert world.agent is not None
     consent = world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, told.append)
-    assert consent.data == ApprovedData("patients", "ab" * 32, "the-smallest", "c0" * 32, "3e" * 32)
+    assert consent.data == TrainedData("patients", "ab" * 32, "the-smallest", "c0" * 32, "3e" * 32)
     change = f"its own tensors begin with the weights {'3e' * 6}…, approved was: what the study's seed draws"
     assert f"changed since it was approved: {change}" in told
     assert any("3e" * 32 in line and "not used: fc.weight" in line for line in told)
@@ -297,7 +297,7 @@ def test_consent_and_ledger_have_network_common_set_and_weights_and_the_coordina
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
     (asked,) = world.trainer.wait_asked("train")
-    assert asked["data"] == consent.data.document()
+    assert asked["data"] == {"name": "patients", "digest": "ab" * 32, "network": "the-smallest", "weights": "3e" * 32}
     world.trainer.wait_asked("commit")
     world.agent.stop()
     world.agent = None

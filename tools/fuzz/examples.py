@@ -33,12 +33,12 @@ from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, study_request
 from site_agent.gateway.exit import policy_text
 from site_agent.state import codec
-from site_agent.state.consent import APPROVED, ApprovedData, Consent, FilesStatus, Shown
+from site_agent.state.consent import APPROVED, Consent, Shown, TrainedData
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.site import Site
-from site_agent.state.tensors import PrivateTensor, spec_row
+from site_agent.state.tensors import spec_row
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
 from wardround import __version__, refusals, rpc
@@ -47,6 +47,7 @@ from wardround.records import receipts
 from wardround.records.invitation import Invitation
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -55,16 +56,15 @@ from wardround.v1 import federation_pb2 as pb
 NOW = 1_780_000_000.0  # a day in 2026
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
 STUDY, SITES = "trial", ("alpha", "charlie")
-DESCRIBED: dict[str, Any] = {  # what a trainer says of an installed model
-    "leaves": [], "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp",
-    "parameters": 8, "weights": None,
-}  # fmt: skip
 
 
-def described(offer: Offer, **fields: Any) -> dict[str, Any]:
-    """What a trainer answers of a model that shares the tensors of ``offer``."""
-    rows = [spec_row(spec) for spec in offer.upload]
-    return {**DESCRIBED, "leaves": rows, "comes": rows, **fields}
+def described(specs: Sequence[TensorSpec], private: Sequence[PrivateTensor] = ()) -> Described:
+    """What a trainer would send of an installed model with these tensors, whose bounds are not checked."""
+    rows = [TensorRow.model_construct(**spec_row(spec)) for spec in specs]
+    return Described.model_construct(
+        upload=rows, download=rows, private=list(private), exposure="", personalized="", network="", model="mlp",
+        parameters=8, weights=None,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -458,12 +458,12 @@ def consent_to(offer: Offer) -> Consent:
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
         metrics=offer.metrics, counts="exact",
-        private=(PrivateTensor("private.weight", "F32", (8, 8), 256, "private"),),
-        data=ApprovedData("patients", "ab" * 32), rows=20, validation_rows=5,
+        private=(PrivateTensor(name="private.weight", dtype="F32", shape=[8, 8], bytes=256, why="private"),),
+        data=TrainedData("patients", "ab" * 32), rows=20, validation_rows=5,
         approved_by=Person("dpo", 1000), approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
         download=offer.upload, exposure="", personalized="", document=offer.document, attempts=ATTEMPTS,
         account=Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines),
-        files=FilesStatus("ab" * 32, ""),
+        files=FilesStatus(data="ab" * 32, weights=""),
     )  # fmt: skip
 
 

@@ -79,7 +79,28 @@ from wardround.records.receipts import (
     line_hash,
 )
 from wardround.records.study import StudyFile
-from wardround.records.trainer import Checked, Described
+from wardround.records.trainer import (
+    Abort,
+    AnyRequest,
+    ApprovedData,
+    Check,
+    Checked,
+    Commit,
+    DataFiles,
+    Describe,
+    Described,
+    Export,
+    FilesStatus,
+    GetStatus,
+    HashFiles,
+    Inspect,
+    ListCheckpoints,
+    Predict,
+    Request,
+    StatFiles,
+    Train,
+    Validate,
+)
 from wardround.signing import canonical, certificates, dsse
 from wardround.signing.dsse import Envelope
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -168,11 +189,11 @@ def look_at(offer: Offer, site: SiteFiles) -> None:
     policy = policies.parse(site.policy, Path("policy.toml"))
     decisions.decide(policy, wanted)
     policies.parse(policy_text.draft(wanted, "alpha").encode(), Path("draft"))
-    model = Described.model_validate(described(offer))
-    shown = accounts.account(offer, model, policy_text.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
+    own = described(offer.upload)
+    shown = accounts.account(offer, own, policy_text.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
     canonical.dumps(shown.document())
     accounts.changes(shown)
-    codec.to_document(sentences.facts(offer, model))
+    codec.to_document(sentences.facts(offer, own))
     offers.room_for(offer.study, len(offer.to_bytes()), {})
     changes = differences(site.consent, offer)
     study_row(offer, site.consent, site.journal, changes)
@@ -496,10 +517,10 @@ def _commands(folder: Path) -> Door:
     state.own_copy(STUDY).write_bytes(tensor_file(3, own))
     held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
     update = egress.update_digest(held, certificates.Name("north", "coordinator").uri)
-    answer = described(site.offer)
+    own_model = described(site.offer.upload)
 
-    def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
-        return answer if command == "describe" else CHECKED
+    def ask(root: Path, request: Request[Any], progress: Any = None) -> Any:
+        return own_model if isinstance(request, Describe) else CHECKED
 
     def take(data: bytes) -> None:
         for name in ("consents", "previews", "policies"):
@@ -554,12 +575,21 @@ def _commands(folder: Path) -> Door:
     return Door(seeds, in_json, take, refusals=frozenset({8, 9}))
 
 
-ASKED = {b"t": "train", b"v": "validate", b"d": "describe", b"c": "check", b"i": "inspect", b"l": "look",
-         b"g": "digests", b"f": "finish", b"e": "export", b"p": "predict", b"s": "status", b"n": "commit"}  # fmt: skip
-CHECKED = {
-    "digest": "ab" * 32, "rows": 20, "train_rows": 15, "validation_rows": 5, "test_rows": None, "gives": "",
-    "classes": {}, "warnings": [], "common": "", "weights": None, "seen": {"data": "ab" * 32, "weights": ""},
+DATA = ApprovedData(name="patients", digest="ab" * 32)
+ROUND: dict[str, Any] = {"study": {}, "revision": 1, "study_digest": "ab" * 32, "site": "alpha", "data": DATA,
+                         "round": 1, "base": "base.safetensors", "base_digest": "ab" * 32}  # fmt: skip
+ASKED: dict[bytes, AnyRequest] = {
+    b"t": Train(**ROUND), b"v": Validate(**ROUND), b"d": Describe(study={}, site="alpha"),
+    b"c": Check(study={}, site="alpha", data="patients"), b"i": Inspect(files=DataFiles(table="/x.csv", label="y")),
+    b"l": StatFiles(data="patients"), b"g": HashFiles(data="patients"), b"f": ListCheckpoints(study=STUDY),
+    b"e": Export(study=STUDY, checkpoint="latest", out="/x"),
+    b"p": Predict(study=STUDY, checkpoint="latest", table="/x.csv", out="/x"), b"s": GetStatus(),
+    b"n": Commit(study=STUDY, revision=1, round=1),
 }  # fmt: skip
+CHECKED = Checked(
+    digest="ab" * 32, rows=20, train_rows=15, validation_rows=5, test_rows=None, gives="columns", classes={},
+    warnings=[], common="", weights=None, status=FilesStatus(data="ab" * 32, weights=""),
+)  # fmt: skip
 
 
 def _trainer(folder: Path) -> Door:
@@ -574,8 +604,7 @@ def _trainer(folder: Path) -> Door:
     told = site.offer.reported
     rounds = Rounds.__new__(Rounds)
     rounds._state, rounds._staging = state, Staging(state.staging)
-    stays = [codec.to_document(tensor) for tensor in site.consent.private]
-    leaves = described(site.offer, stays=stays)
+    leaves = described(site.offer.upload, site.consent.private)
 
     def asked(kind: bytes, said: bytes) -> Any:
         ours, theirs = socket.socketpair()
@@ -594,17 +623,16 @@ def _trainer(folder: Path) -> Door:
             worker._stream, worker._turn = ours.makefile("rwb"), threading.Lock()
             worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1)  # type: ignore[assignment]
             try:
-                return worker.ask({"command": ASKED.get(kind, "abort")}, lambda item: None)
+                return worker.ask(ASKED.get(kind, Abort()), lambda item: None)
             finally:
                 worker._stream.close()
 
-    def agreed(described_: Any, checked_: Any) -> None:
-        model, checked = Described.model_validate(described_), Checked.model_validate(checked_)
-        consents.refuse_other_tensors(site.offer, model)
-        shown = accounts.account(site.offer, model, {}, consents.ATTEMPTS)
-        canonical.dumps({**codec.to_document(sentences.facts(site.offer, model)), **shown.document()})
-        data = consents.approved_data("patients", model, checked)
-        consent = consents.grant(site.offer, model, data, checked, Person("dpo", 1000), shown.shown())
+    def agreed(own: Described, checked: Checked) -> None:
+        consents.refuse_other_tensors(site.offer, own)
+        shown = accounts.account(site.offer, own, {}, consents.ATTEMPTS)
+        canonical.dumps({**codec.to_document(sentences.facts(site.offer, own)), **shown.document()})
+        data = consents.trained_data("patients", own, checked)
+        consent = consents.grant(site.offer, own, data, checked, Person("dpo", 1000), shown.shown())
         if checked.weights is not None:
             sentences.begins_with(checked.weights)
         state.save_consent(consent)
@@ -614,13 +642,16 @@ def _trainer(folder: Path) -> Door:
     def take(data: bytes) -> None:
         kind, said = data[:1], data[1:]
         result = asked(kind, said)
-        canonical.dumps(result) if kind.lower() not in b"f" else json.dumps(result, allow_nan=False)
+        document = result.to_document()
+        canonical.dumps(document) if kind.lower() not in b"f" else json.dumps(document, allow_nan=False)
+        if type(result).model_validate(document) != result:
+            raise Broken("an answer that does not survive being written")
         if kind in (b"d", b"D"):
             agreed(result, CHECKED)
         elif kind in (b"c", b"C"):
             agreed(leaves, result)
         elif kind in (b"t", b"T", b"v", b"V"):
-            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()], "training")
+            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()].command, "training")
             rounds._take_result(journal, result, site.consent)
             canonical.dumps(asdict(journal))
             consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
@@ -637,11 +668,11 @@ def _trainer(folder: Path) -> Door:
                   "val_loss": None, "path": "/x/model.safetensors", "digest": "ab" * 32}  # fmt: skip
     seen = {"data": "ab" * 32, "weights": ""}
     results: dict[bytes, Any] = {
-        b"t": {"update": "update-1.safetensors", **numbers}, b"v": numbers, b"d": leaves,
-        b"c": {**CHECKED, "weights": weights},
+        b"t": {"update": "update-1.safetensors", **numbers}, b"v": numbers, b"d": leaves.to_document(),
+        b"c": {**CHECKED.to_document(), "weights": weights},
         b"i": {"digest": "ab" * 32, "rows": 20, "test_rows": 4, "columns": 3, "patients": None, "weights": ""},
-        b"l": {**seen, "bytes": 100, "missing": ["table"], "unreadable": []},
-        b"g": {"digest": "ab" * 32, "weights": ""}, b"f": {"checkpoints": [checkpoint]},
+        b"l": {"status": seen, "bytes": 100, "missing": ["table"], "unreadable": []},
+        b"g": {"data": "ab" * 32, "weights": ""}, b"f": {"checkpoints": [checkpoint]},
         b"e": {"files": ["/x/model.safetensors"]}, b"p": {"rows": 3, "out": "/x/out.csv"},
         b"s": {"isolation": "seccomp", "missing": ["landlock"], "user": "trainer", "uid": 991, "worker": 12,
                "device": "cpu"},

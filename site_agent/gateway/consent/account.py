@@ -21,9 +21,9 @@ from site_agent.state.codec import STRICT
 from site_agent.state.consent import Shown, exposed
 from site_agent.state.directory import now_text
 from site_agent.state.offer import Offer, StudyDocument
-from site_agent.state.tensors import PrivateTensor, private_tensors, specs_from
+from site_agent.state.tensors import specs_from
 from wardround.records.study import ToldSection
-from wardround.records.trainer import Described
+from wardround.records.trainer import Described, PrivateTensor
 from wardround.signing import canonical
 from wardround.tensors.manifests import TensorSpec
 
@@ -147,7 +147,7 @@ def account(
         lines[_heading(name)].append((name, value))
     lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
     lines[LEAVES] += [*_tensors("leaves", offer.upload), *_sums(offer), *_numbers(offer)]
-    lines[OWN].append(("own model", exposed(described.exposure, described.apart)))
+    lines[OWN].append(("own model", exposed(described.exposure, described.personalized)))
     lines[STAYS] += _stays(offer, described)
     lines[LIMITS] += _limits(offer, attempts)
     lines[POLICY] += [(f"policy.{name}", value) for name, value in policy.items()]
@@ -262,12 +262,12 @@ def _numbers(offer: Offer) -> list[tuple[str, str]]:
 
 
 def _stays(offer: Offer, described: Described) -> list[tuple[str, str]]:
-    download = specs_from(described.comes)
+    download = specs_from(described.download)
     same = download == offer.upload
     what = "the same tensors" if same else f"{len(download)} tensors"
     lines = [("comes in all", f"{what}, {size(sum(spec.bytes for spec in download))}, before each round")]
     lines += [] if same else _tensors("comes", download)
-    lines += _private(private_tensors(described.stays))
+    lines += _private(tuple(described.private))
     if described.weights is not None:
         lines.append(("weights", begins_with(described.weights)))
     return [

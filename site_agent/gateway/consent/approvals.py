@@ -11,11 +11,11 @@ from site_agent.gateway.connection.messages import VALIDATE, Assignment
 from site_agent.gateway.consent.account import SHORT, Account
 from site_agent.gateway.consent.changes import since_shown, tensor_differences
 from site_agent.gateway.exit.decisions import StudyRequest
-from site_agent.state.consent import APPROVED, WITHDRAWN, ApprovedData, Consent, FilesStatus, Shown
+from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
 from site_agent.state.directory import now_text
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
-from site_agent.state.tensors import private_tensors, specs_from
+from site_agent.state.tensors import specs_from
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
 from wardround.records.study import ToldSection
 from wardround.records.trainer import Checked, Described
@@ -36,7 +36,7 @@ def refuse_other_tensors(offer: Offer, described: Described) -> None:
         NeedsPerson: the two lists differ, or something that is no float32 tensor would leave.
         BadData: the trainer names a tensor of an impossible form.
     """
-    own = specs_from(described.leaves)
+    own = specs_from(described.upload)
     if _by_name(own) != _by_name(offer.upload):
         changed = "; ".join(tensor_differences(own, offer.upload))
         raise NeedsPerson(
@@ -62,31 +62,31 @@ def refuse_other_tensors(offer: Offer, described: Described) -> None:
 
 
 def grant(
-    offer: Offer, described: Described, data: ApprovedData, checked: Checked, person: Person, shown: Shown
+    offer: Offer, described: Described, data: TrainedData, checked: Checked, person: Person, shown: Shown
 ) -> Consent:
     """A consent to ``offer``, whose tensors ``refuse_other_tensors`` has let pass.
 
     Args:
         described: what the trainer says of the installed model.
-        data: what ``approved_data`` gives.
+        data: what ``trained_data`` gives.
         checked: what the trainer says of the data.
         person: who approves.
         shown: the account that this person was shown.
     """
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
-        metrics=offer.metrics, counts=offer.reported.counts, private=private_tensors(described.stays), data=data,
+        metrics=offer.metrics, counts=offer.reported.counts, private=tuple(described.private), data=data,
         rows=checked.rows, validation_rows=checked.validation_rows, approved_by=person, approved_at=now_text(),
-        state=APPROVED, download=specs_from(described.comes), exposure=described.exposure,
-        personalized=described.apart, document=offer.document, attempts=ATTEMPTS, account=shown,
-        files=FilesStatus(checked.seen.data, checked.seen.weights),
+        state=APPROVED, download=specs_from(described.download), exposure=described.exposure,
+        personalized=described.personalized, document=offer.document, attempts=ATTEMPTS, account=shown,
+        files=checked.status,
     )  # fmt: skip
 
 
-def approved_data(name: str, described: Described, checked: Checked) -> ApprovedData:
+def trained_data(name: str, described: Described, checked: Checked) -> TrainedData:
     """The data of a consent, from what the trainer says of the model and of the data called ``name``."""
     weights = "" if checked.weights is None else checked.weights.digest
-    return ApprovedData(name, checked.digest, described.network, checked.common, weights)
+    return TrainedData(name, checked.digest, described.network, checked.common, weights)
 
 
 def pinned(consent: Consent) -> dict[str, str]:

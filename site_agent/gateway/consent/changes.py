@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from site_agent.gateway.consent.account import Account, Line, setting_changes
-from site_agent.state.consent import ApprovedData, Consent, Shown, exposed
+from site_agent.state.consent import Consent, Shown, TrainedData, exposed
 from site_agent.state.offer import Offer
 from wardround.records.trainer import Described
 from wardround.tensors.manifests import TensorSpec
@@ -22,7 +22,7 @@ def differences(consent: Consent, offer: Offer, described: Described | None = No
         return []
     changes = [f"revision {offer.revision}, approved was {consent.revision}"]
     if described is not None:
-        now, was = exposed(described.exposure, described.apart), exposed(consent.exposure, consent.personalized)
+        now, was = exposed(described.exposure, described.personalized), exposed(consent.exposure, consent.personalized)
         changes += [f"now {now}; approved was: {was}"] if now != was else []
     changes += tensor_differences(consent.upload, offer.upload)
     changes += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
@@ -36,7 +36,7 @@ def differences(consent: Consent, offer: Offer, described: Described | None = No
     return changes
 
 
-def data_differences(before: ApprovedData, now: ApprovedData) -> list[str]:
+def data_differences(before: TrainedData, now: TrainedData) -> list[str]:
     """What a site would train on otherwise than approved, one sentence each."""
     changes = []
     if (before.name, before.digest) != (now.name, now.digest):
@@ -71,7 +71,7 @@ def tensor_differences(before: Sequence[TensorSpec], after: Sequence[TensorSpec]
     ]
 
 
-def _weights(data: ApprovedData) -> str:
+def _weights(data: TrainedData) -> str:
     return f"the weights {data.weights[:12]}…" if data.weights else "what the study's seed draws"
 
 

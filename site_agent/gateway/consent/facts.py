@@ -9,8 +9,8 @@ from site_agent.state import consent as consents
 from site_agent.state.codec import STRICT
 from site_agent.state.consent import Exposure
 from site_agent.state.offer import Offer
-from site_agent.state.tensors import PrivateTensor, Specs, private_tensors, specs_from
-from wardround.records.trainer import Described, Weights
+from site_agent.state.tensors import Specs, specs_from
+from wardround.records.trainer import Described, PrivateTensor, Weights
 
 SHOWN_NAMES = 6
 
@@ -50,8 +50,8 @@ def facts(offer: Offer, described: Described) -> Facts:
     return Facts(
         sites=offer.sites, algorithm=offer.algorithm, rounds=offer.rounds,
         bytes_per_round=sum(spec.bytes for spec in offer.upload), upload=offer.upload, metrics=offer.metrics,
-        metric_digits=offer.reported.digits, counts=offer.reported.counts, download=specs_from(described.comes),
-        exposure=described.exposure, personalized=described.apart, private=private_tensors(described.stays),
+        metric_digits=offer.reported.digits, counts=offer.reported.counts, download=specs_from(described.download),
+        exposure=described.exposure, personalized=described.personalized, private=tuple(described.private),
         network=described.network, model=described.model, parameters=described.parameters, weights=described.weights,
     )  # fmt: skip
 

@@ -7,12 +7,12 @@ from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.consent.changes import differences
 from site_agent.gateway.exit.decisions import decide, first_denial
 from site_agent.gateway.exit.policy import load
-from site_agent.state.consent import APPROVED, Consent, FilesStatus, data_changed
+from site_agent.state.consent import APPROVED, Consent, data_changed
 from site_agent.state.directory import SiteState
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from wardround.errors import WardroundError
-from wardround.records.trainer import Digests, Looked
+from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatFiles
 
 SOON_READ = 1 << 30  # bytes of data that are read again for a look, which takes seconds
 
@@ -51,20 +51,20 @@ def _data(root: Path, consent: Consent, *, begun: bool) -> list[str]:
     ways = f"restore it, or {check}, then `site-agent approve {study} --data {name}`"
     listens = handoff.Trainer(root).available()
     try:
-        now = Looked.model_validate(handoff.ask(root, "look", data=name))
+        now = handoff.ask(root, StatFiles(data=name))
         if now.missing or (now.unreadable and listens):
             gone = ", ".join([*now.missing, *now.unreadable])
             return [f"of data `{name}`, what data.toml calls {gone} is not there for the trainer; {ways}"]
         if now.unreadable:
             return []  # only the trainer's user may look, and its listener does not run
-        touched = _touched(FilesStatus(now.data, now.weights), consent.files, begun=begun)
+        touched = _touched(now.status, consent.files, begun=begun)
         if not touched:
             return []
         if now.bytes > SOON_READ:
             return [
                 f"the files of data `{name}` are not as they lay there at the approval (size, time or inode); {ways}"
             ]
-        return _read_again(Digests.model_validate(handoff.ask(root, "digests", data=name)), touched, consent, ways)
+        return _read_again(handoff.ask(root, HashFiles(data=name)), touched, consent, ways)
     except WardroundError as error:
         return [f"data `{name}`: {error.message}; {ways}"]
 
@@ -75,8 +75,8 @@ def _touched(now: FilesStatus, approved: FilesStatus, *, begun: bool) -> list[st
     return touched + (["weights"] if now.weights != approved.weights and not begun else [])
 
 
-def _read_again(now: Digests, touched: list[str], consent: Consent, ways: str) -> list[str]:
-    same = {"data": now.digest == consent.data.digest, "weights": now.weights == consent.data.weights}
+def _read_again(now: FileDigests, touched: list[str], consent: Consent, ways: str) -> list[str]:
+    same = {"data": now.data == consent.data.digest, "weights": now.weights == consent.data.weights}
     other = [what for what in touched if not same[what]]
     if not other:
         return []
