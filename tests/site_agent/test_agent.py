@@ -434,7 +434,7 @@ def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: Si
     assert (row.state, row.changes) == ("running", ())
 
 
-def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
+def test_a_journal_without_one_of_its_fields_is_named(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
@@ -443,8 +443,10 @@ def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
     world.agent = None
     path = world.state.root / "journal" / f"{STUDY}.json"
     written = json.loads(path.read_bytes())
-    path.write_text(json.dumps({key: written[key] for key in written if not key.startswith("declined")}))
     assert world.state.journal(STUDY).round == 1
+    path.write_text(json.dumps({key: written[key] for key in written if not key.startswith("declined")}))
+    with pytest.raises(BadData, match=r"journal/hearts\.json is damaged"):
+        world.state.journal(STUDY)
 
 
 def test_a_study_that_nobody_approved_is_declined(world: SiteWorld) -> None:

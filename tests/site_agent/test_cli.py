@@ -389,9 +389,9 @@ def test_approve_at_a_terminal_shows_the_account_and_asks(shell: Shell) -> None:
     said, _ = at_a_terminal(shell, "", "preview", STUDY)
     page = said[said.index("Study `hearts`") :].splitlines()[:-1]  # between the log and `next:`
     assert max(len(text) for text in page) <= 80
-    assert said.count("\n* training.local_steps              1 -> 10000\n") == 2  # where it stands, and at the end
+    assert said.count("\n* training.local_steps              1 -> 10,000\n") == 2  # where it stands, and at the end
     assert "\nWhat changed since it was approved, 20" in said
-    assert "hearts changed since it was approved: training.local_steps 1 -> 10000" in shell.run("studies").stdout
+    assert "hearts changed since it was approved: training.local_steps 1 -> 10,000" in shell.run("studies").stdout
 
 
 def test_a_digest_that_is_none_is_refused(shell: Shell) -> None:

@@ -32,7 +32,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_approve_without_a_policy_exits_78_and_names_the_command(shell: Shell) -> None:
     said = shell.run("approve", STUDY, "--data", "patients", code=78).stderr
     assert f"error: there is no policy at {shell.state}/policy.toml: nothing may leave" in said
-    assert "hint: `site-agent policy draft STUDY` writes a proposal" in said
+    assert "hint: `site-agent policy draft hearts` writes a proposal" in said
 
 
 def test_a_policy_goes_from_draft_to_explained(shell: Shell) -> None:
@@ -44,7 +44,7 @@ def test_a_policy_goes_from_draft_to_explained(shell: Shell) -> None:
     explained = shell.run("policy", "explain", STUDY)
     assert "tensors.allow 1: 'shared.weight'" in explained.stdout
     assert "all of it may leave; a person releases: none" in explained.stdout
-    assert "is checked when a table is approved" in explained.stderr
+    assert "is checked when data is approved" in explained.stderr
     shown = shell.json("policy", "explain", STUDY)
     assert shown["allowed"] is True
     assert {"what": "shared.bias", "allowed": True, "rule": "tensors.allow 2: 'shared.bias'"} in shown["decisions"]
@@ -127,7 +127,7 @@ def test_reject_tells_the_coordinator_and_nothing_leaves(shell: Shell) -> None:
     shell.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     assert not shell.coordinator.uploads
     said = shell.run("release", STUDY, "--round", "1", code=64).stderr
-    assert "error: round 1 of `hearts` was rejected already" in said
+    assert "error: round 1 of `hearts` was already rejected" in said
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "not running"])
