@@ -292,12 +292,20 @@ def test_a_held_update_is_said_again_after_a_restart_and_held_once(world: SiteWo
     assert len(world.lines("held")) == 1
 
 
+def test_where_no_update_waits_a_person_is_told_so(world: SiteWorld) -> None:
+    world.ready()
+    with pytest.raises(UsageProblem, match="no update of `hearts` waits for a person to release it") as refused:
+        world.command("waiting", study=STUDY, round=1)
+    assert refused.value.hint == "`site-agent studies` shows what waits"
+
+
 def test_another_update_than_the_one_shown_is_not_released(world: SiteWorld) -> None:
     held(world, EVERY)
     with pytest.raises(UsageProblem, match="another update of round 1 of `hearts` waits than the one that was shown"):
         world.command("decide", study=STUDY, round=1, decision="released", update="00" * 32, by=PERSON)
-    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person; round 1 does"):
+    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person; round 1 does") as refused:
         world.command("waiting", study=STUDY, round=7)
+    assert refused.value.hint == "`site-agent release hearts --round 1`"
 
 
 def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 import tarfile
 import zlib
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import decisions, evidence, policy_text
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state import codec
 from site_agent.state.directory import SiteState, study_state
 from site_agent.trainer.data import sources as data_files
 from site_agent.trainer.requests import Requests
@@ -173,7 +174,7 @@ def _open(folder: Path) -> Door:
 def _show(folder: Path) -> Door:
     """Everything that shows a ledger: `audit show`, `export`, `report`, `reconcile`."""
     site, made = SiteFiles(), FullLedger(again=True)
-    consent = canonical.dumps({**asdict(site.consent), "study": "hearts"})
+    consent = codec.to_bytes(replace(site.consent, study="hearts"))
     names = ("ledger/" + LINES, "ledger/" + HEADS, "consents/hearts.json", "receipts.jsonl")
 
     def take(data: bytes) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -653,7 +653,7 @@ def _trainer(folder: Path) -> Door:
         elif kind in (b"t", b"T", b"v", b"V"):
             journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()].command, "training")
             rounds._take_result(journal, result, site.consent)
-            canonical.dumps(asdict(journal))
+            codec.to_bytes(journal)
             consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
             if journal.kind == TRAIN:
                 egress.measure(state.own_copy(STUDY), site.consent)
