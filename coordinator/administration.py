@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Standing
-from coordinator.members.enrolment import Authority, Enrolment
+from coordinator.members.enrolment import Enrolment
 from coordinator.models import public_data
 from coordinator.models.aggregation import begin
 from coordinator.state_directory import State

@@ -13,7 +13,7 @@ from cryptography import x509
 
 from coordinator.administration import Operations, Parts
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard
 from coordinator.state_directory import State, split_address
 from coordinator.studies.study import TwoLines

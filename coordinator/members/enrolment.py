@@ -1,126 +1,35 @@
-"""The certificate authority: invitations, signing requests, renewal, revocation.
+"""Who gets a certificate: invitations, their use, renewal, and revocation.
 
-A certificate lives 7 days and names its holder in one URI that comes from our record, never from a request. The
-authority's key signs only here. What a certificate says is trusted only together with the record: see
-``certificate_status.Standing``.
+Each change is one transaction in the store; ``CertificateStatus`` reads the record again after it. Requests name
+nobody: the name in a certificate comes from the invitation's record, or from the certificate that is renewed.
 """
 
 import datetime
 import hashlib
-import ipaddress
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from coordinator.members import certificate_status
+from coordinator.members.authority import DAY_S, LEAF_S, Authority
 from coordinator.members.certificate_status import OLDER_IN_USE, Peer, Standing
 from coordinator.storage import database
 from coordinator.storage.database import Records, Store
 from wardround.errors import BadData, NotPermitted, UsageProblem
-from wardround.local.durable import make_folder, write_file
 from wardround.records.invitation import Invitation, ago, stamp
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.study import SITE_NAME
 from wardround.signing import certificates
 from wardround.signing.certificates import Name
 
-DAY_S = 86400
-LEAF_S = 7 * DAY_S
-AUTHORITY_S = 3653 * DAY_S
-BACKDATED_S = 300  # clocks of machines differ
 SAME_REQUEST_S = DAY_S  # how long a lost reply can be asked for again
 MAX_INVITATION_S = 30 * DAY_S
 log = logging.getLogger(__name__)
-
-
-class Authority:
-    """The key that says who is who in one federation."""
-
-    def __init__(self, key: certificates.PrivateKey, certificate: x509.Certificate, federation: str) -> None:
-        self._key = key
-        self.certificate = certificate
-        self.federation = federation
-
-    @classmethod
-    def create(cls, folder: Path, federation: str, now_s: float) -> "Authority":
-        """Make a key and its certificate, good for ten years, and write both."""
-        key = certificates.new_key()
-        name = certificates.subject(f"Wardround authority of {federation}")  # differs from every leaf's, in any case
-        builder = (
-            _dated(name, name, key.public_key(), now_s, AUTHORITY_S)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        )
-        certificate = builder.sign(key, hashes.SHA256())
-        make_folder(folder)
-        write_file(folder / "key.pem", certificates.key_pem(key))
-        write_file(folder / "certificate.pem", certificates.certificate_pem(certificate), mode=0o644)
-        return cls(key, certificate, federation)
-
-    @classmethod
-    def load(cls, folder: Path, federation: str) -> "Authority":
-        """Read both.
-
-        Raises:
-            BadData: the files are not a key and its certificate.
-            NotPermitted: others may read the key: whoever did can say who is who here.
-        """
-        key_path, path = folder / "key.pem", folder / "certificate.pem"
-        certificates.refuse_readable(key_path)
-        key = certificates.load_key(_read(key_path), str(key_path))
-        certificate = certificates.load_certificate(_read(path), str(path))
-        if certificate.public_key() != key.public_key():
-            raise BadData(f"{path} is not of the key in {key_path}", hint="restore both from one backup")
-        return cls(key, certificate, federation)
-
-    @property
-    def pem(self) -> bytes:
-        return certificates.certificate_pem(self.certificate)
-
-    def leaf(self, name: Name, key: ec.EllipticCurvePublicKey, now_s: float, life_s: float) -> x509.Certificate:
-        """A client's certificate: one URI name, usable for nothing but being a client."""
-        alternative = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)])
-        return self._sign(f"{name.kind} {name.id}", alternative, ExtendedKeyUsageOID.CLIENT_AUTH, key, now_s, life_s)
-
-    def server(self, host: str, key: ec.EllipticCurvePublicKey, now_s: float) -> x509.Certificate:
-        """The coordinator's own: the name or IP address that sites dial, beside its URI."""
-        try:
-            dialled: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-        except ValueError:
-            dialled = x509.DNSName(host)
-        uri = x509.UniformResourceIdentifier(Name(self.federation, "coordinator").uri)
-        names = x509.SubjectAlternativeName([dialled, uri])
-        return self._sign("coordinator", names, ExtendedKeyUsageOID.SERVER_AUTH, key, now_s, LEAF_S)
-
-    def _sign(
-        self,
-        subject: str,
-        names: x509.SubjectAlternativeName,
-        usage: x509.ObjectIdentifier,
-        key: ec.EllipticCurvePublicKey,
-        now_s: float,
-        life_s: float,
-    ) -> x509.Certificate:
-        issuer = self._key.public_key()
-        return (
-            _dated(certificates.subject(subject), self.certificate.subject, key, now_s, life_s)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(names, critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
 
 
 @dataclass(frozen=True)
@@ -337,33 +246,3 @@ def _renew_after(pem: bytes) -> int:
     certificate = certificates.load_certificate(pem, "our own")
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return int((begins + (ends - begins) / 2).timestamp())
-
-
-def _dated(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now_s: float, life_s: float
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.fromtimestamp(int(now_s), datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(seconds=BACKDATED_S))
-        .not_valid_after(now + datetime.timedelta(seconds=life_s))
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror}", hint="restore the state directory from a backup") from None

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer, Standing
-from coordinator.members.enrolment import Authority
 from coordinator.storage import database
 from site_agent import audit
 from site_agent.state.directory import Journal, SiteState

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator import calls, servicers
 from coordinator.cli import main
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.updates import receive
 from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import delta
@@ -110,7 +110,7 @@ def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: 
     folder = place.state.authority
     other = Authority.create(tmp_path / "other", "north", 0)
     (folder / "certificate.pem").write_bytes(other.pem)
-    with pytest.raises(BadData, match=r"certificate\.pem is not of the key in"):
+    with pytest.raises(BadData, match=r"certificate\.pem is not the certificate of the key in"):
         Authority.load(folder, "north")
     (folder / "key.pem").unlink()
     with pytest.raises(BadData, match=r"key\.pem: No such file or directory"):

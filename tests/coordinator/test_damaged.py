@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from coordinator import state_directory as places
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.state_directory import State
 from tests.coordinator.conftest import Place
 from wardround.errors import BadData, UsageProblem

@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator import servicers as service
 from coordinator.calls import MAX_CALLS
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
-from coordinator.members.enrolment import Authority
 from coordinator.server import ServerIdentity
 from coordinator.storage import database
 from tests.coordinator.conftest import Place, refused

@@ -253,7 +253,7 @@ def _control(folder: Path) -> Door:
 def _state_files(folder: Path) -> Door:
     """The coordinator's own files, damaged."""
     from coordinator import state_directory as places
-    from coordinator.members.enrolment import Authority
+    from coordinator.members.authority import Authority
     from coordinator.state_directory import State
 
     with drawn("coordinator files"):

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator import state_directory as places
 from coordinator.administration import Operations, Parts
 from coordinator.calls import Calls
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
 from coordinator.updates.receive import Uploads
 from fl_algorithms.resolving import resolve
