@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.members import certificate_status
 from coordinator.members.authority import DAY_S, LEAF_S, Authority
-from coordinator.members.certificate_status import OLDER_IN_USE, Peer, Standing
+from coordinator.members.certificate_status import OLDER_IN_USE, CertificateStatus, Peer
 from coordinator.storage import database
 from coordinator.storage.database import Records, Store
 from wardround.errors import BadData, NotPermitted, UsageProblem
@@ -34,42 +34,50 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Enrolled:
+    """A site's new certificate, and when (Unix time) the site should renew it."""
+
     site: str
     certificate: bytes  # PEM
     renew_after_s: int
 
 
 class Enrolment:
-    """Who gets a certificate."""
+    """Issues invitations and certificates, and takes them back.
 
-    def __init__(self, records: Store, authority: Authority, standing: Standing, address: str) -> None:
+    Attributes:
+        on_two_chains: called with a site when it turns out that two hold its keys.
+    """
+
+    def __init__(
+        self, records: Store, authority: Authority, certificate_status: CertificateStatus, address: str
+    ) -> None:
         self._store = records
         self._authority = authority
-        self._standing = standing
+        self._status = certificate_status
         self._address = address
-        self._clock = standing.clock
-        self.on_two_lines: Callable[[str], None] = lambda site: None
+        self._wall_clock = certificate_status.wall_clock
+        self.on_two_chains: Callable[[str], None] = lambda site: None
 
-    def noticed(self, peer: Peer) -> None:
-        """A call was made with this certificate: note its first use, and whether another line is in use too."""
-        news = self._standing.news_of(peer)
-        if not news:
+    def note_use(self, peer: Peer) -> None:
+        """Record the first use of the peer's certificate, and whether another renewal chain of its site is in use."""
+        unrecorded = self._status.unrecorded_use(peer)
+        if not unrecorded:
             return
-        now = int(self._clock())
-        before = self._standing.two_lines_since(peer.site)
+        now = int(self._wall_clock())
+        before = self._status.two_chains_since(peer.site)
         with self._store.write() as records:
             used = database.certificates.c.used_s
             records.change(database.certificates, {"serial": peer.serial}, used.is_(None), used_s=now)
-            others = certificate_status.other_lines(records.all(database.certificates, site=peer.site), peer.serial)
-            if others or news == OLDER_IN_USE:
+            others = certificate_status.other_chains(records.all(database.certificates, site=peer.site), peer.serial)
+            if others or unrecorded == OLDER_IN_USE:
                 why = f"certificate {peer.serial[:12]}… is in use at {peer.address}"
                 why += (
                     f" beside {', '.join(f'{serial[:12]}…' for serial in others)}" if others else ", its successor too"
                 )
-                certificate_status.note_two_lines(records, peer.site, now, why)
-        self._standing.load()
-        if before is None and self._standing.two_lines_since(peer.site) is not None:
-            self.on_two_lines(peer.site)
+                certificate_status.note_two_chains(records, peer.site, now, why)
+        self._status.load()
+        if before is None and self._status.two_chains_since(peer.site) is not None:
+            self.on_two_chains(peer.site)
 
     def invite(self, site: str, expires_in_s: int) -> Invitation:
         """An invitation for ``site``. One that was not used yet stops working.
@@ -80,8 +88,8 @@ class Enrolment:
         if not SITE_NAME.fullmatch(site):
             raise UsageProblem(f"`{site[:80]}` is not a site's name: 1 to 64 of a-z, 0-9 and - (not at either end)")
         if not 60 <= expires_in_s <= MAX_INVITATION_S:
-            raise UsageProblem(f"an invitation is good for 1 min to {MAX_INVITATION_S // DAY_S} days")
-        now = int(self._clock())
+            raise UsageProblem(f"an invitation is valid for 1 min to {MAX_INVITATION_S // DAY_S} days")
+        now = int(self._wall_clock())
         name = Name(self._authority.federation, "invitation", secrets.token_hex(16))
         key = certificates.new_key()
         bootstrap = self._authority.leaf(name, key.public_key(), now, expires_in_s + DAY_S)
@@ -102,8 +110,8 @@ class Enrolment:
         """Turn an invitation into a site's certificate, once; the same request again gets the same certificate.
 
         1. the bootstrap certificate is this invitation's   2. the key is a P-256 key that signed its request
-        3. the ledger key signed invitation and request     4. in one transaction: the invitation is unused, good and in
-        time, and now it is used, and the site and its certificate are on record.
+        3. the ledger key signed invitation and request     4. in one transaction: the invitation is unused, not
+        withdrawn and not expired; it becomes used, and the site and its certificate are on record
 
         Raises:
             NotPermitted: INVITATION_UNKNOWN, _EXPIRED or _USED.
@@ -118,9 +126,9 @@ class Enrolment:
         ):
             raise NotPermitted("the invitation is not known to this coordinator", code="INVITATION_UNKNOWN")  # 1
         key = certificates.requested_key(request)  # 2
-        _check_proof(invitation_id, request, ledger_key, proof)  # 3
-        now = int(self._clock())
-        asked = hashlib.sha256(request + ledger_key).hexdigest()
+        _refuse_unproven_key(invitation_id, request, ledger_key, proof)  # 3
+        now = int(self._wall_clock())
+        request_sha256 = hashlib.sha256(request + ledger_key).hexdigest()
         name = Name(self._authority.federation, "site", row["site"])
         certificate = self._authority.leaf(name, key, now, LEAF_S)
         pem = certificates.certificate_pem(certificate)
@@ -129,28 +137,29 @@ class Enrolment:
             changed = records.change(
                 database.invitations, {"id": invitation_id, "withdrawn": False},
                 table.used_s.is_(None), table.expires_s > now,
-                used_s=now, used_from=peer.address[:200], request_sha256=asked, certificate=pem.decode(),
+                used_s=now, used_from=peer.address[:200], request_sha256=request_sha256, certificate=pem.decode(),
             )  # fmt: skip
             if changed:
                 self._record_site(records, name.id, ledger_key, certificate, now)
             else:
                 row = records.get(database.invitations, id=invitation_id)
                 assert row is not None
-                pem = _same_again(row, asked, now)
-        self._standing.load()
+                pem = _issued_before(row, request_sha256, now)
+        self._status.load()
         return Enrolled(name.id, pem, _renew_after(pem))
 
     def renew(self, peer: Peer, request: bytes) -> Enrolled:
-        """Another certificate for a new key of the same site. The older ones live to their end.
+        """Another certificate, for a new key of the same site. The older ones stay valid until they expire.
 
         Raises:
             BadData: SIGNING_REQUEST_WEAK: not a P-256 key, or the old one again.
-            TryAgain: too many live (TOO_BUSY).
+            NotPermitted: the site was revoked.
+            TryAgain: too many of its certificates are valid (TOO_BUSY).
         """
         key = certificates.requested_key(request)
         if key == peer.certificate.public_key():
             raise BadData("the signing request has the old key, a new one is needed", code="SIGNING_REQUEST_WEAK")
-        now = int(self._clock())
+        now = int(self._wall_clock())
         certificate = self._authority.leaf(peer.name, key, now, LEAF_S)
         with self._store.write() as records:
             row = records.get(database.sites, name=peer.site)
@@ -158,12 +167,12 @@ class Enrolment:
                 raise NotPermitted(f"site `{peer.site}` was revoked", code="SITE_REVOKED")
             certificate_status.refuse_too_many(records, peer.site, peer.serial, now)
             _record_certificate(records, peer.site, certificate, now, made_with=peer.serial)
-        self._standing.load()
+        self._status.load()
         pem = certificates.certificate_pem(certificate)
         return Enrolled(peer.site, pem, _renew_after(pem))
 
     def revoke(self, site: str) -> bool:
-        """Refuse ``site`` from its next call on, and its unused invitation. Whether it was in good standing.
+        """Refuse ``site`` from its next call on, and its unused invitation. Returns whether it was enrolled until now.
 
         Raises:
             BadData: there is no such site and no invitation for it.
@@ -173,16 +182,16 @@ class Enrolment:
             row = records.get(database.sites, name=site)
             if row is None and not withdrawn:
                 raise BadData(f"no site `{site[:80]}` is known here", hint="`coordinator sites` lists them")
-            fresh = row is not None and row["revoked_s"] is None
-            if fresh:
-                records.change(database.sites, {"name": site}, revoked_s=int(self._clock()))
-        self._standing.load()
-        return fresh
+            enrolled = row is not None and row["revoked_s"] is None
+            if enrolled:
+                records.change(database.sites, {"name": site}, revoked_s=int(self._wall_clock()))
+        self._status.load()
+        return enrolled
 
     def _record_site(
         self, records: Records, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int
     ) -> None:
-        """A new identity replaces the one that the site had: its certificates and its ledger are the past."""
+        """Record a site's new identity. Certificates and ledger of an earlier one no longer count."""
         records.drop(database.certificates, site=site)
         records.put(
             database.sites, name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
@@ -207,16 +216,20 @@ def _withdraw_unused(records: Records, site: str) -> int:
     )
 
 
-def _same_again(row: database.Row, asked: str, now: int) -> bytes:
-    """The certificate that this request got before; for any other request, why the invitation is not good."""
+def _issued_before(row: database.Row, request_sha256: str, now: int) -> bytes:
+    """The certificate (PEM) that this same request got before.
+
+    Raises:
+        NotPermitted: it is another request; the code and the message say why the invitation cannot be used.
+    """
     if row["withdrawn"]:
         raise NotPermitted(
-            f"the invitation for site `{row['site']}` was withdrawn",
+            f"the invitation for site `{row['site']}` was replaced or withdrawn",
             hint=f"ask the coordinator's operator for the newer one: `coordinator invite {row['site']}`",
             code="INVITATION_UNKNOWN",
         )
     if row["used_s"] is not None:
-        if row["request_sha256"] == asked and now < row["used_s"] + SAME_REQUEST_S:
+        if row["request_sha256"] == request_sha256 and now < row["used_s"] + SAME_REQUEST_S:
             return str(row["certificate"]).encode()
         log.warning("the invitation for site %s, used from %s, was tried again", row["site"], row["used_from"])
         used = datetime.datetime.fromtimestamp(row["used_s"], datetime.UTC)
@@ -234,7 +247,7 @@ def _same_again(row: database.Row, asked: str, now: int) -> bytes:
     )
 
 
-def _check_proof(invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> None:
+def _refuse_unproven_key(invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> None:
     signed = b"wardround-enrol-v1\0" + invitation_id.encode() + b"\0" + hashlib.sha256(request).digest()
     try:
         Ed25519PublicKey.from_public_bytes(ledger_key).verify(proof, signed)

@@ -176,7 +176,7 @@ def test_hung_first_messages__a_download_of_a_model_that_is_gone(
         taken += len(next(held).chunk.data)  # it is the best model now, and goes on
         closes()
         place.until(lambda status: status["closing"] and status["best"]["round"] == 2)
-        assert not place.coordinator.parts.blobs.model(model).exists()
+        assert not place.coordinator.context.blobs.model(model).exists()
         with pytest.raises(grpc.RpcError) as refused:
             taken += sum(len(reply.chunk.data) for reply in held)
         assert refused.value.details() == "REVISION_CHANGED"
@@ -349,7 +349,7 @@ def page(site: FakeSite, since: int, lines: int) -> Any:
 
 
 def heads_kept(place: Place) -> list[tuple[int, bool]]:
-    with place.coordinator.parts.store.read() as records:
+    with place.coordinator.context.store.read() as records:
         return [(row["lines"], row["in_receipt"]) for row in records.all(database.ledger_heads, site="alpha")]
 
 
@@ -411,7 +411,7 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
             alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
         with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
-        with place.coordinator.parts.store.read() as records:
+        with place.coordinator.context.store.read() as records:
             assert len(records.all(database.uploads)) == 1
 
 
@@ -425,7 +425,7 @@ def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         update = delta("mallory", 1, SPECS)
 
         def refusals() -> list[Any]:
-            with place.coordinator.parts.store.read() as records:
+            with place.coordinator.context.store.read() as records:
                 return records.all(database.uploads, decision="refused")
 
         for _ in range(4):
@@ -442,7 +442,7 @@ def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 mallory.send(strange, update.payload)
             with refused(said):
                 mallory.send(mallory.opening(assignment, update), update.payload, commit=b"\x01" * 32)
-            with place.coordinator.parts.store.read() as records:
+            with place.coordinator.context.store.read() as records:
                 assert records.all(database.uploads, decision="") == []
             assert len(refusals()) == 4
         assert not list((place.state.root / "blobs" / "uploads").iterdir())
@@ -521,7 +521,7 @@ def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) ->
         honest = stolen.renew(place)
         honest.call()
         for _ in range(3):
-            with pytest.raises(TryAgain, match="certificates that live"):
+            with pytest.raises(TryAgain, match="valid certificates"):
                 renew_without_end(place, stolen)
             place.ahead_s += 3.2 * DAY_S
             honest = honest.renew(place)
@@ -643,13 +643,13 @@ def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
 
 
 def _losses_that_no_float_can_hold(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
+    with place.coordinator.context.store.write() as records:
         for row in records.all(database.uploads, study="trial"):
             records.change(database.uploads, {"id": row["id"]}, metrics=json.dumps([["val_loss", "2.2e+307"]]))
 
 
 def _no_metrics_at_all(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
+    with place.coordinator.context.store.write() as records:
         records.change(database.uploads, {"study": "trial"}, metrics="[[")
 
 
@@ -662,7 +662,7 @@ def _no_life_at_all(place: Place) -> None:
 
 
 def _change_study(place: Place, edit: Callable[[Any], str]) -> None:
-    with place.coordinator.parts.store.write() as records:
+    with place.coordinator.context.store.write() as records:
         row = records.get(database.studies, name="trial")
         records.change(database.studies, {"name": "trial"}, life=edit(row))
 
@@ -768,7 +768,7 @@ def test_another_sites_view(served: Place) -> None:
     second = {site.name: site.next_assignment() for site in sites}
     assert len({assignment.base.digest for assignment in second.values()}) == 3
     digests = {name: [assignment.base.digest] for name, assignment in second.items()}
-    everything = served.coordinator.parts.blobs.model(served.status()["model_digest"])
+    everything = served.coordinator.context.blobs.model(served.status()["model_digest"])
     with TensorFile(everything) as kept:
         manifest = kept.manifest()
     assert {"site_0", "site_1", "site_2"} <= {entry.spec.bundle for entry in manifest.entries}

@@ -144,7 +144,7 @@ def test_invite_prints_the_invitation_and_only_it(commands: Commands) -> None:
     invitation = Invitation.decode(out)
     assert (invitation.site, invitation.address, invitation.federation) == ("alpha", commands.address, "north")
     assert out.count("\n") == 1
-    assert said.startswith("Good once, until 20")
+    assert said.startswith("It can be used once, until 20")
     _, said = commands.run("invite", "alpha", "--expires", "soon", code=64)
     assert said == "error: `--expires soon` is not a span of time\nhint: as in 30m, 24h or 7d\n"
 
@@ -191,7 +191,7 @@ def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     out, said = commands.run("sites")
     assert "alpha   enrolled" in out
     assert said == (
-        "Site `alpha`: since 2026-09-21T14:13:20Z two hold its keys, or it was copied\n"
+        "Site `alpha`: two machines hold its keys since 2026-09-21T14:13:20Z (a copy, or a theft)\n"
         "next: ask its people; if nobody there knows of a copy, "
         f"`coordinator revoke alpha --state {commands.state}`\n"
     )
@@ -235,9 +235,9 @@ def test_study_check_compares_what_several_networks_share_where_torch_is(command
 def test_without_torch_study_create_names_the_command_that_makes_the_initial_model(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coordinator.cli import main
+    from coordinator.cli import initial, main
 
-    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    monkeypatch.setattr(initial, "find_spec", lambda name: None)
     monkeypatch.setattr(
         sys, "argv", ["coordinator", "study", "create", str(commands.study), "--state", str(commands.state)]
     )
