@@ -130,7 +130,7 @@ def report(
         outputs.file(out, force=force, keep=[state])
     answer = ask(state, ShowReport(study=study), StudyReport)
     if out is not None:
-        from coordinator.studies.report import page
+        from coordinator.studies.page import page
 
         outputs.write(out, page(answer.document()).encode(), force=force, keep=[state], mode=0o644)
         say(f"Report written to {out}")
