@@ -137,7 +137,7 @@ class Administration:
             rows.append(
                 SiteRow(
                     site=site, state=state, certificate_expires=_utc_or_none(ends.get(site)),
-                    last_seen=_utc_or_none(row["last_seen_s"]), two_lines_since=_utc_or_none(row["two_lines_s"]),
+                    last_seen=_utc_or_none(row["last_seen_s"]), certificate_fork_since=_utc_or_none(row["two_lines_s"]),
                     ledger_key=fingerprint(bytes.fromhex(row["ledger_key"])),
                 )
             )  # fmt: skip

@@ -55,7 +55,7 @@ class SiteRow(Answer):
         state: invited, enrolled (and not connected), connected, ready (approved a study that goes on) or revoked.
         certificate_expires: when its newest certificate does (UTC).
         last_seen: when it last connected or disconnected (UTC).
-        two_lines_since: since when two machines hold its keys (UTC).
+        certificate_fork_since: since when two machines hold its keys (UTC).
         ledger_key: SHA-256 fingerprint of the key that signs its ledger.
     """
 
@@ -63,7 +63,7 @@ class SiteRow(Answer):
     state: str
     certificate_expires: str | None = None
     last_seen: str | None = None
-    two_lines_since: str | None = None
+    certificate_fork_since: str | None = None
     ledger_key: str | None = None
 
 
@@ -117,7 +117,7 @@ class BestRound(Answer):
     """The round of the best global model, its mean validation loss, and the model's digest."""
 
     round: int
-    val_loss: float | None
+    val_loss: float
     digest: str
 
 
@@ -242,7 +242,7 @@ class StudyReport(StudyStatus):
 
     Attributes:
         limits: how much one site may move the model, in words.
-        best_rule: how the best global model is chosen, in words; "" where a study has none.
+        best_rule: which model is the best global one, in words; "" where a study has no one global model.
         rounds_closed: of the attempts, those that made a model.
         study: the resolved study file.
     """

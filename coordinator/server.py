@@ -100,7 +100,7 @@ class Coordinator:
             wall=wall_clock,
         )  # fmt: skip
         self.administration = Administration(context, after_revoke=self._after_revoke, undecided=self.uploads.judging)
-        context.enrolment.on_two_chains = self._warn_of_two_chains
+        context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)
         self._add_servicers()
@@ -149,8 +149,8 @@ class Coordinator:
             (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation))
         )
 
-    def _warn_of_two_chains(self, site: str) -> None:
-        since = self.context.certificate_status.two_chains_since(site)
+    def _warn_of_certificate_fork(self, site: str) -> None:
+        since = self.context.certificate_status.certificate_fork_since(site)
         if since is not None:
             self.engine.tell(site, TwoLines(since))
 

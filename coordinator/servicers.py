@@ -137,7 +137,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._engine.watch(peer.site, stream)
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
-            if (since := self._status.two_chains_since(peer.site)) is not None:
+            if (since := self._status.certificate_fork_since(peer.site)) is not None:
                 yield translate.event_message(TwoLines(since))
             while isinstance(item := stream.get(), Study | Assignment | TwoLines):
                 self._status.check(peer)

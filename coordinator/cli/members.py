@@ -41,8 +41,10 @@ def sites(state: State, as_json: Json = False) -> None:
         [(row.site, row.state, row.certificate_expires or "", row.last_seen or "") for row in answer.sites],
     )
     for row in answer.sites:
-        if row.two_lines_since:
-            say(f"Site `{row.site}`: two machines hold its keys since {row.two_lines_since} (a copy, or a theft)")
+        if row.certificate_fork_since:
+            say(
+                f"Site `{row.site}`: two machines hold its keys since {row.certificate_fork_since} (a copy, or a theft)"
+            )
             say(f"next: ask its people; if nobody there knows of a copy, `coordinator revoke {row.site}`")
         if row.ledger_key:
             print(f"ledger key of {row.site}: {row.ledger_key}")

@@ -40,7 +40,7 @@ def print_report(report: StudyReport) -> None:
     for limit in report.limits:
         print(f"limit: {limit}")
     if report.best_rule:
-        print(f"rule: {report.best_rule}")
+        print(f"best global model: {report.best_rule}")
     print_table(("round", "outcome", "contributed", "did not", "seconds"), [_attempt(row) for row in report.attempts])
 
 

@@ -132,7 +132,7 @@ def report(
     if out is not None:
         from coordinator.studies.page import page
 
-        outputs.write(out, page(answer.document()).encode(), force=force, keep=[state], mode=0o644)
+        outputs.write(out, page(answer).encode(), force=force, keep=[state], mode=0o644)
         say(f"Report written to {out}")
     print_json(answer.document()) if as_json else print_report(answer)
     if answer.incomplete:

@@ -3,8 +3,9 @@
 ``CertificateStatus`` knows every valid serial and is asked on every call.
 
 A renewal chain is a certificate from an enrolment and those renewed from it, one after another. A site needs one chain.
-Two chains in use at one time mean that two hold the site's keys: a thief, or a copy of the machine. Nothing is taken
-away for that, because nobody here can know which of the two is the site; the operator and the site are told.
+A certificate fork, two chains in use at one time, means that two machines hold the site's keys: a thief's, or a copy.
+Nothing is taken away for that, because nobody here can know which of the two is the site; the operator and the site
+are told.
 """
 
 import datetime
@@ -55,7 +56,7 @@ class CertificateStatus:
     _revoked: set[str] = field(default_factory=set)
     _unused: set[str] = field(default_factory=set)  # serials
     _superseded: dict[str, int] = field(default_factory=dict)  # serial -> when its successor was first used
-    _two_chains: dict[str, int] = field(default_factory=dict)  # site -> since when
+    _forks: dict[str, int] = field(default_factory=dict)  # site -> since when
     _lock: threading.Lock = field(default_factory=threading.Lock)  # held for moments only: every call asks
     _loading: threading.Lock = field(default_factory=threading.Lock)  # held while the record is read and put into use
 
@@ -67,15 +68,15 @@ class CertificateStatus:
             serials = {row["serial"]: row["site"] for row in rows}
             revoked = {row["name"] for row in sites if row["revoked_s"] is not None}
             unused = {row["serial"] for row in rows if row["used_s"] is None}
-            two_chains = {row["name"]: row["two_lines_s"] for row in sites if row["two_lines_s"] is not None}
+            forks = {row["name"]: row["two_lines_s"] for row in sites if row["two_lines_s"] is not None}
             with self._lock:
                 self._sites, self._revoked, self._unused = serials, revoked, unused
-                self._superseded, self._two_chains = superseded(rows), two_chains
+                self._superseded, self._forks = superseded(rows), forks
 
-    def two_chains_since(self, site: str) -> int | None:
+    def certificate_fork_since(self, site: str) -> int | None:
         """Since when two renewal chains of a site are in use (Unix time); None while there is one."""
         with self._lock:
-            return self._two_chains.get(site)
+            return self._forks.get(site)
 
     def unrecorded_use(self, peer: Peer) -> str:
         """What a call with this certificate shows that is not on record: FIRST_USE, OLDER_IN_USE or "" (mostly)."""
@@ -84,7 +85,7 @@ class CertificateStatus:
                 return FIRST_USE
             since = self._superseded.get(peer.serial)
             late = since is not None and self.wall_clock() > since + CHANGING_S
-            return OLDER_IN_USE if late and peer.site not in self._two_chains else ""
+            return OLDER_IN_USE if late and peer.site not in self._forks else ""
 
     def admit(self, certificate: x509.Certificate, address: str) -> Peer:
         """The peer that holds ``certificate``. TLS has checked its signature, and that the peer has its key.
@@ -185,7 +186,7 @@ def superseded(rows: Iterable[Row]) -> dict[str, int]:
     return since
 
 
-def note_two_chains(records: Records, site: str, now: int, why: str) -> None:
+def note_certificate_fork(records: Records, site: str, now: int, why: str) -> None:
     """Record that two renewal chains of a site are in use, unless that is on record, and warn in the operator's log."""
     table = store.sites.c
     records.change(store.sites, {"name": site}, table.two_lines_s.is_(None), two_lines_s=now)

@@ -45,7 +45,7 @@ class Enrolment:
     """Issues invitations and certificates, and takes them back.
 
     Attributes:
-        on_two_chains: called with a site when it turns out that two hold its keys.
+        on_certificate_fork: called with a site when it turns out that two hold its keys.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Enrolment:
         self._status = certificate_status
         self._address = address
         self._wall_clock = certificate_status.wall_clock
-        self.on_two_chains: Callable[[str], None] = lambda site: None
+        self.on_certificate_fork: Callable[[str], None] = lambda site: None
 
     def note_use(self, peer: Peer) -> None:
         """Record the first use of the peer's certificate, and whether another renewal chain of its site is in use."""
@@ -64,7 +64,7 @@ class Enrolment:
         if not unrecorded:
             return
         now = int(self._wall_clock())
-        before = self._status.two_chains_since(peer.site)
+        before = self._status.certificate_fork_since(peer.site)
         with self._store.write() as records:
             used = database.certificates.c.used_s
             records.change(database.certificates, {"serial": peer.serial}, used.is_(None), used_s=now)
@@ -74,10 +74,10 @@ class Enrolment:
                 why += (
                     f" beside {', '.join(f'{serial[:12]}…' for serial in others)}" if others else ", its successor too"
                 )
-                certificate_status.note_two_chains(records, peer.site, now, why)
+                certificate_status.note_certificate_fork(records, peer.site, now, why)
         self._status.load()
-        if before is None and self._status.two_chains_since(peer.site) is not None:
-            self.on_two_chains(peer.site)
+        if before is None and self._status.certificate_fork_since(peer.site) is not None:
+            self.on_certificate_fork(peer.site)
 
     def invite(self, site: str, expires_in_s: int) -> Invitation:
         """An invitation for ``site``. One that was not used yet stops working.

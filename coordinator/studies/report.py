@@ -107,19 +107,19 @@ def incomplete(study: Study, contributed: Mapping[str, Sequence[int]]) -> tuple[
 
 
 def best_rule(study: Study) -> str:
-    """How the best global model is chosen, in words; "" for a method that has no one global model."""
+    """Which model is the best global one, in words; "" for a method that has no one global model."""
     if not study.one_global_model:
         return ""
     most = study.file.limits.max_weight
-    capped = f"; where three or more report one, no site weighs more than {most:g}" if most < 1 else ""
+    capped = f"; of three or more sites none weighs more than {most:g} of all" if most < 1 else ""
     return (
-        "the best global model is that of the round with the smallest mean of the sites' validation losses, "
-        f"each weighted by the site's validation rows as reported{capped}"
+        "the one whose validation losses at the sites have the smallest mean, "
+        f"where each site's loss is weighted by its validation rows as reported{capped}"
     )
 
 
 def _best(study: Study) -> BestRound | None:
-    if study.best.round is None:
+    if study.best.round is None or study.best.loss is None:
         return None
     return BestRound(round=study.best.round, val_loss=study.best.loss, digest=study.best_digest)
 

@@ -503,7 +503,7 @@ def test_renewals_evict_the_honest(tmp_path: Path) -> None:
             warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
             assert abs(warned.two_lines.since_s - time.time()) < 60
         (row,) = place.ask("sites")["sites"]
-        assert row["two_lines_since"] is not None
+        assert row["certificate_fork_since"] is not None
 
 
 def evict(stolen: FakeSite) -> None:

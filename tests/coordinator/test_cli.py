@@ -155,7 +155,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
         commands.serve()
     commands.run("invite", "alpha")
     told = json.loads(commands.run("sites", "--json")[0])
-    nothing = {"certificate_expires": None, "last_seen": None, "two_lines_since": None, "ledger_key": None}
+    nothing = {"certificate_expires": None, "last_seen": None, "certificate_fork_since": None, "ledger_key": None}
     assert told["sites"] == [{"site": "alpha", "state": "invited", **nothing}]
     assert len(bytes.fromhex(told["receipt_key"])) == 32
     said = commands.run("sites")[0]
@@ -301,6 +301,11 @@ def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_t
     page = commands.folder / "report.html"
     out, _ = commands.run("study", "report", "trial", "--out", page, code=3)
     assert "not in every round: bravo" in out
+    rule = (
+        "best global model: the one whose validation losses at the sites have the smallest mean, where each site's "
+        "loss is weighted by its validation rows as reported; of three or more sites none weighs more than 0.5 of all\n"
+    )
+    assert rule in out
     html = page.read_text()
     assert "Not in every round: bravo" in html
     assert "bravo: no answer" in html

@@ -462,7 +462,7 @@ def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Plac
     renewed(alpha.channel)
     with place.coordinator.context.store.read() as records:
         assert len(records.all(database.certificates, site="alpha")) == 2
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
 
 
 def renewed(channel: grpc.Channel) -> tuple[bytes, certificates.PrivateKey]:
@@ -505,7 +505,7 @@ def test_a_site_that_renews_and_changes_over_is_one_line(place: Place) -> None:
         place.ahead_s += 300
         site.call()
         site = newer
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
 
 
 def test_an_older_certificate_that_goes_on_being_used_is_said(place: Place) -> None:
@@ -516,15 +516,15 @@ def test_an_older_certificate_that_goes_on_being_used_is_said(place: Place) -> N
     site.call()
     place.ahead_s += 599
     copied.call()
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
     place.ahead_s += 2
     copied.call()
-    assert sites_row(place)["two_lines_since"] is not None
+    assert sites_row(place)["certificate_fork_since"] is not None
     place.ahead_s = 0  # TLS goes by the true time
     place.restart()
-    assert sites_row(place)["two_lines_since"] is not None
+    assert sites_row(place)["certificate_fork_since"] is not None
     again = FakeSite(place.invite("alpha"))  # a new identity begins a new line
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
     again.close()
 
 
