@@ -6,7 +6,7 @@ The view of model r is what a site gets for round r + 1. For most methods it is 
 import json
 from dataclasses import dataclass
 
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.study import Study, manifest_from_document
@@ -25,8 +25,8 @@ class Download:
 class Downloads:
     """The views of one coordinator's models."""
 
-    def __init__(self, records: Store, blobs: Blobs) -> None:
-        self._store = records
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
         self._blobs = blobs
         self._last: tuple[str, Manifest] | None = None
 
@@ -36,12 +36,12 @@ class Downloads:
         Raises:
             BadData: the kept file cannot be read.
         """
-        return kept if study.half.passes else self._view(study, site, number, kept).manifest.digest()
+        return kept if study.aggregator.passes else self._view(study, site, number, kept).manifest.digest()
 
     def find(self, study: Study, site: str, digest: str) -> Download | None:
         """The site's view with this digest, of a model that is still offered; else None. Raises as above."""
         for number, kept in study.offered:
-            if study.half.passes and kept != digest:
+            if study.aggregator.passes and kept != digest:
                 continue
             found = self._view(study, site, number, kept)
             if found.manifest.digest() == digest:
@@ -51,15 +51,15 @@ class Downloads:
     def _view(self, study: Study, site: str, number: int, kept: str) -> Download:
         manifest = self._manifest(kept)
         with TensorFile(self._blobs.model(kept)) as file:
-            sources = study.half.sources(file, site, number + 1)
-        return Download(view(manifest, sources, study.half.comes_to(site)), kept, sources)
+            sources = study.aggregator.sources(file, site, number + 1)
+        return Download(view(manifest, sources, study.aggregator.comes_to(site)), kept, sources)
 
     def _manifest(self, digest: str) -> Manifest:
         """Of a kept file; every site's view is of the same one, so the last is remembered."""
         last = self._last
         if last is None or last[0] != digest:
-            with self._store.read() as records:
-                row = records.get(database.models, digest=digest)
+            with self._store.read() as session:
+                row = session.get(tables.Model, digest)
             assert row is not None
-            last = self._last = (digest, manifest_from_document(json.loads(row["manifest"])))
+            last = self._last = (digest, manifest_from_document(json.loads(row.manifest)))
         return last[1]

@@ -10,14 +10,15 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from coordinator.storage import database
-from coordinator.storage.database import Store, Upload
+from coordinator.storage import database, tables
+from coordinator.storage.database import Store
+from coordinator.studies.history import uploads_of
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain
 from wardround.local.durable import StorageFailed
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[Store]:
     path = tmp_path / "coordinator.db"
     database.upgrade(path)
     opened = Store(path)
@@ -25,62 +26,63 @@ def records(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def test_the_migrations_make_exactly_the_tables_that_the_program_uses(records: Store) -> None:
-    engine = sa.create_engine(f"sqlite:///{records.path}")
+def test_the_migrations_make_exactly_the_tables_that_the_program_uses(store: Store) -> None:
+    engine = sa.create_engine(f"sqlite:///{store.path}")
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), database.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), tables.Base.metadata) == []
     engine.dispose()
 
 
-def test_upgrading_twice_changes_nothing(records: Store) -> None:
-    with records.write() as write:
-        write.add(database.models, digest="d", manifest="[]", made_s=1)
-    database.upgrade(records.path)
-    records.refuse_other_schema()
-    with records.read() as read:
-        assert read.all(database.models) == [{"digest": "d", "manifest": "[]", "made_s": 1}]
+def test_upgrading_twice_changes_nothing(store: Store) -> None:
+    with store.write() as session:
+        session.add(tables.Model(digest="d", manifest="[]", made_s=1))
+    database.upgrade(store.path)
+    store.refuse_other_schema()
+    with store.read() as session:
+        rows = session.scalars(sa.select(tables.Model)).all()
+    assert [(row.digest, row.manifest, row.made_s) for row in rows] == [("d", "[]", 1)]
 
 
-def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(records: Store) -> None:
-    with records.read() as read:
-        pragma = read._connection.exec_driver_sql
+def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(store: Store) -> None:
+    with store.read() as session:
+        pragma = session.connection().exec_driver_sql
         assert pragma("PRAGMA journal_mode").scalar() == "wal"
         assert pragma("PRAGMA synchronous").scalar() == 2  # FULL
         assert pragma("PRAGMA foreign_keys").scalar() == 1
 
 
-def test_a_transaction_that_fails_leaves_nothing(records: Store) -> None:
+def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
     def fail() -> None:
-        with records.write() as write:
-            write.add(database.models, digest="d", manifest="[]", made_s=1)
+        with store.write() as session:
+            session.add(tables.Model(digest="d", manifest="[]", made_s=1))
             raise ValueError("in the middle")
 
     with pytest.raises(ValueError, match="in the middle"):
         fail()
-    with records.read() as read:
-        assert read.all(database.models) == []
+    with store.read() as session:
+        assert session.scalars(sa.select(tables.Model)).all() == []
 
 
-def test_two_writers_wait_for_each_other(records: Store) -> None:
-    with records.write() as write:
-        write.add(database.models, digest="0", manifest="[]", made_s=0)
+def test_two_writers_wait_for_each_other(store: Store) -> None:
+    with store.write() as session:
+        session.add(tables.Model(digest="0", manifest="[]", made_s=0))
 
     def count_up() -> None:
         for _ in range(25):
-            with records.write() as write:
-                row = write.get(database.models, digest="0")
+            with store.write() as session:
+                row = session.get(tables.Model, "0")
                 assert row is not None
-                write.change(database.models, {"digest": "0"}, made_s=row["made_s"] + 1)
+                row.made_s += 1
 
     threads = [threading.Thread(target=count_up) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    with records.read() as read:
-        row = read.get(database.models, digest="0")
+    with store.read() as session:
+        row = session.get(tables.Model, "0")
     assert row is not None
-    assert row["made_s"] == 100
+    assert row.made_s == 100
 
 
 @pytest.mark.parametrize(
@@ -92,25 +94,25 @@ def test_two_writers_wait_for_each_other(records: Store) -> None:
     ],
 )
 def test_what_the_disk_says_reaches_the_operator_in_words(
-    records: Store, code: int, kind: type[Exception], said: str
+    store: Store, code: int, kind: type[Exception], said: str
 ) -> None:
     class Failed(sqlite3.OperationalError):
         sqlite_errorcode = code
 
     def fail() -> None:
-        with records.write():
+        with store.write():
             raise sa.exc.OperationalError("INSERT", {}, Failed())
 
     with pytest.raises(kind, match=said):
         fail()
 
 
-def test_a_database_that_no_descriptor_is_left_for_is_not_lost(records: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_no_descriptor_is_left_for_is_not_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     class CannotOpen(sqlite3.OperationalError):
         sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
 
     def fail() -> None:
-        with records.read():
+        with store.read():
             raise sa.exc.OperationalError("SELECT", {}, CannotOpen())
 
     with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
@@ -120,11 +122,16 @@ def test_a_database_that_no_descriptor_is_left_for_is_not_lost(records: Store, m
         fail()
 
 
-def test_an_upload_survives_its_row(records: Store) -> None:
-    upload = Upload("a" * 32, "alpha", "trial", 1, 2, 1, "c", "m", 32, (("val_loss", "0.5"),), 10, 3, received=8)
-    with records.write() as write:
-        write.put(database.uploads, **upload.row())
-    with records.read() as read:
-        assert read.upload("a" * 32) == upload
-        assert read.upload("b" * 32) is None
-        assert read.uploads_of("trial", 1) == [upload]
+def test_an_upload_is_read_as_it_was_written(store: Store) -> None:
+    upload = tables.Upload(
+        id="a" * 32, site="alpha", study="trial", revision=1, round=2, attempt=1, content="c", manifest_sha256="m",
+        payload_bytes=32, metrics='[["val_loss", "0.5"]]', num_examples=10, num_validation=3, received=8, opened_s=1.5,
+    )  # fmt: skip
+    with store.write() as session:
+        session.add(upload)
+    with store.read() as session:
+        (kept,) = uploads_of(session, "trial", 1)
+        assert session.get(tables.Upload, "b" * 32) is None
+    assert kept is not upload
+    assert kept.reported_metrics == (("val_loss", "0.5"),)
+    assert (kept.id, kept.received, kept.decision, kept.code, kept.receipt) == ("a" * 32, 8, "", "", None)
