@@ -15,12 +15,12 @@ from coordinator.members.certificate_status import Standing
 from coordinator.members.enrolment import Authority, Enrolment
 from coordinator.models import public_data
 from coordinator.models.aggregation import begin
+from coordinator.models.kept import add_model
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies import report
-from coordinator.studies.conclusion import add_model
 from coordinator.studies.engine import Engine
 from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.state import ENDED, Phase

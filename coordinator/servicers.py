@@ -199,7 +199,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         study = self._study(peer, request.study)
         found = None
         if request.revision == study.revision:
-            found = self._downloads.find(study, peer.site, request.model.digest.hex())
+            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if found is None:
             raise BadData(
                 f"model {request.model.round} of `{study.name}` is not offered (any more)", code="REVISION_CHANGED"

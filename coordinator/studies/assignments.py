@@ -72,10 +72,10 @@ class Assignments:
         """The newest model and the best one, as this site downloads them; None where that cannot be said."""
         number, best = study.state.models, study.best.round
         try:
-            base = ModelRef(number, self._downloads.digest(study, site, number, study.newest))
+            base = ModelRef(number, self._downloads.digest(study.aggregator, site, number, study.newest))
             if best is None:
                 return base, None
-            return base, ModelRef(best, self._downloads.digest(study, site, best, study.best_digest))
+            return base, ModelRef(best, self._downloads.digest(study.aggregator, site, best, study.best_digest))
         except BadData as error:
             log.error("%s: the model for site %s: %s", study.name, site, error.message)
             return None

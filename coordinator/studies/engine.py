@@ -9,20 +9,18 @@ the next start.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, overload
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies import cleanup
+from coordinator.studies import cleanup, lifecycle
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion, conclude
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
@@ -41,12 +39,10 @@ from coordinator.studies.lifecycle import (
     Ready,
     Restarted,
     Tell,
-    advance,
-    halted,
 )
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams, TwoLines
-from coordinator.studies.study import Saved, Study, load_studies
+from coordinator.studies.study import Study, load_studies
 from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
@@ -71,8 +67,8 @@ class Engine:
         blobs: Blobs,
         *,
         fatal: Callable[[BaseException], None],
-        wall_clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -163,12 +159,11 @@ class Engine:
     def add(self, study: Study, write: Callable[[Session], None]) -> None:
         """A new study, or a new revision of one that has ended or never ran; its sites hear of it.
 
-        Args:
-            write: writes what the study's row refers to, in the same transaction.
+        ``write`` writes what the study's row refers to, in the same transaction.
         """
 
         def act() -> None:
-            saved = study.saved_at(self._now())
+            saved = study.saved_at(self._wall_clock(), self._monotonic())
             with self._store.write() as session:
                 write(session)
                 session.add(saved.row())
@@ -266,6 +261,8 @@ class Engine:
         self.call(act)
 
     def unwatch(self, site: str, stream: Stream) -> None:
+        """A site's stream ended."""
+
         def act() -> None:
             self._seen(site)
             self._streams.close(site, stream)
@@ -292,8 +289,8 @@ class Engine:
 
     def _seen(self, site: str) -> None:
         with self._store.write() as session:
-            now = int(self._wall_clock())
-            session.execute(sa.update(tables.Site).where(tables.Site.name == site).values(last_seen_s=now))
+            if (row := session.get(tables.Site, site)) is not None:
+                row.last_seen_s = int(self._wall_clock())
 
     # One step of a study.
 
@@ -334,17 +331,18 @@ class Engine:
         except Exception:
             log.exception("%s: that it is paused could not be written; at the next start it is tried again", name)
             study = self._studies[name]
-            self._studies[name] = replace(study, state=halted(study.state, why))
+            self._studies[name] = replace(study, state=lifecycle.halted(study.state, why))
             self._streams.tell_followers(name)
 
     def _step(self, name: str, event: Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
         before = self._studies[name]
         now = Now(self._monotonic(), frozenset(self._streams))
         with blamed():
-            state, actions = advance(before.state, before.rules, event, now)
+            state, actions = lifecycle.advance(before.state, before.rules, event, now)
         if state is before.state and write is None:
             return None
-        study = replace(before, state=state, newest=newest or before.newest).saved_at(self._now())
+        study = replace(before, state=state, newest=newest or before.newest)
+        study = study.saved_at(self._wall_clock(), self._monotonic())
         with self._store.write() as session:
             result = write(session) if write is not None else None
             session.flush()  # what fails in that is not the study's failure
@@ -376,30 +374,26 @@ class Engine:
                 for site in study.state.ready:
                     self._streams.push(site, self._assignments.of(study, site))
 
-    def _aggregate(self, study: Study, one: Round) -> None:
+    def _aggregate(self, study: Study, current: Round) -> None:
         """In the worker: make the next model, and let the study know."""
         try:
-            end = conclude(self._store, self._blobs, study, one)
-            self.call(lambda: self._concluded(study, one, end))
+            end = conclude(self._store, self._blobs, study, current)
+            self.call(lambda: self._concluded(study, current, end))
         except StorageFailed as error:
             self._fatal(error)
 
-    def _concluded(self, study: Study, one: Round, end: Conclusion) -> None:
+    def _concluded(self, study: Study, current: Round, end: Conclusion) -> None:
         """Let the study know, if it still waits for this aggregation."""
         now = self._studies[study.name]
-        if now.revision != study.revision or not now.state.aggregating or now.state.round != one:
+        if now.revision != study.revision or not now.state.aggregating or now.state.round != current:
             return
 
-        def write(session: Session) -> None:
-            end.record(session, study, one, int(self._wall_clock()))
-
+        newest = end.manifest.digest() if end.manifest is not None else ""
+        now_s = int(self._wall_clock())
         try:
-            self._advance(study.name, end.event, write, end.manifest.digest() if end.manifest is not None else "")
+            self._advance(study.name, end.event, lambda session: end.record(session, study, current, now_s), newest)
         except StorageFailed:
             raise
         except Exception as error:
-            log.exception("%s: round %d could not be recorded", study.name, one.number)
-            self._halt(study.name, f"round {one.number} could not be recorded: {reason_of(error)}")
-
-    def _now(self) -> Saved:
-        return Saved(self._wall_clock(), self._monotonic())
+            log.exception("%s: round %d could not be recorded", study.name, current.number)
+            self._halt(study.name, f"round {current.number} could not be recorded: {reason_of(error)}")

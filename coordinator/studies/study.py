@@ -4,11 +4,11 @@ import json
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from coordinator.models.kept import manifest_of
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
@@ -19,7 +19,7 @@ from fl_algorithms.server.best import BestGlobal
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+from wardround.tensors.manifests import Manifest, TensorSpec
 
 VAL_LOSS = "val_loss"
 log = logging.getLogger(__name__)
@@ -104,14 +104,14 @@ class Study:
         """The model files that must stay."""
         return frozenset({self.initial, self.newest, self.best_digest} - {""})
 
-    def saved_at(self, saved: Saved) -> "Study":
-        return replace(self, saved=saved)
+    def saved_at(self, wall_clock: float, monotonic: float) -> "Study":
+        return replace(self, saved=Saved(wall_clock, monotonic))
 
-    def judged(self, one: Round, base: str, session: Session) -> "Study":
-        """With the best global model after ``one`` closed: its sites' losses judge the model that they downloaded."""
+    def judged(self, ended: Round, base: str, session: Session) -> "Study":
+        """The best global model is known after ``ended``: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(one.number - 1, reported_losses(one, session), self.file.limits.max_weight)
+        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.file.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
     def row(self) -> tables.Study:
@@ -156,10 +156,8 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
 
 def study_from_row(session: Session, row: tables.Study) -> Study:
     """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
-    model = session.get(tables.Model, row.initial)
-    assert model is not None
     file = StudyFile.from_document(json.loads(row.document), f"study {row.name}")
-    study = new_study(file, manifest_from_document(json.loads(model.manifest)), row.revision, row.created_s)
+    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
     kept, best = json.loads(row.state), json.loads(row.best)
     return replace(
         study, digest=row.digest, newest=row.newest, state=StudyState.from_document(kept["state"]),
@@ -168,21 +166,11 @@ def study_from_row(session: Session, row: tables.Study) -> Study:
     )  # fmt: skip
 
 
-def manifest_from_document(rows: list[dict[str, Any]]) -> Manifest:
-    """What ``Manifest.document`` made."""
-    return Manifest(
-        tuple(
-            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
-            for row in rows
-        )
-    )
-
-
-def reported_losses(one: Round, session: Session) -> list[tuple[str, int]]:
+def reported_losses(ended: Round, session: Session) -> list[tuple[str, int]]:
     """Each accepted site's validation loss and validation rows, as it reported them."""
     reported = []
-    for site in one.accepted:
-        upload = session.get(tables.Upload, one.answers[site].upload)
+    for site in ended.accepted:
+        upload = session.get(tables.Upload, ended.answers[site].upload)
         assert upload is not None
         reported += [(value, upload.num_validation) for name, value in upload.reported_metrics if name == VAL_LOSS]
     return reported
