@@ -193,6 +193,8 @@ class Engine:
         self.call(act)
 
     def gone(self, site: str, name: str, code: str) -> None:
+        """The site withdrew or was revoked; ``code`` says which."""
+
         def act() -> None:
             if site in self._studies[name].state.ready:
                 self._advance(name, Gone(site, code))
@@ -261,8 +263,6 @@ class Engine:
         self.call(act)
 
     def unwatch(self, site: str, stream: Stream) -> None:
-        """A site's stream ended."""
-
         def act() -> None:
             self._seen(site)
             self._streams.close(site, stream)

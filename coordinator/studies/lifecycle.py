@@ -289,7 +289,7 @@ def _answered(state: StudyState, site: str, answer: Answer) -> StudyState:
 
 
 def _restarted(state: StudyState, rules: Rules, event: Restarted, now: Now, actions: list[Action]) -> StudyState:
-    """Deadlines go on from where they were, by the wall's clock, but leave the sites time to come back."""
+    """Deadlines go on from where they were, by the wall clock, but leave the sites time to come back."""
 
     def left(before_s: float, full_s: float) -> float:
         return now.time + min(max(before_s - event.away_s, min(GRACE_S, full_s)), full_s)

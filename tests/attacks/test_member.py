@@ -205,7 +205,7 @@ def given_back(place: Place, after: str) -> None:
     """Wait until no call of alpha holds a worker and no upload is under way."""
     never = threading.Event()
     deadline = time.monotonic() + 20
-    while place.coordinator.calls.of("alpha") or place.coordinator.uploads.arriving():
+    while place.coordinator.calls.of("alpha") or len(place.coordinator.uploads.receptions) > 0:
         assert time.monotonic() < deadline, f"a place is still taken after {after}"
         never.wait(0.002)
 
