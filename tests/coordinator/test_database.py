@@ -1,20 +1,31 @@
 """The database: its tables are those of the migrations, and a transaction is whole or not at all."""
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from hypothesis import given
 
+from coordinator.models.kept import add_model, manifest_from_document
 from coordinator.storage import database, tables
 from coordinator.storage.database import Store
 from coordinator.studies.history import uploads_of
+from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
+from coordinator.studies.study import load_studies, new_study
+from fl_algorithms.server.best import BestGlobal
+from tests.coordinator.conftest import study_document
+from tests.wardround.test_update import manifests
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain
 from wardround.local.durable import StorageFailed
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 
 @pytest.fixture
@@ -135,3 +146,31 @@ def test_an_upload_is_read_as_it_was_written(store: Store) -> None:
     assert kept is not upload
     assert kept.reported_metrics == (("val_loss", "0.5"),)
     assert (kept.id, kept.received, kept.decision, kept.code, kept.receipt) == ("a" * 32, 8, "", "", None)
+
+
+@given(manifests())
+def test_a_manifest_comes_back_from_its_document(manifest: Manifest) -> None:
+    assert manifest_from_document(json.loads(json.dumps(manifest.document()))) == manifest
+
+
+def test_a_study_comes_back_from_its_row(store: Store) -> None:
+    manifest = Manifest((Entry(TensorSpec("weight", "F32", (2, 3)), "12" * 32),))
+    state = StudyState(
+        Phase.RUNNING, models=1, ready=frozenset({"alpha", "bravo"}), missed=frozenset({"bravo"}), why="",
+        round=Round(2, 1, ("alpha", "bravo"), {"alpha": Answer(Kind.ACCEPTED, upload="ab" * 16)}, 12.5),
+    )  # fmt: skip
+    study = new_study(StudyFile.from_document(study_document()), manifest, 2, 7)
+    best = BestGlobal(1, 0.25)
+    study = replace(study, state=state, best=best, best_digest=manifest.digest()).saved_at(100.0, 3.0)
+    with store.write() as session:
+        add_model(session, manifest, 7)
+        add_model(session, manifest, 8)
+        session.add(study.row())
+    with store.read() as session:
+        model = session.scalars(sa.select(tables.Model)).one()
+    assert model.made_s == 7
+    assert load_studies(store) == ({"trial": study}, {})
+    with store.write() as session:
+        session.execute(sa.update(tables.Study).values(state="{}"))
+    studies, unreadable = load_studies(store)
+    assert (studies, list(unreadable)) == ({}, ["trial"])
