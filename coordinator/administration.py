@@ -4,12 +4,14 @@
 """
 
 import datetime
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from coordinator import requests
 from coordinator.answers import (
@@ -27,14 +29,16 @@ from coordinator.answers import (
 from coordinator.context import Context
 from coordinator.models import public_data
 from coordinator.models.aggregation import begin
+from coordinator.models.kept import add_model
 from coordinator.requests import Request, request_from
-from coordinator.storage import database
-from coordinator.storage.database import Records
+from coordinator.storage import tables
 from coordinator.studies import report
-from coordinator.studies.lifecycle import ENDED, Phase, Start, Stop
+from coordinator.studies.lifecycle import Start, Stop
+from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, new_study
-from coordinator.updates.admission import has_usable_values
-from coordinator.updates.receipt_copies import copy_of
+from coordinator.updates.admission import values_refusal
+from coordinator.updates.ledgers import newest_head
+from coordinator.updates.receipts import copy_of
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.records.study import StudyFile
@@ -109,36 +113,37 @@ class Administration:
 
     def invite(self, site: str, expires_s: int) -> InvitationMade:
         """Make an invitation. See ``Enrolment.invite``."""
-        with self._store.read() as records:
-            present = records.get(database.sites, name=site)
+        with self._store.read() as session:
+            present = session.get(tables.Site, site)
         invitation = self._context.enrolment.invite(site, expires_s)
-        replaces = present is not None and present["revoked_s"] is None
+        replaces = present is not None and present.revoked_s is None
         return InvitationMade(invitation=invitation.encode(), expires=_utc(invitation.expires_s), replaces=replaces)
 
     def sites(self) -> SiteList:
         """Every site that is invited or has enrolled, and the fingerprints of the keys that an auditor compares."""
         connected = self._engine.connected()
-        ready = {site for study in self._engine.studies() if study.life.phase not in ENDED for site in study.life.ready}
-        with self._store.read() as records:
-            enrolled = {row["name"]: row for row in records.all(database.sites)}
+        going_on = [study.state for study in self._engine.studies() if study.state.phase not in ENDED]
+        ready = frozenset[str]().union(*(state.ready for state in going_on))
+        with self._store.read() as session:
+            enrolled = {row.name: row for row in session.scalars(sa.select(tables.Site))}
             ends: dict[str, int] = {}
-            for row in records.all(database.certificates):
-                ends[row["site"]] = max(ends.get(row["site"], 0), row["not_after_s"])
-            invited = {
-                row["site"] for row in records.all(database.invitations, withdrawn=False) if row["used_s"] is None
-            } - enrolled.keys()
+            for certificate in session.scalars(sa.select(tables.Certificate)):
+                ends[certificate.site] = max(ends.get(certificate.site, 0), certificate.not_after_s)
+            unused = sa.and_(tables.Invitation.withdrawn.is_(False), tables.Invitation.used_s.is_(None))
+            invited = set(session.scalars(sa.select(tables.Invitation.site).where(unused))) - enrolled.keys()
         rows = [SiteRow(site=site, state="invited") for site in invited]
         for site, row in enrolled.items():
             state = "enrolled"
-            if row["revoked_s"] is not None:
+            if row.revoked_s is not None:
                 state = "revoked"
             elif site in connected:
                 state = "ready" if site in ready else "connected"
             rows.append(
                 SiteRow(
                     site=site, state=state, certificate_expires=_utc_or_none(ends.get(site)),
-                    last_seen=_utc_or_none(row["last_seen_s"]), certificate_fork_since=_utc_or_none(row["two_lines_s"]),
-                    ledger_key=fingerprint(bytes.fromhex(row["ledger_key"])),
+                    last_seen=_utc_or_none(row.last_seen_s),
+                    certificate_fork_since=_utc_or_none(row.certificate_fork_s),
+                    ledger_key=fingerprint(bytes.fromhex(row.ledger_key)),
                 )
             )  # fmt: skip
         key = fingerprint(self._context.receipt_key.public_key().public_bytes_raw())
@@ -157,8 +162,8 @@ class Administration:
         Raises:
             BadData: no such site has ever enrolled.
         """
-        with self._store.read() as records:
-            self._enrolled(records, site)
+        with self._store.read() as session:
+            self._enrolled(session, site)
         context, count = self._context, 0
         for envelope in copy_of(
             self._store, site, context.config.federation, context.receipt_key, context.wall_clock()
@@ -179,20 +184,20 @@ class Administration:
             raise BadData(
                 f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit reopen` prints it"
             )
-        with self._store.write() as records:
-            row = self._enrolled(records, site)
-            if records.newest_head(site, ledger) is not None:
+        with self._store.write() as session:
+            row = self._enrolled(session, site)
+            if newest_head(session, site, ledger) is not None:
                 raise BadData(
                     f"ledger {ledger[:12]}… of site `{site}` was seen before: a site cannot go back to it",
                     hint="the site makes a new one: `site-agent audit reopen`",
                 )
-            records.change(database.sites, {"name": site}, ledger_id=ledger)
-        return RolledOver(site=site, ledger=ledger, before=row["ledger_id"])
+            before, row.ledger_id = row.ledger_id, ledger
+        return RolledOver(site=site, ledger=ledger, before=before)
 
-    def _enrolled(self, records: Records, site: str) -> database.Row:
-        row = records.get(database.sites, name=site)
+    def _enrolled(self, session: Session, site: str) -> tables.Site:
+        row = session.get(tables.Site, site)
         if row is None:
-            known = ", ".join(sorted(row["name"] for row in records.all(database.sites))) or "none yet"
+            known = ", ".join(sorted(session.scalars(sa.select(tables.Site.name)))) or "none yet"
             raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
         return row
 
@@ -217,9 +222,9 @@ class Administration:
             present = self._known(file.study.name)
             if present and present.digest == digest:
                 return self._created(present, new=False)
-            if present and present.life.phase in RUNS:
+            if present and present.state.phase in RUNS:
                 raise NeedsPerson(
-                    f"study `{present.name}` is {present.life.phase}, and this is another revision of it",
+                    f"study `{present.name}` is {present.state.phase}, and this is another revision of it",
                     hint=f"`coordinator study stop {present.name}` first; the sites must approve the new revision",
                 )
             manifest = self._context.blobs.keep_model(tensors, f"initial-{file.study.name}-{os.getpid()}")
@@ -229,20 +234,19 @@ class Administration:
     def _add(self, file: StudyFile, manifest: Manifest, revision: int) -> Study:
         now = int(self._context.wall_clock())
         study = new_study(file, manifest, revision, now)
-        kept = begin(self._context.blobs, study.half, manifest, f"kept-{study.name}-{os.getpid()}")
+        kept = begin(self._context.blobs, study.aggregator, manifest, f"kept-{study.name}-{os.getpid()}")
         study = replace(study, newest=kept.digest())
 
-        def record(records: Records) -> None:
+        def write(session: Session) -> None:
             for model in (manifest, kept):
-                text = json.dumps(model.document())
-                records.add_missing(database.models, digest=model.digest(), manifest=text, made_s=now)
+                add_model(session, model, now)
 
-        self._engine.add(study, record)
+        self._engine.add(study, write)
         return study
 
     def _created(self, study: Study, *, new: bool) -> StudyCreated:
-        with self._store.read() as records:
-            known = {row["name"] for row in records.all(database.sites) if row["revoked_s"] is None}
+        with self._store.read() as session:
+            known = set(session.scalars(sa.select(tables.Site.name).where(tables.Site.revoked_s.is_(None))))
         return StudyCreated(
             id=study.name, revision=study.revision, study_digest=study.digest, initial_digest=study.initial,
             bytes_per_round=study.bytes_per_update, new=new,
@@ -255,7 +259,7 @@ class Administration:
         Raises:
             NeedsPerson: it has ended.
         """
-        phase = self._study(study).life.phase
+        phase = self._study(study).state.phase
         if phase in ENDED:
             raise NeedsPerson(
                 f"study `{study}` is {phase}: it cannot be started again",
@@ -267,21 +271,21 @@ class Administration:
 
     def stop(self, study: str) -> StudyStatus:
         """Stop a study for good. One that has ended stays as it is."""
-        if self._study(study).life.phase not in ENDED:
+        if self._study(study).state.phase not in ENDED:
             self._engine.happened(study, Stop())
         return self.status(study)
 
     def status(self, study: str) -> StudyStatus:
         """How a study stands now."""
         present, held = self._study(study), self._engine.holding(study)
-        with self._store.read() as records:
-            return report.status(present, records, self._busy(study), held)
+        with self._store.read() as session:
+            return report.status(present, session, self._busy(study), held)
 
     def report(self, study: str) -> StudyReport:
         """All that is known of a study."""
         present, held = self._study(study), self._engine.holding(study)
-        with self._store.read() as records:
-            return report.full(present, records, self._busy(study), self._context.config.federation, held)
+        with self._store.read() as session:
+            return report.full(present, session, self._busy(study), self._context.config.federation, held)
 
     def follow(self, study: str, progress: Progress) -> StudyStatus:
         """Give the status now and after each change to ``progress``, until the study has ended or paused.
@@ -340,7 +344,7 @@ def _refuse_unusable(tensors: TensorFile) -> None:
             f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
             hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",
         )
-    if refusal := has_usable_values(tensors, None):
+    if refusal := values_refusal(tensors, None):
         raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")
 
 

@@ -7,12 +7,11 @@ judged later, in ``coordinator.updates.admission``.
 from collections.abc import Sequence
 
 from coordinator.calls import SMALL_MESSAGE, parsed
-from coordinator.studies.study import Assignment, ModelRef, Study, TwoLines
-from coordinator.updates.admission import Claim, LedgerStatement
+from coordinator.studies.assignments import Assignment, ModelRef
+from coordinator.studies.streams import TwoLines
+from coordinator.studies.study import Study
 from wardround import __version__, rpc
 from wardround.errors import BadData
-from wardround.records.receipts import MAX_NEW_LINES, LedgerHead
-from wardround.records.study import METRIC_NAME, STUDY_NAME
 from wardround.signing import canonical
 from wardround.v1 import federation_pb2 as pb
 
@@ -42,67 +41,12 @@ def out_of_order() -> BadData:
     return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
 
 
-def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
-    """What a site opens an upload with. Forms and lengths are checked here, the rest by ``admission``.
-
-    Raises:
-        BadData: MESSAGE_MALFORMED, or a manifest that is none.
-    """
-    fits = (
-        STUDY_NAME.fullmatch(message.study)
-        and len(message.digest) == 32
-        and len(message.metrics) <= 64
-        and all(METRIC_NAME.fullmatch(metric.name) and len(metric.value) <= 40 for metric in message.metrics)
-        and all(count < 2**53 for count in (message.num_examples, message.num_validation))
-    )
-    if not fits:
-        raise BadData("the upload's opening has not its form", code="MESSAGE_MALFORMED")
-    return Claim(
-        upload_id=upload_id_from(message.upload_id), site=site, study=message.study, revision=message.revision,
-        digest=message.digest.hex(), round=message.round, attempt=message.attempt,
-        manifest=rpc.manifest_from(message.manifest, most_tensors),
-        metrics=tuple((metric.name, metric.value) for metric in message.metrics),
-        num_examples=message.num_examples, num_validation=message.num_validation,
-        statement=statement_from(message.ledger, message.new_line_hashes),
-    )  # fmt: skip
-
-
-def statement_from(head: pb.LedgerHead, new_lines: Sequence[bytes]) -> LedgerStatement:
-    """What a site states about its ledger.
-
-    Raises:
-        BadData: MESSAGE_MALFORMED, also for more than ``MAX_NEW_LINES`` lines.
-    """
-    fits = (
-        len(head.head) == 32
-        and len(head.signature) == 64
-        and 1 <= len(head.ledger_id) <= 64
-        and head.lines < 2**53
-        and len(new_lines) <= MAX_NEW_LINES
-        and all(len(line) == 32 for line in new_lines)
-    )
-    if not fits:
-        raise BadData("what is said of the ledger has not its form", code="MESSAGE_MALFORMED")
-    return LedgerStatement(LedgerHead(head.ledger_id, head.lines, head.head.hex()), head.signature, tuple(new_lines))
-
-
-def upload_id_from(data: bytes) -> str:
-    """An upload's id as hex.
-
-    Raises:
-        BadData: MESSAGE_MALFORMED, it is not 16 bytes.
-    """
-    if len(data) != 16:
-        raise BadData(f"an upload id of {len(data)} bytes, 16 are wanted", code="MESSAGE_MALFORMED")
-    return data.hex()
-
-
 def offer_message(study: Study) -> pb.StudyOffer:
     """A study as it is offered to its sites."""
     return pb.StudyOffer(
         study=study.name, revision=study.revision, digest=bytes.fromhex(study.digest),
         document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
-        state=study.life.phase.value,
+        state=study.state.phase.value,
     )  # fmt: skip
 
 

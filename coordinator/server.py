@@ -18,8 +18,8 @@ from coordinator.context import Context
 from coordinator.members.authority import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.state_directory import State, split_address
-from coordinator.studies.study import TwoLines
-from coordinator.updates.receive import Uploads
+from coordinator.studies.streams import TwoLines
+from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
 from wardround.errors import Unavailable, WardroundError
@@ -97,9 +97,11 @@ class Coordinator:
         self.calls = Calls(context.certificate_status, bounds)
         self.uploads = Uploads(
             context.engine, context.store, context.blobs, context.config.federation, context.receipt_key,
-            wall=wall_clock,
+            wall_clock=wall_clock,
         )  # fmt: skip
-        self.administration = Administration(context, after_revoke=self._after_revoke, undecided=self.uploads.judging)
+        self.administration = Administration(
+            context, after_revoke=self._after_revoke, undecided=self.uploads.receptions.judging
+        )
         context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)

@@ -17,12 +17,16 @@ from coordinator.members.enrolment import Enrolment
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
+from coordinator.studies.assignments import Assignment
 from coordinator.studies.engine import Engine
-from coordinator.studies.study import GOODBYE, Assignment, Stream, Study, TwoLines
-from coordinator.updates.receipt_copies import PAGE
-from coordinator.updates.receive import Arrival, Uploads
+from coordinator.studies.streams import GOODBYE, Stream, TwoLines
+from coordinator.studies.study import Study
+from coordinator.updates.decide import Uploads
+from coordinator.updates.receipts import PAGE
+from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
+from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -155,7 +159,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         study = self._study(peer, request.study)
         found = None
         if request.revision == study.revision:
-            found = self._downloads.find(study, peer.site, request.model.digest.hex())
+            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if found is None:
             raise _not_offered(request)
         yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
@@ -177,7 +181,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         first = parsed(pb.UploadRequest, call.first(messages, self._most_bytes(peer)))
         kind = first.WhichOneof("kind")
         if kind == "inquire":
-            answer = self._uploads.inquire(peer.site, translate.upload_id_from(first.inquire.upload_id))
+            answer = self._uploads.receipts.find(peer.site, upload_id_from(first.inquire.upload_id))
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
@@ -185,39 +189,39 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             return
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
-        claim = translate.claim_from(peer.site, first.open, self._most_tensors(peer, first.open.study))
-        arrival = self._uploads.open(claim, call.context.is_active)
-        if not isinstance(arrival, Arrival):
-            yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
+        header = UploadHeader.from_message(first.open, self._most_tensors(peer, first.open.study))
+        opened = self._uploads.open(peer.site, header, call.context.is_active)
+        if not isinstance(opened, Reception):
+            yield pb.UploadReply(receipt=rpc.envelope_message(opened))
             return
         try:
-            yield pb.UploadReply(offset=arrival.received)
-            yield from self._receive(peer, arrival, call.further(messages))
+            yield pb.UploadReply(offset=opened.received)
+            yield from self._receive(peer, opened, call.further(messages))
         finally:
-            arrival.close()
+            self._uploads.receptions.close(opened)
 
     @permitted("site", pb.ReceiptsRequest)
     def Receipts(  # noqa: N802
         self, peer: Peer, request: pb.ReceiptsRequest, call: Call
     ) -> Iterator[pb.ReceiptsReply]:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        envelopes = self._uploads.receipts(peer.site)
+        envelopes = self._uploads.receipts.copy(peer.site)
         while page := list(islice(envelopes, PAGE)):
             self._status.check(peer)
             yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
 
-    def _receive(self, peer: Peer, arrival: Arrival, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
+    def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""
         for data in messages:
             self._status.check(peer)
             message = translate.later_upload_message(data)
             kind = message.WhichOneof("kind")
             if kind == "chunk":
-                durable = arrival.take(message.chunk.offset, message.chunk.data)
+                durable = reception.take(message.chunk.offset, message.chunk.data)
                 if durable is not None:
                     yield pb.UploadReply(offset=durable)
             elif kind == "commit":
-                receipt = arrival.commit(message.commit.manifest_sha256.hex())
+                receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
                 yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
                 return
             else:
@@ -225,7 +229,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
 
     @permitted("site", pb.LedgerPage, most=MAX_PAGE)
     def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
-        statement = translate.statement_from(request.ledger, request.new_line_hashes)
+        statement = LedgerStatement.from_message(request.ledger, request.new_line_hashes)
         return pb.LedgerKnown(lines=self._uploads.ledgers.page(peer.site, statement))
 
     def _most_bytes(self, peer: Peer) -> int:

@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import sqlalchemy as sa
 from cryptography import x509
+from sqlalchemy.orm import Session
 
-from coordinator.storage import database as store
-from coordinator.storage.database import Records, Row, Store
+from coordinator.storage import tables
+from coordinator.storage.database import Store
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
@@ -63,12 +65,13 @@ class CertificateStatus:
     def load(self) -> None:
         """Read the store again after it changed. Of two threads that do so at once, the later reads both changes."""
         with self._loading:
-            with self.store.read() as records:
-                rows, sites = records.all(store.certificates), records.all(store.sites)
-            serials = {row["serial"]: row["site"] for row in rows}
-            revoked = {row["name"] for row in sites if row["revoked_s"] is not None}
-            unused = {row["serial"] for row in rows if row["used_s"] is None}
-            forks = {row["name"]: row["two_lines_s"] for row in sites if row["two_lines_s"] is not None}
+            with self.store.read() as session:
+                rows = session.scalars(sa.select(tables.Certificate)).all()
+                sites = session.scalars(sa.select(tables.Site)).all()
+            serials = {row.serial: row.site for row in rows}
+            revoked = {site.name for site in sites if site.revoked_s is not None}
+            unused = {row.serial for row in rows if row.used_s is None}
+            forks = {site.name: site.certificate_fork_s for site in sites if site.certificate_fork_s is not None}
             with self._lock:
                 self._sites, self._revoked, self._unused = serials, revoked, unused
                 self._superseded, self._forks = superseded(rows), forks
@@ -136,7 +139,7 @@ class CertificateStatus:
                 )
 
 
-def refuse_too_many(records: Records, site: str, made_with: str, now: int) -> None:
+def refuse_too_many(session: Session, site: str, made_with: str, now: int) -> None:
     """Remove a site's certificates that have ended or never arrived, and refuse a renewal beyond ``MAX_CERTIFICATES``.
 
     No valid certificate is removed to make room for another: so nobody who has a site's key can end the site's own
@@ -145,63 +148,57 @@ def refuse_too_many(records: Records, site: str, made_with: str, now: int) -> No
     Raises:
         TryAgain: the site has too many, and ``made_with`` was renewed already or is new (TOO_BUSY).
     """
-    table = store.certificates.c
-    records.drop(store.certificates, table.not_after_s < now, site=site)
-    records.drop(
-        store.certificates,
-        table.used_s.is_(None),
-        table.made_with != "",
-        table.issued_s < now - LOST_REPLY_S,
-        site=site,
-    )
-    living = records.all(store.certificates, site=site)
-    if len(living) < MAX_CERTIFICATES:
+    table = tables.Certificate
+    session.execute(sa.delete(table).where(table.site == site, table.not_after_s < now))
+    never_arrived = (table.used_s.is_(None), table.made_with != "", table.issued_s < now - LOST_REPLY_S)
+    session.execute(sa.delete(table).where(table.site == site, *never_arrived))
+    valid = session.scalars(sa.select(table).where(table.site == site)).all()
+    if len(valid) < MAX_CERTIFICATES:
         return
-    renewed = any(row["made_with"] == made_with for row in living)
-    young = any(row["serial"] == made_with and row["issued_s"] > now - DAY_S for row in living)
+    renewed = any(row.made_with == made_with for row in valid)
+    young = any(row.serial == made_with and row.issued_s > now - DAY_S for row in valid)
     if renewed or young:
         raise TryAgain(
-            f"site `{site}` has {len(living)} valid certificates, and this one was renewed already or is new",
+            f"site `{site}` has {len(valid)} valid certificates, and this one was renewed already or is new",
             hint="does somebody else hold this site's keys? ask the coordinator's operator",
             code="TOO_BUSY",
         )
 
 
-def other_chains(rows: Iterable[Row], serial: str) -> list[str]:
+def other_chains(rows: Iterable[tables.Certificate], serial: str) -> list[str]:
     """Of a site's valid certificates, the serials in use that are not in one renewal chain with ``serial``."""
-    by_serial = {row["serial"]: row for row in rows}
+    by_serial = {row.serial: row for row in rows}
     own = set(_chain(by_serial, serial))
     return [
-        row["serial"] for row in by_serial.values()
-        if row["used_s"] is not None and row["serial"] not in own and serial not in _chain(by_serial, row["serial"])
+        row.serial for row in by_serial.values()
+        if row.used_s is not None and row.serial not in own and serial not in _chain(by_serial, row.serial)
     ]  # fmt: skip
 
 
-def superseded(rows: Iterable[Row]) -> dict[str, int]:
+def superseded(rows: Iterable[tables.Certificate]) -> dict[str, int]:
     """Since when a certificate's successor is in use, by the older one's serial."""
     since: dict[str, int] = {}
     for row in rows:
-        if row["made_with"] and row["used_s"] is not None:
-            since[row["made_with"]] = min(row["used_s"], since.get(row["made_with"], row["used_s"]))
+        if row.made_with and row.used_s is not None:
+            since[row.made_with] = min(row.used_s, since.get(row.made_with, row.used_s))
     return since
 
 
-def note_certificate_fork(records: Records, site: str, now: int, why: str) -> None:
+def note_certificate_fork(session: Session, site: str, now: int, why: str) -> None:
     """Record that two renewal chains of a site are in use, unless that is on record, and warn in the operator's log."""
-    table = store.sites.c
-    records.change(store.sites, {"name": site}, table.two_lines_s.is_(None), two_lines_s=now)
+    table = tables.Site
+    unnoted = (table.name == site, table.certificate_fork_s.is_(None))
+    session.execute(sa.update(table).where(*unnoted).values(certificate_fork_s=now))
     log.warning(
         "site %s: two machines hold its keys (a copy, or a theft): %s; if in doubt, `coordinator revoke %s`",
-        site,
-        why,
-        site,
-    )
+        site, why, site,
+    )  # fmt: skip
 
 
-def _chain(by_serial: dict[str, Row], serial: str) -> list[str]:
+def _chain(by_serial: dict[str, tables.Certificate], serial: str) -> list[str]:
     """``serial`` and the older ones that it was renewed from."""
     chain: list[str] = []
     while serial in by_serial and serial not in chain:
         chain.append(serial)
-        serial = by_serial[serial]["made_with"]
+        serial = by_serial[serial].made_with
     return chain

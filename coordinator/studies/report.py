@@ -7,6 +7,8 @@ import datetime
 import json
 from collections.abc import Collection, Mapping, Sequence
 
+from sqlalchemy.orm import Session
+
 from coordinator.answers import (
     AcceptedUpdate,
     AttemptReport,
@@ -19,35 +21,35 @@ from coordinator.answers import (
     StudyStatus,
     TensorRow,
 )
-from coordinator.storage import database
-from coordinator.storage.database import Records, Upload
-from coordinator.studies.lifecycle import Kind, Outcome, Phase, site_states
-from coordinator.studies.study import VAL_LOSS, Study, accounts, contributed_rounds, rounds_of
+from coordinator.storage import tables
+from coordinator.studies.history import accounts, contributed_rounds, rounds_naming, rounds_of, uploads_of
+from coordinator.studies.state import Kind, Outcome, Phase, site_states
+from coordinator.studies.study import VAL_LOSS, Study
 from fl_algorithms.server.best import mean_loss
 from fl_algorithms.server.limits import Account
 
 
-def status(study: Study, records: Records, busy: frozenset[str], held: frozenset[str] = frozenset()) -> StudyStatus:
+def status(study: Study, session: Session, busy: frozenset[str], held: frozenset[str] = frozenset()) -> StudyStatus:
     """How a study stands.
 
     Args:
         busy: the sites whose update is here and not yet decided.
         held: the sites whose update waits for a person there.
     """
-    life = study.life
-    contributed = contributed_rounds(study, records)
-    made = accounts(study, records)
-    left_out = rounds_of(study.rules.sites, [(number, account.left_out) for number, account in made])
-    capped = rounds_of(study.rules.sites, [(number, account.capped) for number, account in made])
-    shown = life.round or life.last
-    present = life.round.number if life.round else max(life.models, life.last.number if life.last else 0)
+    state = study.state
+    contributed = contributed_rounds(session, study)
+    made = accounts(session, study)
+    left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
+    capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
+    shown = state.round or state.last
+    present = state.round.number if state.round else max(state.models, state.last.number if state.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
-    states = site_states(life, study.rules, busy, held)
+    states = site_states(state, study.rules, busy, held)
     return StudyStatus(
         id=study.name,
         title=study.file.study.title,
-        state=life.phase.value,
-        why=life.why,
+        state=state.phase.value,
+        why=state.why,
         round=min(present, study.rules.rounds),
         rounds=study.rules.rounds,
         attempt=shown.attempt if shown else 0,
@@ -60,7 +62,7 @@ def status(study: Study, records: Records, busy: frozenset[str], held: frozenset
             site: SiteStatus(
                 state=states[site],
                 code=codes.get(site, ""),
-                ready=site in life.ready,
+                ready=site in state.ready,
                 rounds_contributed=tuple(contributed[site]),
                 rounds_left_out=tuple(left_out[site]),
                 rounds_capped=tuple(capped[site]),
@@ -72,16 +74,15 @@ def status(study: Study, records: Records, busy: frozenset[str], held: frozenset
 
 
 def full(
-    study: Study, records: Records, busy: frozenset[str], federation: str, held: frozenset[str] = frozenset()
+    study: Study, session: Session, busy: frozenset[str], federation: str, held: frozenset[str] = frozenset()
 ) -> StudyReport:
     """All that is known of a study: its status, and every attempt at every round. Arguments as of ``status``."""
-    uploads = {upload.id: upload for upload in records.uploads_of(study.name, study.revision)}
-    rows = records.all(database.rounds, study=study.name, revision=study.revision)
-    attempts = tuple(_attempt(row, uploads, study.file.limits.max_weight) for row in rows)
-    standing = status(study, records, busy, held)
+    uploads = {upload.id: upload for upload in uploads_of(session, study.name, study.revision)}
+    attempts = tuple(_attempt(row, uploads, study.file.limits.max_weight) for row in rounds_of(session, study))
+    present = status(study, session, busy, held)
     return StudyReport(
-        **{name: getattr(standing, name) for name in StudyStatus.model_fields if name != "sites"},
-        sites={site: _site(row, site, uploads.values()) for site, row in standing.sites.items()},
+        **{name: getattr(present, name) for name in StudyStatus.model_fields if name != "sites"},
+        sites={site: _site(row, site, uploads.values()) for site, row in present.sites.items()},
         federation=federation,
         created=_utc(study.created_s),
         told_at=_utc(datetime.datetime.now(datetime.UTC).timestamp()),
@@ -101,7 +102,7 @@ def full(
 
 def incomplete(study: Study, contributed: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
     """The sites of a finished study that are not in every one of its rounds."""
-    if study.life.phase != Phase.FINISHED:
+    if study.state.phase != Phase.FINISHED:
         return ()
     return tuple(site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds)
 
@@ -124,10 +125,10 @@ def _best(study: Study) -> BestRound | None:
     return BestRound(round=study.best.round, val_loss=study.best.loss, digest=study.best_digest)
 
 
-def _site(standing: SiteStatus, site: str, uploads: Collection[Upload]) -> SiteReport:
+def _site(present: SiteStatus, site: str, uploads: Collection[tables.Upload]) -> SiteReport:
     own = [upload for upload in uploads if upload.site == site]
     return SiteReport(
-        **{name: getattr(standing, name) for name in SiteStatus.model_fields},
+        **{name: getattr(present, name) for name in SiteStatus.model_fields},
         bytes_received=sum(
             upload.received if upload.decision != "accepted" else upload.payload_bytes for upload in own
         ),
@@ -139,28 +140,28 @@ def _site(standing: SiteStatus, site: str, uploads: Collection[Upload]) -> SiteR
     )
 
 
-def _attempt(row: database.Row, uploads: Mapping[str, Upload], max_weight: float) -> AttemptReport:
-    account = Account.from_document(json.loads(row["account"])) if row["account"] else Account()
+def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight: float) -> AttemptReport:
+    account = Account.from_document(json.loads(row.account)) if row.account else Account()
     answers = {
         site: _answer(kind, code, uploads.get(upload_id))
-        for site, (kind, code, upload_id) in json.loads(row["answers"] or "{}").items()
+        for site, (kind, code, upload_id) in json.loads(row.answers or "{}").items()
     }
-    asked = json.loads(row["asked"])
-    closed = row["closed_s"]
+    asked = json.loads(row.asked)
+    closed = row.closed_s
     return AttemptReport(
-        round=row["number"],
-        attempt=row["attempt"],
-        closing=row["closing"],
-        outcome=row["outcome"] or "open",
-        opened=_utc(row["opened_s"]),
+        round=row.number,
+        attempt=row.attempt,
+        closing=row.closing,
+        outcome=row.outcome or "open",
+        opened=_utc(row.opened_s),
         closed=_utc(closed) if closed is not None else None,
-        seconds=round(closed - row["opened_s"], 4) if closed is not None else None,
+        seconds=round(closed - row.opened_s, 4) if closed is not None else None,
         asked=tuple(asked),
         contributors=tuple(site for site, answer in answers.items() if answer.answer == Kind.ACCEPTED),
         unanswered=tuple(site for site in asked if site not in answers) if closed is not None else (),
         answers=answers,
-        base_digest=row["base"],
-        model_digest=row["model"],
+        base_digest=row.base,
+        model_digest=row.model,
         val_loss=_mean_loss(answers, max_weight),
         norms=account.norms,
         limits=account.limits,
@@ -170,13 +171,14 @@ def _attempt(row: database.Row, uploads: Mapping[str, Upload], max_weight: float
     )
 
 
-def _answer(kind: str, code: str, upload: Upload | None) -> SiteAnswer:
+def _answer(kind: str, code: str, upload: tables.Upload | None) -> SiteAnswer:
     tensor = upload.tensor if upload else ""
     if upload is None or kind != Kind.ACCEPTED:
         return SiteAnswer(answer=kind, code=code, tensor=tensor)
     return AcceptedUpdate(
         answer=kind, code=code, tensor=tensor, attempt=upload.attempt, num_examples=upload.num_examples,
-        num_validation=upload.num_validation, metrics=dict(upload.metrics), update_digest=upload.manifest_sha256,
+        num_validation=upload.num_validation, metrics=dict(upload.reported_metrics),
+        update_digest=upload.manifest_sha256,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from coordinator.context import Context
 from coordinator.members.authority import Authority
 from coordinator.messages import offer_message
 from coordinator.servicers import EnrolmentServicer, FederationServicer
-from coordinator.updates.receive import Uploads
+from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, asked
@@ -197,7 +197,7 @@ class CoordinatorWorld:
             context = Context(self.state, wall_clock=lambda: NOW, monotonic=lambda: 1000.0, fatal=self._fatal)
             self.context = context
             self.uploads = Uploads(
-                context.engine, context.store, context.blobs, "north", context.receipt_key, wall=lambda: NOW
+                context.engine, context.store, context.blobs, "north", context.receipt_key, wall_clock=lambda: NOW
             )
             self.calls = Calls(context.certificate_status)
             authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
@@ -206,7 +206,7 @@ class CoordinatorWorld:
             self.federation = FederationServicer(
                 authenticator, context.engine, self.uploads, context.store, context.blobs
             )
-            self.administration = Administration(context, undecided=self.uploads.judging)
+            self.administration = Administration(context, undecided=self.uploads.receptions.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
             self.pems = {site: self._join(site) for site in SITES}
@@ -307,8 +307,8 @@ class CoordinatorWorld:
         engine, fatal = self.context.engine, self.fatal
         self.fatal = None
         taken = [f"{call.method} of {call.peer.name.id}" for call in self.calls.all()]
-        arrivals = len(self.uploads.arriving()) + len(self.uploads.judging())
-        streams = len(engine._streams) + len(engine._followers)
+        arrivals = len(self.uploads.receptions)
+        streams = len(engine._streams)
         self._forget()
         if self._data_version() != self._version or engine._studies != self._studies:
             self._database.execute("BEGIN IMMEDIATE")
@@ -332,15 +332,14 @@ class CoordinatorWorld:
         """What is in memory alone."""
         engine, uploads = self.context.engine, self.uploads
         self.calls._calls.clear()
-        uploads._arrivals.clear()
-        uploads._judging.clear()
+        uploads.receptions._under_way.clear()
         uploads._idle._times.clear()
         uploads.ledgers._pages._times.clear()
         uploads.ledgers._turns.clear()
-        engine._streams.clear()
+        engine._streams._of_sites.clear()
         engine._held.clear()
         engine._later.clear()
-        engine._followers.clear()
+        engine._streams._followers.clear()
 
     def close(self) -> None:
         self.calls.close()
