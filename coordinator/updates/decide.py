@@ -189,7 +189,7 @@ class Uploads:
         """
         site, header, refusal = verdict.site, verdict.header, verdict.refusal
         if refusal is not None:
-            self._refuse_too_many_refusals(site, header)
+            self._refuse_too_many_refusals(site, header.upload_id)
         if refusal is None:
             answer = Answer(Kind.ACCEPTED, upload=header.upload_id)
         else:
@@ -235,16 +235,16 @@ class Uploads:
         site.last_receipt = hashlib.sha256(envelope.payload).hexdigest()
         return envelope
 
-    def _refuse_too_many_refusals(self, site: str, header: UploadHeader) -> None:
+    def _refuse_too_many_refusals(self, site: str, upload_id: str) -> None:
         """Refusals are kept for good, for each is a link in the site's chain of receipts: so their number is bounded.
 
-        What is beyond gets no receipt and leaves nothing. A new invitation begins a new enrolment.
+        One beyond the bound gets no receipt and leaves nothing. A new invitation begins a new enrolment.
         """
         with self._store.read() as session:
             row = session.get(tables.Site, site)
-            kept = _refused_since(session, site, row.enrolled_s) if row else 0
+            kept = _refused_since(session, site, row.enrolled_s) if row is not None else 0
         if kept >= MAX_REFUSED:
-            self._drop(site, tables.Upload.id == header.upload_id)
+            self._drop(site, tables.Upload.id == upload_id)
             raise TryAgain(
                 f"{kept} refused uploads of site `{site}` are kept, and no more are; it may send what counts",
                 code="TOO_BUSY",
