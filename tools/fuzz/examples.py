@@ -209,7 +209,7 @@ class CoordinatorWorld:
             study = self.study
             for site in SITES:
                 ready = pb.DeclareRequest(
-                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
+                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY
                 )
                 self.call("Declare", [ready.SerializeToString()], site)
             self.operations.start(STUDY)
