@@ -169,7 +169,7 @@ def write_when_told(folder: Path) -> None:
         upload_id = uuid.uuid4().hex
         ledger.append("control", methods=[], bytes=90)
         ledger.append("upload", upload_id=upload_id, round=number, tensors=[row], metrics=[], **facts)
-        head, _, _ = ledger.statement()
+        head = ledger.statement().head
         receipt = Receipt(
             receipt_id=uuid.uuid4().hex, federation="f", site="st-olav", upload_id=upload_id, round=number,
             decision=ACCEPTED, code="", tensor="", time="2026-01-01T00:00:00Z", ledger=head, previous=previous, **facts,

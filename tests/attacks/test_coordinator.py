@@ -22,9 +22,9 @@ from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
 from site_agent.gateway import allowance
-from site_agent.gateway.commands import open_line
+from site_agent.gateway.commands import open_session
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
-from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent import offers
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
@@ -329,7 +329,7 @@ def test_peer_ends_the_agent(
     hospital: SiteWorld, details: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any status, with words, codes or metadata as it likes: the agent tries again and blames nobody here."""
-    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.01))
+    monkeypatch.setattr(agents, "backoff", lambda: itertools.repeat(0.01))
     hospital.join()
     hospital.offer()
     agent = hospital.start()
@@ -386,7 +386,7 @@ def no_digest(event: pb.Event) -> None:
     event.assignment.train.SetInParent()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/assignment.py")
 @pytest.mark.parametrize("spoil", [reason_99, odd_site, odd_name, no_digest, lambda event: None])
 def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: Callable[[pb.Event], None]) -> None:
     """An assignment that cannot be read is left out; the next one is worked on."""
@@ -401,7 +401,7 @@ def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: C
     assert not hospital.agent.stopped.is_set()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/offer.py")
 @pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
 def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
     """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
@@ -475,7 +475,7 @@ def in_a_key(tables: dict[str, Any]) -> None:
     tables["task"][EVIL] = 1
 
 
-@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/records/offer.py")
 @pytest.mark.parametrize("spoil", [in_title, in_state, in_a_setting, in_a_key])
 def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], None]) -> None:
     """An offer's words are commands for the terminal of whoever looks: it does not come in, and is told in our own."""
@@ -766,14 +766,14 @@ def test_renewals_without_end(site: SiteWorld, refuses: bool, monkeypatch: pytes
         monkeypatch.setattr(coordinator, "Renew", lambda _, context: rpc.abort(context, TryAgain("", code="TOO_BUSY")))
         coordinator.stop()
         coordinator.start()
-    line = open_line(site.state.site(), own)
+    session = open_session(site.state.site(), own)
     ledger = Ledger(site.state.ledger, own.ledger_key())
     waits = Waits()
     try:
         with pytest.raises(Interrupted):
-            renewal.keep_renewed(own, site.state.site(), line, ledger, waits, lambda: None)
+            renewal.keep_renewed(own, site.state.site(), session, ledger, waits, lambda: None)
     finally:
-        line.close()
+        session.close()
         ledger.close()
     assert waits.asked[0] == 0
     assert all(seconds >= renewal.LEAST_S for seconds in waits.asked[1:])
@@ -839,7 +839,7 @@ def test_lines_without_end__connections(
 ) -> None:
     """Each connection is ended at once: it has a line for its beginning, one for its end, what is said, two signatures.
     A connection in which payload left has its line however many there were."""
-    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.001))
+    monkeypatch.setattr(agents, "backoff", lambda: itertools.repeat(0.001))
     caplog.set_level(logging.INFO, "site_agent")
     site.ready()
     coordinator = site.coordinator
@@ -879,7 +879,7 @@ CALLS_THAT_RUN_WHAT_THEY_READ = frozenset(
 )
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/records/offer.py")
 def test_code_in_a_message() -> None:
     """Nothing in the programs can run what it reads: no pickle, no torch.load, no eval, no array of objects."""
     bad = [(file, module) for file, module in imports_in_our_code() if module.split(".")[0] in RUNS_WHAT_IT_READS]

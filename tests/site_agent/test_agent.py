@@ -11,8 +11,10 @@ import grpc
 import pytest
 
 from site_agent.cli.main import study_rows
-from site_agent.gateway.connection.client import ChangedOnTheWay, Connection, Line
+from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.session import Session
+from site_agent.gateway.connection.upload import ChangedOnTheWay
 from site_agent.state.directory import study_state
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
@@ -633,10 +635,10 @@ def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
     real = egress.record
 
     def swap(*args: Any) -> Any:
-        departure = real(*args)
-        assert departure.file is not None
-        write_tensors(departure.file, SHARED, 99)
-        return departure
+        upload = real(*args)
+        assert upload.file is not None
+        write_tensors(upload.file, SHARED, 99)
+        return upload
 
     monkeypatch.setattr(egress, "record", swap)
     world.coordinator.assign(STUDY, 1)
@@ -676,15 +678,15 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
         def close(self) -> None:
             self.closed = True
 
-    line = Line(Channel)
-    with line.use() as old:
-        line.replace()
-        with line.use() as new:
+    session = Session(Channel)
+    with session.use() as old:
+        session.replace()
+        with session.use() as new:
             assert new is not old
         assert isinstance(old, Channel)
         assert not old.closed
     assert old.closed
-    assert line.bytes_up() == 10
+    assert session.bytes_up() == 10
 
 
 def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: SiteWorld) -> None:
@@ -728,8 +730,10 @@ def test_the_log_names_the_code_of_a_refusal_with_our_sentence_and_nothing_else_
 def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.ready()
     for since in (0, -1, 2**62):
-        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=since)))
+        world.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=since)))
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    assert world.command("status")["two_lines_since"] == ""
-    assert caplog.text.count("a warning of the coordinator was left out: it has no time") == 3
+    assert world.command("status")["certificate_fork_since"] == ""
+    assert (
+        caplog.text.count('a warning was left out: "the coordinator\'s warning of a certificate fork has no time"') == 3
+    )

@@ -14,7 +14,7 @@ from site_agent import audit
 from site_agent.audit import reconcile, report, show
 from site_agent.audit.files import in_folder
 from site_agent.audit.form import record_in
-from site_agent.gateway.connection.messages import assignment_from, offer_from
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.service import Commands
@@ -23,6 +23,7 @@ from site_agent.trainer import vault
 from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.records.assignment import Assignment
 from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
 from wardround.signing import canonical
 from wardround.v1 import federation_pb2 as pb
@@ -107,7 +108,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
 
 def test_a_stop_for_a_reason_without_a_name_is_refused() -> None:
     with pytest.raises(BadData, match="assignment has not its form"):
-        assignment_from(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
+        Assignment.from_message(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
 
 
 def lines_with(made: FullLedger, number: int, change: Callable[[dict[str, Any]], object]) -> bytes:

@@ -375,7 +375,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
         world.trainer.failure = failure
         world.coordinator.assign(STUDY, round_)
         world.coordinator.wait_for(
-            lambda wanted=round_: sum(said.standing == 3 for said in world.coordinator.declared) >= wanted, "declined"
+            lambda wanted=round_: sum(said.status == 3 for said in world.coordinator.declared) >= wanted, "declined"
         )
     world.trainer.failure = None
     world.trainer.metrics = {"val_loss": canary}

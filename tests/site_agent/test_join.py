@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from site_agent import audit
-from site_agent.gateway.connection.client import diagnose
+from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued
 from site_agent.state.directory import SiteState

@@ -19,8 +19,8 @@ from site_agent import audit
 from site_agent.audit import show
 from site_agent.gateway.allowance import AT_ONCE, PER_MINUTE, SparingLog
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.messages import Opening, Tried
-from site_agent.gateway.exit.egress import Departure, send
+from site_agent.gateway.connection.upload import UploadTry
+from site_agent.gateway.exit.egress import RecordedUpload, send
 from site_agent.gateway.exit.ledger import Ledger
 from tools import verify_ledger
 from wardround.errors import BadData, NeedsPerson
@@ -36,6 +36,7 @@ from wardround.records.receipts import (
     line_hash,
     next_head,
 )
+from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Manifest
@@ -173,7 +174,7 @@ def test_what_the_coordinator_does_not_know_is_shown_with_its_study_and_round(fo
 
 
 class Answers:
-    """A line to a coordinator that answers one upload, and what it is asked about the others."""
+    """A session with a coordinator that answers one upload, and what it is asked about the others."""
 
     def __init__(self, receipt: Envelope, others: dict[str, Envelope | None]) -> None:
         self.receipt, self.others, self.uploads = receipt, others, 0
@@ -182,13 +183,13 @@ class Answers:
     def use(self) -> Iterator["Answers"]:
         yield self
 
-    def upload(self, opening: Opening, file: Path | None, tried: Tried, interrupt: Interrupt) -> Envelope:
-        tried.answered = True
+    def upload(self, header: UploadHeader, file: Path | None, sent: UploadTry, interrupt: Interrupt) -> Envelope:
+        sent.answered = True
         self.uploads += 1
         return self.receipt
 
-    def show_ledger(self, head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
-        return head.lines
+    def show_ledger(self, page: LedgerStatement) -> int:
+        return page.head.lines
 
     def inquire(self, upload_id: str) -> Envelope | None:
         return self.others[upload_id]
@@ -209,11 +210,11 @@ def test_a_receipt_that_is_in_the_ledger_stands_whatever_is_said_of_others(
     before = made.receipt(first).sign(RECEIPT_KEY)
     receipt = made.receipt(mine, previous=digest_of(before)).sign(RECEIPT_KEY)
     of_later = made.receipt(later, previous="12" * 32).sign(LEDGER_KEY if lie else RECEIPT_KEY)
-    line = Answers(receipt, {first: before, later: of_later, undecided: None})
-    departure = Departure(mine, "s", 1, "00" * 32, 4, 1, Manifest(()), {}, 1, 1, None)
+    session = Answers(receipt, {first: before, later: of_later, undecided: None})
+    header = UploadHeader(mine, "s", 1, "00" * 32, 4, 1, Manifest(()), (), 1, 1, made.ledger.statement())
     given = cast(Any, SimpleNamespace())
-    got = send(departure, cast(Any, line), made.ledger, given, given, given, Interrupt())
-    assert (got.upload_id, got.decision, line.uploads) == (mine, ACCEPTED, 1)
+    got = send(RecordedUpload(header, None), cast(Any, session), made.ledger, given, given, Interrupt())
+    assert (got.upload_id, got.decision, session.uploads) == (mine, ACCEPTED, 1)
     assert set(made.ledger.unresolved) == {later, undecided}
     assert made.ledger.disputed("s", 1) is lie
     said = "cannot stand in the ledger" if lie else "the coordinator decided uploads in another order than it tells of"
@@ -231,14 +232,14 @@ def test_the_head_is_the_one_that_anyone_computes_from_the_lines(folder: Path) -
 
 def test_an_upload_carries_the_hashes_of_the_lines_since_the_last_receipt(folder: Path) -> None:
     written = Written(folder)
-    assert written.ledger.statement()[2] == [line_hash(line) for line in lines_of(folder)]
+    assert list(written.ledger.statement().new_lines) == [line_hash(line) for line in lines_of(folder)]
     upload_id = written.upload(1)
     seen = written.ledger.head.lines
     written.resolve(upload_id, written.receipt(upload_id))
-    assert written.ledger.statement()[2] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    assert list(written.ledger.statement().new_lines) == [line_hash(line) for line in lines_of(folder)[seen:]]
     written.ledger.close()
     again = Ledger(folder, LEDGER_KEY)
-    assert again.statement()[2] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    assert list(again.statement().new_lines) == [line_hash(line) for line in lines_of(folder)[seen:]]
 
 
 def test_a_receipt_is_added_once(folder: Path) -> None:
@@ -518,22 +519,23 @@ def test_what_was_sent_again_counts_also_after_a_restart(folder: Path) -> None:
 def test_a_backlog_is_shown_in_pages_and_what_is_left_goes_with_the_upload(folder: Path, before: int) -> None:
     """What the pages and the upload say is together what one long statement would say."""
     written = Written(folder).rounds(before)
-    seen = written.ledger.statement()[0].lines - len(written.ledger.statement()[2])
+    seen = written.ledger.statement().head.lines - len(written.ledger.statement().new_lines)
     written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
     shown: list[bytes] = []
 
-    def show(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
-        assert len(hashes) <= MAX_NEW_LINES
-        shown.extend(hashes)
-        head.verify(signature, LEDGER_KEY.public_key())
+    def show(page: LedgerStatement) -> int:
+        head = page.head
+        assert len(page.new_lines) <= MAX_NEW_LINES
+        shown.extend(page.new_lines)
+        head.verify(page.signature, LEDGER_KEY.public_key())
         assert head.head == head_after(EMPTY_HEAD, [line_hash(line) for line in lines_of(folder)[: head.lines]])
         return head.lines
 
     written.ledger.catch_up(show)
-    head, _, hashes = written.ledger.statement()
-    assert len(hashes) <= MAX_NEW_LINES
-    assert [*shown, *hashes] == [line_hash(line) for line in lines_of(folder)[seen:]]
-    assert head.lines == len(lines_of(folder))
+    rest = written.ledger.statement()
+    assert len(rest.new_lines) <= MAX_NEW_LINES
+    assert [*shown, *rest.new_lines] == [line_hash(line) for line in lines_of(folder)[seen:]]
+    assert rest.head.lines == len(lines_of(folder))
 
 
 def test_a_backlog_that_the_coordinator_does_not_take_is_cut_so_that_its_receipt_says_why(folder: Path) -> None:
@@ -541,21 +543,21 @@ def test_a_backlog_that_the_coordinator_does_not_take_is_cut_so_that_its_receipt
     written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
     asked: list[int] = []
 
-    def refuse(head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
-        asked.append(head.lines)
+    def refuse(page: LedgerStatement) -> int:
+        asked.append(page.head.lines)
         return 0
 
     written.ledger.catch_up(refuse)
     assert asked == [MAX_NEW_LINES]
-    assert len(written.ledger.statement()[2]) == MAX_NEW_LINES
+    assert len(written.ledger.statement().new_lines) == MAX_NEW_LINES
 
 
 def test_a_coordinator_that_knows_more_lines_than_there_are_is_told_none(folder: Path) -> None:
     """The site was restored from a backup: the upload is refused, with a receipt."""
     written = Written(folder)
     written.ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
-    written.ledger.catch_up(lambda head, signature, hashes: 1_000_000)
-    assert written.ledger.statement()[2] == []
+    written.ledger.catch_up(lambda page: 1_000_000)
+    assert written.ledger.statement().new_lines == ()
 
 
 @pytest.mark.parametrize(("changed", "said"), BAD_RECEIPTS)

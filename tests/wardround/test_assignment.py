@@ -67,8 +67,8 @@ def test_a_declaration_arrives_as_it_was_sent(declaration: Declaration) -> None:
 
 
 def test_every_reason_and_status_of_the_contract_has_its_name_here() -> None:
-    assert {reason.number for reason in StopReason} == set(pb.Stop.Reason.values())
-    assert {status.number for status in SiteStatus} == set(pb.SiteStatus.values()) - {pb.SITE_STATUS_UNSPECIFIED}
+    assert {reason.upper() for reason in StopReason} == set(pb.Stop.Reason.keys())
+    assert {"SITE_STATUS_UNSPECIFIED", *(status.upper() for status in SiteStatus)} == set(pb.SiteStatus.keys())
     assert DECLINE_CODES < REFUSAL_CODES
     assert "DECLINED_HELD" in DECLINE_CODES
     assert "SITE_REVOKED" not in DECLINE_CODES

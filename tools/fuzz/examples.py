@@ -30,7 +30,7 @@ from coordinator.members.enrolment import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
 from coordinator.updates.receive import Uploads
 from fl_algorithms.resolving import resolve
-from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, asked
 from site_agent.gateway.exit import policy as policies
 from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
@@ -208,9 +208,7 @@ class CoordinatorWorld:
             self.operations.create(document, str(self.initial))
             study = self.study
             for site in SITES:
-                ready = pb.DeclareRequest(
-                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY
-                )
+                ready = pb.DeclareRequest(study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY)
                 self.call("Declare", [ready.SerializeToString()], site)
             self.operations.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)

@@ -13,7 +13,7 @@ TRAIN, VALIDATE, STOP = "train", "validate", "stop"  # the kinds of an assignmen
 
 
 class StopReason(StrEnum):
-    """Why there is nothing to do."""
+    """Why there is nothing to do; in capitals it is the contract's name."""
 
     UNSPECIFIED = "reason_unspecified"
     FINISHED = "finished"
@@ -21,11 +21,6 @@ class StopReason(StrEnum):
     FAILED = "failed"
     PAUSED = "paused"
     ROUND_FAILED = "round_failed"  # this attempt does not count
-
-    @property
-    def number(self) -> pb.Stop.Reason:
-        """How it stands in a message."""
-        return pb.Stop.Reason.Value(self.value.upper())
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,21 @@ class Assignment:
         """What makes two assignments the same work."""
         return self.study, self.revision, self.digest, self.round, self.attempt, self.kind
 
+    @property
+    def contributed(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Each site with the rounds to whose model it contributed."""
+        return tuple((row.site, row.rounds) for row in self.contributions)
+
+    @property
+    def capped(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Each site that was capped, with those rounds."""
+        return tuple((row.site, row.capped) for row in self.contributions if row.capped)
+
+    @property
+    def left_out(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Each site of which an update was left out, with those rounds."""
+        return tuple((row.site, row.left_out) for row in self.contributions if row.left_out)
+
     @classmethod
     def from_message(cls, message: pb.Assignment) -> "Assignment":
         """Raises BadData: one of its parts has not its form."""
@@ -120,7 +130,7 @@ class Assignment:
             best=self.best.to_message() if self.best is not None else None,
         )  # fmt: skip
         if self.kind == STOP:
-            reason = (self.reason or StopReason.UNSPECIFIED).number
+            reason = (self.reason or StopReason.UNSPECIFIED).upper()
             contributions = [contribution.to_message() for contribution in self.contributions]
             message.stop.CopyFrom(pb.Stop(reason=reason, contributions=contributions))
         elif self.kind == VALIDATE:
@@ -131,17 +141,12 @@ class Assignment:
 
 
 class SiteStatus(StrEnum):
-    """Where a site stands in a study, as it declares it."""
+    """Where a site stands in a study, as it declares it; in capitals it is the contract's name."""
 
     READY = "ready"  # approved, and the data is there
     WITHDRAWN = "withdrawn"  # takes effect at once, mid-round too
     DECLINED = "declined"  # this one round and attempt
     HELD = "held"  # this one round and attempt waits for a person there; an update may still come
-
-    @property
-    def number(self) -> pb.SiteStatus:
-        """How it stands in a message."""
-        return pb.SiteStatus.Value(self.value.upper())
 
 
 @dataclass(frozen=True)
@@ -176,8 +181,8 @@ class Declaration:
 
     def to_message(self) -> pb.DeclareRequest:
         return pb.DeclareRequest(
-            study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), status=self.status.number,
-            round=self.round, attempt=self.attempt, code=pb.RefusalCode.Value(self.code or "REFUSAL_UNSPECIFIED"),
+            study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), status=self.status.upper(),
+            round=self.round, attempt=self.attempt, code=self.code or "REFUSAL_UNSPECIFIED",
         )  # fmt: skip
 
 

@@ -8,18 +8,17 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from site_agent.gateway.connection.messages import VALIDATE, Assignment
 from site_agent.gateway.consent.account import SHORT, Account, Line, setting_changes
 from site_agent.gateway.exit.policy import Asked
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
+from wardround.records.assignment import VALIDATE, Assignment
+from wardround.records.codes import DECLINE_CODES
 from wardround.records.study import StudyFile, ToldSection
 from wardround.tensors.manifests import TensorSpec
-from wardround.v1.federation_pb2 import RefusalCode
 
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
-DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -314,7 +313,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
 
 def sayable(error: WardroundError) -> str:
     """The code under which a failure here may be told to the coordinator; nothing else of it may."""
-    if error.code in DECLINED:
+    if error.code in DECLINE_CODES:
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
 

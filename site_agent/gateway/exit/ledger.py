@@ -28,6 +28,7 @@ from site_agent.state.directory import COUNTS, now_text
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
+from wardround.records.codes import REFUSAL_CODES
 from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
@@ -41,9 +42,9 @@ from wardround.records.receipts import (
     line_hash,
     next_head,
 )
+from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
-from wardround.v1 import federation_pb2 as pb
 
 FIRST_SEGMENT = "000001.jsonl"
 HEADS = "heads.jsonl"
@@ -191,7 +192,7 @@ class Ledger:
                 raise BadData("this ledger has no `identity` line, so no receipt can be believed")
             awaited = Awaited(upload, self.ledger_id, self._head_after, self._previous, **self._names)
             receipt = judge(envelope, self._receipt_key, awaited)
-            if receipt.code and receipt.code not in pb.RefusalCode.keys():  # noqa: SIM118  a protobuf enum, no mapping
+            if receipt.code and receipt.code not in REFUSAL_CODES:
                 raise BadData("the receipt's code is none of those that a coordinator may say")
             self.append("receipt", upload_id=upload_id, envelope=envelope.document())
             self.sign(lasting=False)
@@ -224,8 +225,8 @@ class Ledger:
             if lasting:
                 self._signatures.sync()
 
-    def statement(self) -> tuple[LedgerHead, bytes, list[bytes]]:
-        """What goes with an upload: the head, its signature, the hash of each line since the last head that is known.
+    def statement(self) -> LedgerStatement:
+        """What goes with an upload: the signed head, and the hash of each line since the last head that is known.
 
         Of more lines than a message takes only the newest: ``catch_up`` shows the others before.
         """
@@ -233,14 +234,14 @@ class Ledger:
             self.sign(lasting=False)
             head = self.head
             since = max(self._shown, self._witnessed, head.lines - MAX_NEW_LINES)
-            return head, head.sign(self._key).signature, self._hashes[since:]
+            return LedgerStatement(head, head.sign(self._key).signature, tuple(self._hashes[since:]))
 
-    def catch_up(self, show: Callable[[LedgerHead, bytes, list[bytes]], int]) -> None:
+    def catch_up(self, show: Callable[[LedgerStatement], int]) -> None:
         """Show a backlog of lines in pages, until what is left goes with an upload.
 
         Args:
-            show: takes the head after a page, its signature and the hashes of the page's lines; returns how many lines
-                are known then. Where a page changes nothing, the upload's receipt will say why.
+            show: takes the signed head after a page and the hashes of the page's lines; returns how many lines are
+                known then. Where a page changes nothing, the upload's receipt will say why.
         """
         while True:
             with self._lock:
@@ -249,7 +250,7 @@ class Ledger:
                     return
                 page = self._hashes[since : since + MAX_NEW_LINES]
                 head = LedgerHead(self.ledger_id, since + len(page), self._heads[since + len(page)])
-            known = show(head, head.sign(self._key).signature, page)
+            known = show(LedgerStatement(head, head.sign(self._key).signature, tuple(page)))
             with self._lock:
                 if known <= since:
                     return
