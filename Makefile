@@ -5,6 +5,7 @@
 #   make chaos   these: processes that are killed, a second federation   [WITHOUT=MARKER]
 #   make attacks the attacks that were thought of, and what refuses each, as a table
 #   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N | CASES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
+#   make check   lint, types and the tests of what you changed   [FILES='a b']
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -19,16 +20,23 @@ CASES ?=
 MINUTES ?= 10
 SEED ?= 1
 TARGET ?=
+FILES ?=
 ATHERIS ?=
 WITHOUT ?=
 
-.PHONY: demo evidence test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence check test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
 
+# Hundreds of processes start: where the environment forbids it, each would compile our modules again.
+test chaos attacks: export PYTHONDONTWRITEBYTECODE :=
+
 test: dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos$(if $(WITHOUT), and not $(WITHOUT))"
+
+check: dev
+	@$(BIN)/python -m tools.check $(FILES)
 
 chaos: dev
 	@$(BIN)/python -m pytest -n 2 -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"

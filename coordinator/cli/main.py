@@ -266,7 +266,7 @@ def study_report(
     force: ForceOption = False,
 ) -> None:
     """Show who contributed to which round, and write it as a page. Exits 3 when it finished without some sites."""
-    from coordinator.studies.report import page
+    from coordinator.studies.page import page
     from wardround.local import outputs
 
     _require(state)

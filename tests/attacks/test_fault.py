@@ -27,6 +27,7 @@ from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.test_crash import interrupted_at_one_step_after_the_other
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
+from tools.bench import cpu_seconds
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__
@@ -311,6 +312,12 @@ def ask(world: SiteWorld, process: subprocess.Popen[str], round_: int) -> None:
     """Ask for a round, as often as the agent connects anew, until the trainer heard that it counts or it ended."""
     assert world.trainer is not None
     asked = 0
+    written = (world.state.ledger / SEGMENT, world.folder / "agent.log")
+
+    def moved() -> object:
+        assert world.trainer is not None
+        sizes = [path.stat().st_size if path.exists() else 0 for path in written]
+        return sizes, asked, len(world.trainer.asked), process.poll() is None and int(cpu_seconds(process.pid))
 
     def settled() -> bool:
         nonlocal asked
@@ -323,7 +330,7 @@ def ask(world: SiteWorld, process: subprocess.Popen[str], round_: int) -> None:
         journal = world.state.journal(STUDY)
         return process.poll() is not None or (round_ in rounds and journal.round == round_ and journal.applied)
 
-    wait_until(settled, f"round {round_} counts, or the agent ended", LIMIT_S)
+    wait_until(settled, f"round {round_} counts, or the agent ended", LIMIT_S, moved)
 
 
 def ends_with_73_and_goes_on(world: SiteWorld, part: str, nth: int) -> bool:
@@ -417,6 +424,7 @@ def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/storage/database.py")
 @pytest.mark.parametrize("where", ["fails-sync", "fails-before-commit", "fails-after-commit"])
+@pytest.mark.timeout(720)
 def test_fsync_fails_once__at_the_coordinator(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk fails at one durable step after the other: each time it ends with 73, and no accepted update is lost."""
     interrupted_at_one_step_after_the_other(tmp_path, where, "mean", monkeypatch, code=73)

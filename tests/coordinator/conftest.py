@@ -21,7 +21,7 @@ from tools.world import free_port
 from wardround import rpc
 from wardround.records.study import StudyFile
 
-WAIT_S = 20
+WAIT_S = 60
 SITES = ("alpha", "bravo", "charlie")
 
 

@@ -26,7 +26,7 @@ from wardround.tensors.manifests import Entry, Manifest, PayloadHasher, TensorSp
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def enrol_request(invitation: Invitation, key: certificates.PrivateKey, ledger_key: Ed25519PrivateKey) -> Any:

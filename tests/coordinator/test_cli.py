@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import sqlite3
 import ssl
@@ -65,9 +66,6 @@ class Commands:
         assert done.returncode == code, (line, done.returncode, done.stdout, done.stderr)
         return done.stdout, done.stderr
 
-    def init(self) -> None:
-        self.run("init", "--federation", "north", "--address", self.address)
-
     def serve(self) -> Service:
         self.service = Service(self.folder / "log", "coordinator", "serve", "--state", self.state)
         assert self.service.wait_line("ready") == f"ready {self.address}"
@@ -77,10 +75,19 @@ class Commands:
         return self.run("study", "create", self.study, "--initial", self.initial)[0]
 
 
+@pytest.fixture(scope="module")
+def initialized(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """A coordinator's state as ``init`` makes it, to be copied."""
+    commands = Commands(tmp_path_factory.mktemp("initialized"))
+    commands.run("init", "--federation", "north", "--address", commands.address)
+    return commands
+
+
 @pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Commands]:
+def commands(tmp_path: Path, initialized: Commands) -> Iterator[Commands]:
     commands = Commands(tmp_path)
-    commands.init()
+    commands.address = initialized.address
+    shutil.copytree(initialized.state, commands.state)
     yield commands
     if commands.service:
         commands.service.kill()

@@ -24,7 +24,7 @@ from tests.coordinator.test_downloads import kept_after, same
 from tests.coordinator.test_rounds import SPECS, expected_model
 from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
-from wardround import __version__
+from wardround import __version__, rpc
 from wardround.errors import CannotWrite, NeedsPerson
 from wardround.local.durable import StorageFailed
 from wardround.records.receipts import Receipt
@@ -33,7 +33,8 @@ from wardround.v1 import federation_pb2 as pb
 
 SITES = ("alpha", "bravo")
 ROUNDS = 3
-LIMIT_S = 120
+LIMIT_S = 120  # without a kill and without an accepted update
+BOUND_S = 600
 
 
 class Stubborn:
@@ -44,7 +45,7 @@ class Stubborn:
         self.study = study
         self.accepted: dict[int, Receipt] = {}
         self._sent: dict[tuple[int, int], tuple[Any, Update]] = {}
-        self._deadline = time.monotonic() + LIMIT_S
+        self._deadline = time.monotonic() + BOUND_S
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -97,8 +98,16 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.timeout(BOUND_S + LIMIT_S)
 @pytest.mark.parametrize(
-    ("where", "half"), [("sync", "mean"), ("before-commit", "mean"), ("after-commit", "mean"), ("sync", "toy")]
+    ("where", "half"),
+    [
+        ("sync", "mean"),
+        ("sync", "toy"),
+        # beside the disk that fails at the same steps, in the attacks
+        pytest.param("before-commit", "mean", marks=pytest.mark.chaos),
+        pytest.param("after-commit", "mean", marks=pytest.mark.chaos),
+    ],
 )
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
     tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +121,8 @@ def interrupted_at_one_step_after_the_other(
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
         monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
+    soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
+    monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")
     places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
     write_initial(tmp_path / "initial.safetensors")
@@ -128,14 +139,15 @@ def interrupted_at_one_step_after_the_other(
         sites = [FakeSite(invitation) for invitation in invitations]
         process.kill()
     workers = [Stubborn(site, study["id"]) for site in sites]
-    kills = 0
-    deadline = time.monotonic() + LIMIT_S
+    kills, moved, since = 0, (0, 0), time.monotonic()
     while any(worker.thread.is_alive() for worker in workers):
-        assert time.monotonic() < deadline
         with serve(state.root, where, 3 + kills, half) as process:
             while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
                 workers[0].thread.join(0.05)
                 workers[1].thread.join(0.05)
+                if moved != (moved := (kills, sum(len(worker.accepted) for worker in workers))):
+                    since = time.monotonic()
+                assert time.monotonic() - since < LIMIT_S
             assert process.poll() in (None, code)
             kills += process.poll() == code
             process.kill()

@@ -30,7 +30,7 @@ from wardround.tensors.manifests import Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def now() -> datetime.datetime:
