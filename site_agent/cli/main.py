@@ -234,11 +234,12 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent.gateway.enrolment.identity import Identity
     from site_agent.gateway.exit import evidence
     from site_agent.state.person import user_name
+    from wardround.records.trainer import GetStatus
     from wardround.signing.dsse import fingerprint, keyid
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
-    trainer = handoff.ask(here.root, "status")
+    trainer = handoff.ask(here.root, GetStatus())
     own = Identity(here.identity)
     expires = own.certificate().not_valid_after_utc
     return {
@@ -252,14 +253,14 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         "running": running is not None,
         "connected": running is not None and running["connected"],
         "certificate_fork_since": (running["certificate_fork_since"] if running is not None else "") or None,
-        "isolation": trainer["isolation"],
-        "isolation_missing": trainer["missing"],
-        "device": trainer["device"],
+        "isolation": trainer.isolation,
+        "isolation_missing": trainer.missing,
+        "device": trainer.device,
         "users": {
             "gateway": user_name(gateway_uid),
-            "trainer": trainer["user"],
-            "separate": gateway_uid != trainer["uid"],
-            "root": 0 in (gateway_uid, trainer["uid"]),
+            "trainer": trainer.user,
+            "separate": gateway_uid != trainer.uid,
+            "root": 0 in (gateway_uid, trainer.uid),
         },
         "studies": study_rows(here, site),
         "disputed": [

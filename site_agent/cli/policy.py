@@ -184,6 +184,7 @@ def diff(
 def _asked(here: Any, site: Any, study: str) -> Any:
     from site_agent import handoff
     from site_agent.gateway.consent import approvals as consents
+    from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
     offer = offered(here, study)
@@ -192,8 +193,8 @@ def _asked(here: Any, site: Any, study: str) -> Any:
     if consent is not None and consent.study_digest == offer.digest:
         exposure, apart = consent.exposure, consent.apart
     else:
-        described = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
-        exposure, apart = described["exposure"], described["apart"]
+        described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
+        exposure, apart = described.exposure, described.personalized
     return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure, apart)
 
 

@@ -31,6 +31,7 @@ from site_agent.gateway.exit.measure import measure
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround.errors import NeedsPerson, Refused, RefusedForGood, UsageProblem, WardroundError
 from wardround.local import durable
+from wardround.records import trainer as records
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.signing import certificates
 from wardround.tensors.manifests import Manifest
@@ -130,20 +131,18 @@ class Desk:
             self._state.save_preview(study, shown.shown())
         return {**facts(offer, described), **shown.document(), "data": data, "policy": self._state.policy.exists()}
 
-    def _describe(self, offer: Offer, data: str) -> dict[str, Any]:
-        described: dict[str, Any] = handoff.ask(
-            self._state.root, "describe", study=offer.document, site=self._site.site, data=data
-        )
-        return described
+    def _describe(self, offer: Offer, data: str) -> records.Described:
+        request = records.Describe(study=offer.document, site=self._site.site, data=data)
+        return handoff.ask(self._state.root, request)
 
-    def _account(self, offer: Offer, described: dict[str, Any]) -> Account:
+    def _account(self, offer: Offer, described: records.Described) -> Account:
         """Beside the last consent; where there is none, beside what was shown last."""
         consent = self._state.consent(offer.study)
         before, since = (consent.shown(), "approved") if consent is not None else (None, "")
         if before is None:
             before, since = self._state.preview(offer.study), "shown"
-        records = consent.validation_rows if consent is not None else None
-        asked = consents.asked(offer, self._gate.coordinator, records, described["exposure"])
+        rows = consent.validation_rows if consent is not None else None
+        asked = consents.asked(offer, self._gate.coordinator, rows, described.exposure)
         try:
             lines = policies.lines(policies.load(self._state.policy), asked)
         except NeedsPerson:
@@ -179,16 +178,17 @@ class Desk:
         for change in consents.differences(before, offer, described) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         narrate(f"checking data `{data}`")
-        checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
-        for warning in checked.get("warnings", []):
+        request = records.Check(study=offer.document, site=self._site.site, data=data)
+        checked = handoff.ask(self._state.root, request)
+        for warning in checked.warnings:
             narrate(f"warning: {warning}")
         trained_on = consents.trained_on(data, described, checked)
         for change in consents.data_differences(before.data, trained_on) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         if "network" in trained_on:
             narrate(f"of the study's networks, this site trains `{trained_on['network']}`")
-        if checked.get("weights"):
-            narrate(begins_with(checked["weights"]))
+        if checked.weights is not None:
+            narrate(begins_with(checked.weights))
         consent = consents.grant(offer, described, trained_on, checked, person, shown.shown())
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)

@@ -15,7 +15,7 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from site_agent.gateway.commands import open_gate
 from site_agent.gateway.connection.interrupt import Interrupt
@@ -30,10 +30,12 @@ from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.records import trainer as records
 from wardround.records.assignment import STOP, TRAIN, Assignment
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.manifests import TensorFile
 
+A = TypeVar("A", bound=records.Answer)
 log = logging.getLogger(__name__)
 
 
@@ -190,7 +192,7 @@ class Rounds:
                 declined_at="",
             )  # fmt: skip
         if same_study and last.update and not last.decision and last.round != assignment.round:
-            self._ask("discard", study=last.study, revision=last.revision, round=last.round)
+            self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round))
         self._forget_files(last)
         return self._fresh(assignment, base, consent)
 
@@ -228,12 +230,12 @@ class Rounds:
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         with interrupt.ending(self._abort):
             try:
-                result = self._ask(
-                    assignment.kind, study=consent.document, revision=consent.revision,
-                    study_digest=consent.study_digest, site=self._site.site, round=assignment.round,
-                    attempt=assignment.attempt, base=base,
-                    base_digest=assignment.base.digest, data=consent.data,
-                )  # fmt: skip
+                form = records.Train if assignment.kind == TRAIN else records.Validate
+                result = self._ask(form(
+                    study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+                    site=self._site.site, data=_approved(consent), round=assignment.round, base=base,
+                    base_digest=assignment.base.digest,
+                ))  # fmt: skip
             except WardroundError:
                 interrupt.check()  # it was ended from here
                 raise
@@ -242,15 +244,12 @@ class Rounds:
         self._state.save_journal(journal)
         self._staging.remove(base)
 
-    def _take_result(self, journal: Journal, result: dict[str, Any], consent: Consent) -> None:
+    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> None:
         """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
-        try:
-            journal.num_examples, journal.num_validation = result["num_examples"], result["num_validation"]
-            journal.metrics = {str(name): str(value) for name, value in result["metrics"].items()}
-            journal.update = str(result["update"]) if journal.kind == TRAIN else ""
-        except (KeyError, TypeError, AttributeError):
-            raise BadData("the trainer's answer has not the agreed form", code="DECLINED_TRAINING_FAILED") from None
-        if journal.kind == TRAIN:
+        journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
+        journal.metrics = dict(result.metrics)
+        journal.update = result.update if isinstance(result, records.Trained) else ""
+        if journal.update:
             own = self._state.own_copy(journal.study)
             journal.update_digest = egress.take(self._staging, journal.update, consent, own)
 
@@ -280,8 +279,8 @@ class Rounds:
         """Let the trainer hear a decision that it has not heard."""
         if journal.applied or not journal.decision:
             return
-        command = "commit" if journal.decision == ACCEPTED else "discard"
-        self._ask(command, study=journal.study, revision=journal.revision, round=journal.round)
+        form = records.Commit if journal.decision == ACCEPTED else records.Discard
+        self._ask(form(study=journal.study, revision=journal.revision, round=journal.round))
         journal.applied = True
         self._state.save_journal(journal)
 
@@ -306,28 +305,26 @@ class Rounds:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
         best = None
         if assignment.best is not None:
-            best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-        self._ask(
-            "finish", study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=consent.data,
-            best_round=assignment.best.round if assignment.best is not None else None,
-            best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
-            left_out=dict(assignment.left_out),
-        )  # fmt: skip
+            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
+            best = records.BestModel(round=assignment.best.round, file=file)
+        self._ask(records.Finish(
+            study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+            site=self._site.site, data=_approved(consent), best=best, contributors=_by_site(assignment.contributed),
+            capped=_by_site(assignment.capped), left_out=_by_site(assignment.left_out),
+        ))  # fmt: skip
         if best is not None:
-            self._staging.remove(best)
+            self._staging.remove(best.file)
 
-    def _ask(self, command: str, **fields: Any) -> dict[str, Any]:
+    def _ask(self, request: records.Request[A]) -> A:
         """Ask the trainer; when it cannot be reached, that is its failure, not the line's."""
         try:
-            answer: dict[str, Any] = self._trainer.ask(command, **fields)
+            return self._trainer.ask(request)
         except Unavailable as error:
             raise NeedsPerson(
                 f"the trainer does not answer: {error.message}",
                 hint="`site-agent status`; is `site-agent run --only trainer` running?",
                 code="DECLINED_TRAINING_FAILED",
             ) from None
-        return answer
 
     def _abort(self) -> None:
         try:
@@ -339,3 +336,15 @@ class Rounds:
         durable.remove(self._state.own_copy(journal.study))
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
+
+
+def _approved(consent: Consent) -> records.ApprovedData:
+    """What a person approved that is trained on, as the trainer is told of it."""
+    return records.ApprovedData(
+        name=consent.data["name"], digest=consent.data["digest"], network=consent.data.get("network", ""),
+        weights=consent.data.get("weights", ""),
+    )  # fmt: skip
+
+
+def _by_site(rounds: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, list[int]]:
+    return {site: list(numbers) for site, numbers in rounds}

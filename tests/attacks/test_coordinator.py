@@ -34,8 +34,8 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import staged
 from site_agent.state.directory import SiteState
-from site_agent.trainer import predictions
-from site_agent.trainer.vault import study_folder
+from site_agent.trainer.rounds import predictions
+from site_agent.trainer.vault.states import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
 from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world, signed

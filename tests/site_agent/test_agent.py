@@ -41,7 +41,7 @@ def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: Si
     (commit,) = world.trainer.wait_asked("commit")
     assert (commit["study"], commit["round"]) == (STUDY, 1)
     (train,) = world.trainer.commands("train")
-    assert train["data"] == {"name": "patients", "digest": "ab" * 32}
+    assert train["data"] == {"name": "patients", "digest": "ab" * 32, "network": "", "weights": ""}
     assert [metric.name for metric in taken.opening.metrics] == ["val_loss"]
     assert taken.opening.num_examples == 80
     with TensorFile(write_tensors(world.folder / "again.safetensors", SHARED, 1)) as file:
@@ -117,8 +117,8 @@ def test_a_finished_study_hands_the_best_model_to_the_trainer(world: SiteWorld) 
     world.coordinator.stop_study(STUDY, "FINISHED", best=2)
     assert world.trainer is not None
     (finish,) = world.trainer.wait_asked("finish")
-    assert finish["best_round"] == 2
-    assert finish["best"]
+    assert finish["best"]["round"] == 2
+    assert finish["best"]["file"]
 
 
 def test_a_broken_upload_goes_on_where_it_broke(world: SiteWorld) -> None:

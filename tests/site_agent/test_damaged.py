@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,8 @@ from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.service import Commands
 from site_agent.state.directory import SiteState
-from site_agent.trainer import vault
+from site_agent.trainer.vault.index import Index, Kept
+from site_agent.trainer.vault.states import Vault
 from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
@@ -221,12 +221,12 @@ def test_a_command_that_is_not_of_its_form_is_refused(state: SiteState, request_
 
 def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "studies" / STUDY / "1"
-    kept = vault.Kept(1, "state-00001-0123456789ab", "ab" * 32, "cd" * 32)
-    good = vault.Index("ab" * 32, (kept,)).document()
+    kept = Kept(round=1, folder="state-00001-0123456789ab", tensors="ab" * 32, meta="cd" * 32)
+    good = canonical.loads(Index(study_digest="ab" * 32, committed=(kept,)).to_bytes())
     folder.mkdir(parents=True)
-    here = vault.Vault(tmp_path, STUDY, 1)
-    for change in ({"forgotten": "0"}, {"committed": [{**asdict(kept), "round": "1"}]}, {"study_digest": 1},
-                   {"committed": [{**asdict(kept), "folder": "../../../x"}]}):  # fmt: skip
+    here = Vault(tmp_path, STUDY, 1)
+    for change in ({"forgotten": "0"}, {"committed": [{**kept.model_dump(), "round": "1"}]}, {"study_digest": 1},
+                   {"committed": [{**kept.model_dump(), "folder": "../../../x"}]}):  # fmt: skip
         (folder / "index.json").write_bytes(canonical.dumps({**good, **change}))
         with pytest.raises(NeedsPerson, match=r"index\.json is missing or damaged"):
             here.index()

@@ -298,7 +298,7 @@ def test_consent_and_ledger_have_network_common_set_and_weights_and_the_coordina
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
     (asked,) = world.trainer.wait_asked("train")
-    assert asked["data"] == consent.data
+    assert asked["data"] == {key: text for key, text in consent.data.items() if key != "common"}
     world.trainer.wait_asked("commit")
     world.agent.stop()
     world.agent = None

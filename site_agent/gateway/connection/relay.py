@@ -16,8 +16,8 @@ from typing import Any
 from site_agent.state.directory import now_text
 from wardround.errors import Unavailable, UsageProblem
 from wardround.local import durable
-from wardround.local.control import accepted
 from wardround.local.event import Latch, set_by_signals
+from wardround.local.sockets import accepted
 
 PIECE = 256 * 1024
 CONNECT_S = 10
