@@ -12,7 +12,7 @@ SOURCES = ("proto/wardround", "coordinator", "site_agent", "fl_algorithms")
 CONTRACT = "wardround.v1"
 SPEAK_PROTOBUF = (
     "proto/wardround/v1/", "proto/wardround/records/", "proto/wardround/rpc.py",
-    "coordinator/servicers", "coordinator/calls.py", "site_agent/gateway/connection/",
+    "coordinator/servicers", "coordinator/calls.py", "coordinator/messages.py", "site_agent/gateway/connection/",
 )  # fmt: skip
 
 

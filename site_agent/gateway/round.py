@@ -35,7 +35,7 @@ from wardround.records.assignment import STOP, TRAIN, Assignment
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.manifests import TensorFile
 
-A = TypeVar("A", bound=records.Answer)
+Answer = TypeVar("Answer", bound=records.Answer)
 log = logging.getLogger(__name__)
 
 
@@ -307,16 +307,19 @@ class Rounds:
         if assignment.best is not None:
             file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
             best = records.BestModel(round=assignment.best.round, file=file)
+        rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=_approved(consent), best=best, contributors=_by_site(assignment.contributed),
-            capped=_by_site(assignment.capped), left_out=_by_site(assignment.left_out),
+            site=self._site.site, data=_approved(consent), best=best,
+            contributors={row.site: list(row.rounds) for row in rows},
+            capped={row.site: list(row.capped) for row in rows if row.capped},
+            left_out={row.site: list(row.left_out) for row in rows if row.left_out},
         ))  # fmt: skip
         if best is not None:
             self._staging.remove(best.file)
 
-    def _ask(self, request: records.Request[A]) -> A:
-        """Ask the trainer; when it cannot be reached, that is its failure, not the line's."""
+    def _ask(self, request: records.Request[Answer]) -> Answer:
+        """Ask the trainer; when it cannot be reached, that is its failure, not the coordinator's."""
         try:
             return self._trainer.ask(request)
         except Unavailable as error:
@@ -344,7 +347,3 @@ def _approved(consent: Consent) -> records.ApprovedData:
         name=consent.data["name"], digest=consent.data["digest"], network=consent.data.get("network", ""),
         weights=consent.data.get("weights", ""),
     )  # fmt: skip
-
-
-def _by_site(rounds: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, list[int]]:
-    return {site: list(numbers) for site, numbers in rounds}

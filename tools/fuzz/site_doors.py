@@ -251,7 +251,7 @@ def _event(folder: Path) -> Door:
         for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
             if isinstance(event, Assignment):
                 hash(event.key)
-                dict(event.contributed), dict(event.capped), dict(event.left_out)
+                hash(event.contributions)
                 with contextlib.suppress(NotPermitted):
                     consents.refuse_beyond(site.consent, event, (0, 0), "")
             elif isinstance(event, CertificateFork):

@@ -90,21 +90,6 @@ class Assignment:
         """What makes two assignments the same work."""
         return self.study, self.revision, self.digest, self.round, self.attempt, self.kind
 
-    @property
-    def contributed(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Each site with the rounds to whose model it contributed."""
-        return tuple((row.site, row.rounds) for row in self.contributions)
-
-    @property
-    def capped(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Each site that was capped, with those rounds."""
-        return tuple((row.site, row.capped) for row in self.contributions if row.capped)
-
-    @property
-    def left_out(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Each site of which an update was left out, with those rounds."""
-        return tuple((row.site, row.left_out) for row in self.contributions if row.left_out)
-
     @classmethod
     def from_message(cls, message: pb.Assignment) -> "Assignment":
         """Raises BadData: one of its parts has not its form."""
