@@ -14,7 +14,6 @@ import logging
 import threading
 from typing import Any
 
-from site_agent.gateway.allowance import SparingLog
 from site_agent.gateway.commands import Desk, as_needs_person, fatal, open_line, why_unreachable
 from site_agent.gateway.connection.client import Connection, pauses
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
@@ -39,7 +38,9 @@ from wardround.errors import (
 from wardround.local import descriptors
 from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.invitation import stamp
+from wardround.records.ledger.entries import SessionEntry
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 COORDINATOR_STATES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "paused": "paused"}
@@ -58,7 +59,7 @@ class Agent:
         self._line = open_line(self._site, self._identity)
         self.desk = Desk(state, self._site, self._ledger, self._line)
         self._rounds = Rounds(state, self._site, self._line, self._ledger, Trainer(state.root))
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._stopping = Interrupt()
         self.stopped = Latch()
         self._first_try = threading.Event()
@@ -226,7 +227,7 @@ class Agent:
         for offer in connection.studies(watching, patient=self._first_try.is_set()):
             self.desk.keep(offer)
         before = self._line.bytes_up()
-        listed = self._ledger.append_often("session", event="opened", peer=connection.address)
+        listed = self._ledger.append_often(SessionEntry(event="opened", peer=connection.address))
         try:
             self.desk.declare_all(connection, listed=listed)
             self._ledger.sign()
@@ -255,7 +256,7 @@ class Agent:
             sent = self._line.bytes_up() - before
             if listed or sent:
                 egress.record_control(self._ledger, self._line.meter)
-                self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
+                self._ledger.append(SessionEntry(event="closed", peer=connection.address, bytes_up=sent))
             self._ledger.sign()
 
     def _warn_of(self, event: TwoLines) -> None:

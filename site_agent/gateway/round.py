@@ -91,8 +91,8 @@ class Rounds:
                     log.error("%s. %s", error.message, error.hint)
                     continue
             for one, receipt in taken.items():
-                log.info("upload %s of `%s`: %s", one[:12], entries[one]["study"], receipt.decision)
-                journal = self._state.journal(entries[one]["study"])
+                log.info("upload %s of `%s`: %s", one[:12], entries[one].study, receipt.decision)
+                journal = self._state.journal(entries[one].study)
                 if journal.upload_id == one:
                     self._decide(journal, receipt)
 

@@ -28,6 +28,7 @@ from site_agent.state.directory import Site, SiteState
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local import durable
 from wardround.records.invitation import Invitation
+from wardround.records.ledger.entries import IdentityEntry
 from wardround.signing import certificates
 
 
@@ -100,13 +101,13 @@ def record_identity(ledger: Ledger, event: str, site: Site, reply: Enrolled) -> 
     """The ledger's line about a certificate, unless it is there already (a crash came between it and `site.json`)."""
     certificate = certificates.load_certificate(reply.certificate, "the issued certificate")
     fingerprint = certificates.fingerprint(certificate)
-    if any(record["certificate_sha256"] == fingerprint for record in ledger.records("identity")):
+    if any(entry.certificate_sha256 == fingerprint for entry in ledger.entries(IdentityEntry)):
         return
-    ledger.append(
-        "identity", event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
+    ledger.append(IdentityEntry(
+        event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
         not_after=certificates.not_after(certificate).isoformat(), certificate_sha256=fingerprint,
         authority_sha256=site.authority_fingerprint, receipt_key=site.receipt_key,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _enrol(

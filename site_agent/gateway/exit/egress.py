@@ -28,6 +28,7 @@ from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
 from wardround import refusals
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable
+from wardround.records.ledger.entries import ControlEntry, MethodBytes, ResendEntry, UploadEntry
 from wardround.records.receipts import OutOfOrder, Receipt
 from wardround.records.study import ToldSection
 from wardround.signing import canonical
@@ -131,8 +132,8 @@ def record(
         return None
     upload_id = uuid.uuid4().hex
     upload = {**facts, "upload_id": upload_id, "update": update, "payload_bytes": manifest.bytes, "tensors": rows}
-    with meter.taken() as methods:
-        ledger.append_all([*_control(methods), ("upload", upload)])  # 4 and 5, in this order, with one fsync
+    with meter.taken() as methods:  # 4 and 5, in this order, with one fsync
+        ledger.append_all([*_control(methods), UploadEntry.from_document(upload)])
     return _departure(ledger.unresolved[upload_id], file)
 
 
@@ -142,9 +143,10 @@ def record_control(ledger: Ledger, meter: Meter) -> None:
         ledger.append_all(_control(methods))
 
 
-def _control(methods: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """The record of what was counted; none if nothing was."""
-    return [("control", {"methods": methods, "bytes": sum(row["bytes"] for row in methods)})] if methods else []
+def _control(methods: list[dict[str, Any]]) -> list[ControlEntry]:
+    """The entry of what was counted; none if nothing was."""
+    rows = tuple(MethodBytes(**row) for row in methods)
+    return [ControlEntry(methods=rows, bytes=sum(row.bytes for row in rows))] if rows else []
 
 
 def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | None:
@@ -213,12 +215,11 @@ def _let_out_again(
             hint="the line to the coordinator breaks, or the coordinator breaks it; its operator may know why",
             code="DECLINED_POLICY",
         )
-    known = {} if last is None else {"sent": last.payload_bytes}
-    ledger.append(
-        "resend", upload_id=departure.upload_id, study=departure.study, revision=departure.revision,
-        round=departure.round, attempt=departure.attempt, payload_bytes=departure.manifest.bytes,
-        **{"try": tries + 1}, **known,
-    )  # fmt: skip
+    ledger.append(ResendEntry(
+        upload_id=departure.upload_id, study=departure.study, revision=departure.revision, round=departure.round,
+        attempt=departure.attempt, payload_bytes=departure.manifest.bytes, try_=tries + 1,
+        sent=last.payload_bytes if last is not None else None,
+    ))  # fmt: skip
     log.info("round %d of `%s`: try %d", departure.round, departure.study, tries + 1)
 
 
@@ -346,18 +347,15 @@ def _row(tensors: TensorFile, spec: TensorSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _departure(entry: dict[str, Any], file: Path | None) -> Departure:
+def _departure(entry: UploadEntry, file: Path | None) -> Departure:
     manifest = Manifest(
-        tuple(
-            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
-            for row in entry["tensors"]
-        )
+        tuple(Entry(TensorSpec(row.name, row.dtype, row.shape, row.bundle), row.sha256) for row in entry.tensors)
     )
     return Departure(
-        upload_id=entry["upload_id"], study=entry["study"], revision=entry["revision"], digest=entry["study_digest"],
-        round=entry["round"], attempt=entry["attempt"], manifest=manifest,
-        metrics={row["name"]: row["value"] for row in entry["metrics"]},
-        num_examples=entry["num_examples"], num_validation=entry["num_validation"], file=file,
+        upload_id=entry.upload_id, study=entry.study, revision=entry.revision, digest=entry.study_digest or "",
+        round=entry.round, attempt=entry.attempt, manifest=manifest,
+        metrics={row.name: row.value for row in entry.metrics},
+        num_examples=entry.num_examples or 0, num_validation=entry.num_validation or 0, file=file,
     )  # fmt: skip
 
 
