@@ -202,14 +202,14 @@ class Operations:
         """
         if not LEDGER_ID.fullmatch(ledger):
             raise BadData(
-                f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit reopen` prints it"
+                f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit rollover` prints it"
             )
         with self._store.write() as records:
             row = self._enrolled(records, site)
             if records.newest_head(site, ledger) is not None:
                 raise BadData(
                     f"ledger {ledger[:12]}… of site `{site}` was seen before: a site cannot go back to it",
-                    hint="the site makes a new one: `site-agent audit reopen`",
+                    hint="the site makes a new one: `site-agent audit rollover`",
                 )
             records.change(database.sites, {"name": site}, ledger_id=ledger)
         return {"site": site, "ledger": ledger, "before": row["ledger_id"]}

@@ -264,8 +264,8 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         },
         "studies": study_rows(here, site),
         "disputed": [
-            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
-            for row in evidence.read(here.ledger)
+            {name: getattr(kept, name) for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
+            for kept in evidence.read(here.ledger)
         ],
     }
 

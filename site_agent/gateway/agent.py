@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from site_agent.gateway.allowance import SparingLog
 from site_agent.gateway.commands import Desk, as_needs_person, declaration_of, fatal, open_session, why_unreachable
 from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.client import Connection
@@ -38,9 +37,11 @@ from wardround.errors import (
 from wardround.local import descriptors
 from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import STOP, Assignment, Declaration, SiteStatus, StopReason
 from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
+from wardround.records.ledger.entries import SessionEntry
 
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 STUDY_STATES = (StopReason.FINISHED, StopReason.STOPPED, StopReason.FAILED, StopReason.PAUSED)
@@ -59,7 +60,7 @@ class Agent:
         self._session = open_session(self._site, self._identity)
         self.desk = Desk(state, self._site, self._ledger, self._session)
         self._rounds = Rounds(state, self._site, self._session, self._ledger, Trainer(state.root))
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._stopping = Interrupt()
         self.stopped = Latch()
         self._first_try = threading.Event()
@@ -209,7 +210,7 @@ class Agent:
         for offer in connection.studies(watching, patient=self._first_try.is_set()):
             self.desk.keep(offer)
         before = self._session.bytes_up()
-        listed = self._ledger.append_often("session", event="opened", peer=connection.address)
+        listed = self._ledger.append_often(SessionEntry(event="opened", peer=connection.address))
         try:
             self.desk.declare_all(connection, listed=listed)
             self._ledger.sign()
@@ -236,7 +237,7 @@ class Agent:
             sent = self._session.bytes_up() - before
             if listed or sent:
                 egress.record_control(self._ledger, self._session.meter)
-                self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
+                self._ledger.append(SessionEntry(event="closed", peer=connection.address, bytes_up=sent))
             self._ledger.sign()
 
     def _warn_of(self, event: CertificateFork) -> None:

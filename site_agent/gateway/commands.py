@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from site_agent import handoff
-from site_agent.gateway.allowance import SparingLog
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.interrupt import Interrupt
@@ -31,8 +30,10 @@ from site_agent.gateway.exit.measure import measure
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround.errors import NeedsPerson, Refused, RefusedForGood, UsageProblem, WardroundError
 from wardround.local import durable
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records import trainer as records
 from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.ledger.entries import ConsentEntry, DeclareEntry, LeftEntry, Person, RejectedEntry, ReleasedEntry
 from wardround.signing import certificates
 from wardround.tensors.manifests import Manifest
 
@@ -50,7 +51,7 @@ class Desk:
         self._ledger = ledger
         self._session = session
         self._gate = open_gate(state, site, ledger)
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
@@ -246,17 +247,18 @@ class Desk:
                     f"another update of round {round_} of `{study}` waits than the one that was shown",
                     hint=f"look again: `site-agent release {study} --round {round_}`",
                 )
-            self._ledger.append(
-                word, study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=person,
-            )  # fmt: skip
+            decision = ReleasedEntry if word == ReleasedEntry.type else RejectedEntry
+            self._ledger.append(decision(
+                study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
+                by=Person.from_document(person),
+            ))  # fmt: skip
             self._ledger.sign()
 
     def has_word(self, study: str) -> bool:
         """Whether a person has said something of the update that waits."""
         journal = self._state.journal(study)
         update = egress.update_digest(journal, self._gate.coordinator)
-        return bool(self._ledger.word(study, journal.revision, journal.round, update))
+        return bool(self._ledger.release_decision(study, journal.revision, journal.round, update))
 
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
         self._state.offer(study)
@@ -265,7 +267,7 @@ class Desk:
             waits = f"round {journal.round} does" if journal.phase == "held" else "nothing of it does"
             raise UsageProblem(f"round {round_} of `{study}` does not wait for a person: {waits}")
         update = egress.update_digest(journal, self._gate.coordinator)
-        word = self._ledger.word(study, journal.revision, round_, update)
+        word = self._ledger.release_decision(study, journal.revision, round_, update)
         if word:
             raise UsageProblem(f"round {round_} of `{study}` was {word} already")
         return consent, journal
@@ -277,7 +279,7 @@ class Desk:
             CannotWrite: the ledger does not take it; the site is still a member.
         """
         with self._lock:
-            self._ledger.append("left", by=person)
+            self._ledger.append(LeftEntry(by=Person.from_document(person)))
             self._ledger.sign()
             self._state.save_left(person)
 
@@ -314,10 +316,10 @@ class Desk:
                 all stand in its `control` lines.
         """
         append = self._ledger.append_often if often else self._ledger.append
-        append(
-            "declare", study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
+        append(DeclareEntry(
+            study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
             round=declaration.round, attempt=declaration.attempt, code=declaration.code,
-        )  # fmt: skip
+        ))  # fmt: skip
         connection.declare(declaration)
 
     def declare_all(self, connection: Connection, *, listed: bool) -> None:
@@ -340,11 +342,12 @@ class Desk:
                 )
 
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
-        self._ledger.append(
-            "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
-            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), **consents.pinned(consent),
-        )  # fmt: skip
+        self._ledger.append(ConsentEntry(
+            event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=Person.from_document(person),
+            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), network=consent.data.get("network"),
+            common_digest=consent.data.get("common"), weights_digest=consent.data.get("weights"),
+        ))  # fmt: skip
         self._ledger.sign()
 
 

@@ -93,8 +93,8 @@ class Rounds:
                     log.error("%s. %s", error.message, error.hint)
                     continue
             for decided, receipt in taken.items():
-                log.info("upload %s of `%s`: %s", decided[:12], entries[decided]["study"], receipt.decision)
-                journal = self._state.journal(entries[decided]["study"])
+                log.info("upload %s of `%s`: %s", decided[:12], entries[decided].study, receipt.decision)
+                journal = self._state.journal(entries[decided].study)
                 if journal.upload_id == decided:
                     self._decide(journal, receipt)
 

@@ -20,6 +20,7 @@ from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.records.ledger.entries import PolicyEntry
 from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
@@ -623,7 +624,7 @@ def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> Non
     assert error is not None
     assert (error.code, error.exit_code) == ("LEDGER_ROLLBACK", 78)
     assert "the coordinator has seen a longer ledger of this site" in error.message
-    assert "`site-agent audit reopen`" in error.hint
+    assert "`site-agent audit rollover`" in error.hint
 
 
 def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
@@ -693,7 +694,7 @@ def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: S
     """A line that comes and goes writes two lines each time; weeks of it must not keep an update from leaving."""
     world.ready()
     assert world.agent is not None
-    world.agent._ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    world.agent._ledger.append_all([PolicyEntry(event="changed", sha256=f"{n:064x}") for n in range(2700)])
     world.coordinator.assign(STUDY, 1)
     (taken,) = world.coordinator.wait_receipts(1)
     assert world.trainer is not None

@@ -166,7 +166,7 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
     "line",
     [
         ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "common", "p", "/rows.csv"),
-        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "reopen"),
+        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "rollover"),
         ("audit", "report", "--out", "page.html"), ("leave",),
     ],
     ids=" ".join,

@@ -728,7 +728,7 @@ def _known(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         answer = pb.LedgerKnown.FromString(data)
-        ledger._shown, ledger._witnessed = 0, 0
+        ledger._shown, ledger._state.witnessed = 0, 0
         ledger.catch_up(connection([answer]).show_ledger)
         ledger.statement()
 

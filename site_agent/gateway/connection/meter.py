@@ -7,19 +7,10 @@ A message counts with its serialized size, less the tensor bytes in it: those ar
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-
-@dataclass(frozen=True)
-class MethodCount:
-    """What was sent by calls of one method. ``count``: the calls; ``bytes``: of the messages, without tensor bytes."""
-
-    method: str
-    count: int
-    messages: int
-    bytes: int
+from wardround.records.ledger.entries import MethodBytes
 
 
 class Meter:
@@ -42,13 +33,14 @@ class Meter:
             row[2] += message.ByteSize() - payload
 
     @contextmanager
-    def taken(self) -> Iterator[list[MethodCount]]:
+    def taken(self) -> Iterator[list[MethodBytes]]:
         """What was counted since the last time, to be recorded in the block; it stays counted if the block raises."""
         with self._lock:
             rows, self._rows = self._rows, {}
         try:
             yield [
-                MethodCount(method, calls, messages, size) for method, (calls, messages, size) in sorted(rows.items())
+                MethodBytes(method=method, count=calls, messages=messages, bytes=size)
+                for method, (calls, messages, size) in sorted(rows.items())
             ]
         except BaseException:
             with self._lock:

@@ -104,12 +104,6 @@ def trained_on(name: str, described: Described, checked: Checked) -> dict[str, s
     return {"name": name, "digest": checked.digest, **{key: text for key, text in more.items() if text}}
 
 
-def pinned(consent: Consent) -> dict[str, str]:
-    """What a consent pins beside the data, as the ledger's line has it."""
-    names = {"network": "network", "common": "common_digest", "weights": "weights_digest"}
-    return {field: consent.data[key] for key, field in names.items() if key in consent.data}
-
-
 def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """What a site would train on otherwise than approved, one sentence each."""
     found = []

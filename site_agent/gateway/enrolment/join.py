@@ -30,6 +30,7 @@ from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local import durable
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.invitation import Invitation
+from wardround.records.ledger.entries import IdentityEntry
 from wardround.signing import certificates
 
 
@@ -102,13 +103,13 @@ def record_identity(ledger: Ledger, event: str, site: Site, issued: IssuedCertif
     """
     certificate = certificates.load_certificate(issued.certificate, "the issued certificate")
     fingerprint = certificates.fingerprint(certificate)
-    if any(record["certificate_sha256"] == fingerprint for record in ledger.records("identity")):
+    if any(entry.certificate_sha256 == fingerprint for entry in ledger.entries(IdentityEntry)):
         return
-    ledger.append(
-        "identity", event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
+    ledger.append(IdentityEntry(
+        event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
         not_after=certificates.not_after(certificate).isoformat(), certificate_sha256=fingerprint,
         authority_sha256=site.authority_fingerprint, receipt_key=site.receipt_key,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _enrol(

@@ -1,6 +1,6 @@
 """The one exit. What leaves is checked against consent and policy, and in the ledger before its first byte is sent.
 
-``record`` is the only maker of a ``RecordedUpload`` and ``send`` the only caller of the upload; so nothing is sent that
+``record`` is the only maker of a ``PendingUpload`` and ``send`` the only caller of the upload; so nothing is sent that
 the ledger does not hold. Both read the gateway's own copy of an update (``take``) and never the trainer's file, which
 the trainer may change at any time. A line of the ledger lets an update out once: what is sent again has a line of its
 own.
@@ -9,25 +9,25 @@ own.
 import logging
 import math
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from site_agent.gateway.connection.backoff import TRIES_IN_TROUBLE, backoff
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.meter import Meter, MethodCount
+from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.connection.upload import UploadTry
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.exit import receipts
 from site_agent.gateway.exit.enforcement import Gate
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.measure import MeasuredTensor, measure
+from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
 from wardround import refusals
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable
+from wardround.records.ledger.entries import ControlEntry, MethodBytes, Metric, ResendEntry, TensorRow, UploadEntry
 from wardround.records.receipts import Receipt
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RecordedUpload:
+class PendingUpload:
     """An update that the ledger holds without a receipt, and that may be sent.
 
     ``file`` is the gateway's own copy, None for a closing validation. ``line_spent``: what was sent under its last line
@@ -70,12 +70,12 @@ def update_digest(journal: Journal, destination: str, manifest_sha256: str = "")
         manifest_sha256: of the measured tensors; as the journal has it, if not given.
     """
     manifest_sha256 = manifest_sha256 or journal.update_digest or Manifest(()).digest()
-    return canonical.digest(_content(journal, destination, manifest_sha256))
+    return canonical.digest(_entry(journal, destination, manifest_sha256).left())
 
 
 def record(
     ledger: Ledger, gate: Gate, meter: Meter, journal: Journal, consent: Consent, file: Path | None
-) -> RecordedUpload | None:
+) -> PendingUpload | None:
     """Check an update against consent and policy and write it into the ledger, after what was sent beside updates.
 
     1. the numbers and tensors are those that were approved, and each value is finite
@@ -103,39 +103,36 @@ def record(
     except BadData as error:
         gate.block(journal, "the update", f"consent: {error.message}")
         raise
-    _refuse_nonfinite(tensors, gate, journal)
+    _refuse_nonfinite(manifest, tensors, gate, journal)
     gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
-    content = _content(journal, gate.coordinator, manifest.digest())
-    update = canonical.digest(content)
+    entry = _entry(journal, gate.coordinator, manifest.digest())
+    update = canonical.digest(entry.left())
     if gate.holds(journal, update):  # 3
         return None
     upload_id = uuid.uuid4().hex
-    entry = {
-        **content, "upload_id": upload_id, "update": update, "payload_bytes": manifest.bytes,
-        "tensors": [tensor.document() for tensor in tensors],
-    }  # fmt: skip
-    with meter.taken() as counts:
-        ledger.append_all([*_control_entries(counts), ("upload", entry)])  # 4 and 5, in this order, with one fsync
-    return RecordedUpload(_header(ledger.unresolved[upload_id], ledger.statement()), file)
+    entry = replace(entry, upload_id=upload_id, update=update, payload_bytes=manifest.bytes, tensors=tuple(tensors))
+    with meter.taken() as methods:
+        ledger.append_all([*_control(methods), entry])  # 4 and 5, in this order, with one fsync
+    return PendingUpload(_header(entry, ledger.statement()), file)
 
 
 def record_control(ledger: Ledger, meter: Meter) -> None:
     """Write what was sent beside updates since the last time into the ledger, if anything was."""
-    with meter.taken() as counts:
-        ledger.append_all(_control_entries(counts))
+    with meter.taken() as methods:
+        ledger.append_all(_control(methods))
 
 
-def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> RecordedUpload | None:
+def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> PendingUpload | None:
     """The upload that the ledger holds without a receipt, to be sent again; None if there is none of that id.
 
     How much of it was sent is not known any more, so it is sent under a line of its own.
     """
     entry = ledger.unresolved.get(upload_id)
-    return RecordedUpload(_header(entry, ledger.statement()), file, line_spent=True) if entry is not None else None
+    return PendingUpload(_header(entry, ledger.statement()), file, line_spent=True) if entry is not None else None
 
 
 def send(
-    upload: RecordedUpload, session: Session, ledger: Ledger, gate: Gate, consent: Consent, interrupt: Interrupt
+    upload: PendingUpload, session: Session, ledger: Ledger, gate: Gate, consent: Consent, interrupt: Interrupt
 ) -> Receipt:
     """Send it, as often as the connection breaks, until there is a receipt; the receipt is in the ledger when this
     returns.
@@ -192,61 +189,53 @@ def _record_resend(header: UploadHeader, sent: UploadTry | None, ledger: Ledger,
             hint="the connection to the coordinator breaks, or the coordinator breaks it; its operator may know why",
             code="DECLINED_POLICY",
         )
-    known = {} if sent is None else {"sent": sent.payload_bytes}
-    ledger.append(
-        "resend", upload_id=header.upload_id, study=header.study, revision=header.revision, round=header.round,
-        attempt=header.attempt, payload_bytes=header.manifest.bytes, **{"try": tries + 1}, **known,
-    )  # fmt: skip
+    ledger.append(ResendEntry(
+        upload_id=header.upload_id, study=header.study, revision=header.revision, round=header.round,
+        attempt=header.attempt, payload_bytes=header.manifest.bytes, try_=tries + 1,
+        sent=sent.payload_bytes if sent is not None else None,
+    ))  # fmt: skip
     log.info("round %d of `%s`: try %d", header.round, header.study, tries + 1)
 
 
-def _refuse_nonfinite(tensors: Sequence[MeasuredTensor], gate: Gate, journal: Journal) -> None:
+def _refuse_nonfinite(manifest: Manifest, tensors: Sequence[TensorRow], gate: Gate, journal: Journal) -> None:
     """Raises BadData: a tensor holds NaN or an infinity; the message and the ledger name the first."""
-    bad = next((tensor for tensor in tensors if tensor.nonfinite), None)
+    bad = next(((spec.key, row) for spec, row in zip(manifest.specs, tensors, strict=True) if row.nonfinite), None)
     if bad is None:
         return
-    spec = bad.entry.spec
-    what = f"{bad.nonfinite} of {math.prod(spec.shape)} values are not finite"
-    gate.block(journal, spec.key, what)
+    key, row = bad
+    what = f"{row.nonfinite} of {math.prod(row.shape)} values are not finite"
+    gate.block(journal, key, what)
     raise BadData(
-        f"tensor `{spec.key}` of the update for `{journal.study}`: {what}; nothing was sent",
+        f"tensor `{key}` of the update for `{journal.study}`: {what}; nothing was sent",
         hint="the training diverged: look at this site's data and the study's learning rate",
         code="DECLINED_TRAINING_FAILED",
     )
 
 
-# Codecs of the ledger's `upload` and `control` lines.
-
-
-def _content(journal: Journal, destination: str, manifest_sha256: str) -> dict[str, Any]:
-    """Everything that would leave, as the `upload` line has it."""
-    return {
-        "study": journal.study, "revision": journal.revision, "study_digest": journal.study_digest,
-        "kind": journal.kind, "round": journal.round, "attempt": journal.attempt, "destination": destination,
-        "manifest_sha256": manifest_sha256,
-        "metrics": [{"name": name, "value": value} for name, value in sorted(journal.metrics.items())],
-        "num_examples": journal.num_examples, "num_validation": journal.num_validation,
-    }  # fmt: skip
-
-
-def _header(entry: Mapping[str, Any], statement: LedgerStatement) -> UploadHeader:
-    """The header of the upload that an `upload` line records."""
-    manifest = Manifest(
-        tuple(
-            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
-            for row in entry["tensors"]
-        )
-    )
-    return UploadHeader(
-        upload_id=entry["upload_id"], study=entry["study"], revision=entry["revision"], digest=entry["study_digest"],
-        round=entry["round"], attempt=entry["attempt"], manifest=manifest,
-        metrics=tuple((row["name"], row["value"]) for row in entry["metrics"]),
-        num_examples=entry["num_examples"], num_validation=entry["num_validation"], ledger=statement,
+def _entry(journal: Journal, destination: str, manifest_sha256: str) -> UploadEntry:
+    """The ledger's entry of what would leave, before it has an id: ``left`` of it is what a person releases."""
+    return UploadEntry(
+        upload_id="", study=journal.study, revision=journal.revision, study_digest=journal.study_digest,
+        kind=journal.kind, round=journal.round, attempt=journal.attempt, destination=destination,
+        manifest_sha256=manifest_sha256, payload_bytes=0, tensors=(),
+        metrics=tuple(Metric(name=name, value=value) for name, value in sorted(journal.metrics.items())),
+        num_examples=journal.num_examples, num_validation=journal.num_validation,
     )  # fmt: skip
 
 
-def _control_entries(counts: Sequence[MethodCount]) -> list[tuple[str, dict[str, Any]]]:
-    """The `control` line of what was counted; none if nothing was."""
-    if not counts:
-        return []
-    return [("control", {"methods": [asdict(row) for row in counts], "bytes": sum(row.bytes for row in counts)})]
+def _header(entry: UploadEntry, statement: LedgerStatement) -> UploadHeader:
+    """The header of the upload that an entry records."""
+    manifest = Manifest(
+        tuple(Entry(TensorSpec(row.name, row.dtype, row.shape, row.bundle), row.sha256) for row in entry.tensors)
+    )
+    return UploadHeader(
+        upload_id=entry.upload_id, study=entry.study, revision=entry.revision, digest=entry.study_digest or "",
+        round=entry.round, attempt=entry.attempt, manifest=manifest,
+        metrics=tuple((row.name, row.value) for row in entry.metrics), num_examples=entry.num_examples or 0,
+        num_validation=entry.num_validation or 0, ledger=statement,
+    )  # fmt: skip
+
+
+def _control(methods: Sequence[MethodBytes]) -> list[ControlEntry]:
+    """The entry of what was counted; none if nothing was."""
+    return [ControlEntry(methods=tuple(methods), bytes=sum(row.bytes for row in methods))] if methods else []

@@ -2,49 +2,34 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from site_agent.gateway.consent import approvals as consents
 from site_agent.state.directory import Consent
+from wardround.records.ledger.entries import TensorRow
 from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
 
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
 
 
-@dataclass(frozen=True)
-class MeasuredTensor:
-    """A tensor of an update.
+def measure(file: Path, consent: Consent) -> tuple[Manifest, list[TensorRow]]:
+    """The manifest of an update's file, and its tensors' rows in the ledger.
 
-    ``l2`` (its L2 norm) and ``max_abs`` (its largest magnitude) are decimals over the finite values; ``nonfinite``
-    counts the others, with which nothing leaves.
-    """
-
-    entry: Entry
-    l2: str
-    max_abs: str
-    nonfinite: int
-
-    def document(self) -> dict[str, object]:
-        """Its row in the ledger's `upload` line."""
-        return {**self.entry.document(), "l2": self.l2, "max_abs": self.max_abs, "nonfinite": self.nonfinite}
-
-
-def measure(file: Path, consent: Consent) -> tuple[Manifest, list[MeasuredTensor]]:
-    """The manifest of an update's file, and its tensors as they are measured. Reads the file once, 256 KiB at a time.
+    Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
+    the others, with which nothing leaves.
 
     Raises:
         BadData: the file does not hold exactly the approved tensors.
     """
     with TensorFile(file) as tensors:
         consents.check_tensors(tensors.specs, consent.leaves, consent.study, "the trainer's update")
-        measured = [_measured(tensors, spec) for spec in tensors.specs]
-    return Manifest(tuple(tensor.entry for tensor in measured)), measured
+        rows = [_row(tensors, spec) for spec in tensors.specs]
+    return Manifest(tuple(Entry(spec, row.sha256) for spec, row in zip(tensors.specs, rows, strict=True))), rows
 
 
-def _measured(tensors: TensorFile, spec: TensorSpec) -> MeasuredTensor:
+def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:
     digest, squares, largest, nonfinite = hashlib.sha256(), 0.0, 0.0, 0
     count = math.prod(spec.shape)
     for start in range(0, count, BLOCK):
@@ -57,5 +42,7 @@ def _measured(tensors: TensorFile, spec: TensorSpec) -> MeasuredTensor:
             wide = wide[finite]
         squares += float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
         largest = max(largest, float(np.abs(wide).max(initial=0.0)))
-    entry = Entry(spec, digest.hexdigest())
-    return MeasuredTensor(entry, f"{math.sqrt(squares):.9e}", f"{largest:.9e}", nonfinite)
+    return TensorRow(
+        bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding="raw", bytes=spec.bytes,
+        sha256=digest.hexdigest(), l2=f"{math.sqrt(squares):.9e}", max_abs=f"{largest:.9e}", nonfinite=nonfinite,
+    )  # fmt: skip
