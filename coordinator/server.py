@@ -16,8 +16,8 @@ from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, C
 from coordinator.members.enrolment import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard
 from coordinator.state_directory import State, split_address
-from coordinator.studies.study import TwoLines
-from coordinator.updates.receive import Uploads
+from coordinator.studies.streams import TwoLines
+from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
 from wardround.errors import Unavailable, WardroundError
@@ -95,7 +95,7 @@ class Coordinator:
         self.engine = parts.engine
         self.calls = Calls(parts.standing, bounds)
         federation = parts.config.federation
-        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall=clock)
+        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall_clock=clock)
         guard = Guard(parts.standing, parts.enrolment, self.calls, fatal)
         parts.enrolment.on_two_lines = self._tell_two_lines
         receipt_key = parts.receipt_key.public_key().public_bytes_raw()
@@ -106,7 +106,7 @@ class Coordinator:
         self._server.add_generic_rpc_handlers(
             (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", studies))
         )
-        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.judging)
+        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.receptions.judging)
         self._control: ControlServer | None = None
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.studies.lifecycle import Outcome, Phase
+from coordinator.studies.state import Outcome, Phase
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
 from wardround.pages.charts import LineChart, line_chart

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coordinator.state_directory import State
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.storage.database import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
@@ -183,10 +183,8 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
 
 def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     opened = Store(State(commands.state).database)
-    with opened.write() as records:
-        records.add(
-            database.sites, name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000
-        )
+    with opened.write() as session:
+        session.add(tables.Site(name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000))
     opened.close()
     out, said = commands.run("sites")
     assert "alpha   enrolled" in out
@@ -359,7 +357,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0003",
+            "has schema none, this program needs 0001",
             "`coordinator upgrade --state",
             id="older",
         ),

@@ -10,14 +10,16 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from safetensors.numpy import load_file
 
 from coordinator import state_directory as places
 from coordinator.administration import Operations, Parts, ends_here
 from coordinator.state_directory import State
-from coordinator.storage import database
+from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
-from coordinator.updates.receive import Uploads
+from coordinator.studies.history import uploads_of
+from coordinator.updates.receipts import Receipts
 from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
@@ -165,8 +167,8 @@ def interrupted_at_one_step_after_the_other(
         with TensorFile(parts.blobs.model(status["model_digest"])) as model:
             found = b"".join(data for _, data in model.chunks())
         assert found == b"".join(expected_model([SITES] * ROUNDS))
-    with parts.store.read() as records:
-        kept = [upload for upload in records.uploads_of("trial", 1) if upload.decision == "accepted"]
+    with parts.store.read() as session:
+        kept = [upload for upload in uploads_of(session, "trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
     assert said == {receipt.receipt_id for worker in workers for receipt in worker.accepted.values()}
     assert list((state.blobs / "uploads").iterdir()) == []
@@ -236,7 +238,7 @@ def test_a_decision_that_cannot_be_written_is_no_decision(
     def fails(*_: object) -> None:
         raise OSError("no receipt")
 
-    monkeypatch.setattr(Uploads, "_receipt", fails)
+    monkeypatch.setattr(Receipts, "sign", fails)
     with pytest.raises(grpc.RpcError, match="COORDINATOR_TROUBLE") as failed:
         site.send(opening, update.payload)
     assert failed.value.details() == "COORDINATOR_TROUBLE"
@@ -350,8 +352,8 @@ def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_say
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())
     place.until(lambda status: status["round"] == 2)
-    with place.coordinator.parts.store.write() as records:
-        records.change(database.studies, {"name": "trial"}, life="{}")
+    with place.coordinator.parts.store.write() as session:
+        session.execute(sa.update(tables.Study).values(state="{}"))
     models = set((place.state.blobs / "models").iterdir())
     place.restart()
     assert set((place.state.blobs / "models").iterdir()) == models
