@@ -107,11 +107,12 @@ def show_policy(
     import hashlib
 
     from site_agent import audit
+    from wardround.records.ledger.entries import PolicyEntry
 
     here, _ = joined(state)
-    lines = [line for line in audit.records(here.ledger) if line["type"] == "policy"]
+    policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
     if not digest:
-        rows = [{"since": line["ts"], "event": line["event"], "sha256": line["sha256"]} for line in lines]
+        rows = [{"since": time, "event": policy.event, "sha256": policy.sha256 or ""} for time, policy in policies]
         if json:
             print_json({"policies": rows})
             return
@@ -119,7 +120,7 @@ def show_policy(
             print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
-    digests = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
+    digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}
     if len(digests) != 1:
         raise UsageProblem(
             f"{len(digests)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
@@ -217,10 +218,12 @@ def _sent_today(here: "SiteState") -> tuple[int, int]:
     """How many bytes and how many numbers left today (UTC), as the ledger has it."""
     from site_agent import audit
     from site_agent.state.directory import COUNTS
+    from wardround.records.ledger.entries import UploadEntry
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    sent = [line for line in audit.records(here.ledger) if line["type"] == "upload" and line["ts"].startswith(today)]
-    return sum(line["payload_bytes"] for line in sent), sum(len(line["metrics"]) + COUNTS for line in sent)
+    entries = [line.entry for line in audit.lines(here.ledger) if line.ts.startswith(today)]
+    uploads = [entry for entry in entries if isinstance(entry, UploadEntry)]
+    return sum(upload.payload_bytes for upload in uploads), sum(len(upload.metrics) + COUNTS for upload in uploads)
 
 
 def _print_decisions(decisions: "Sequence[Decision]") -> None:

@@ -135,10 +135,14 @@ def _print_waiting(waiting: "Waiting") -> None:
     table = Table("tensor", "type", "shape", "bytes", "L2 norm", "largest", box=None, pad_edge=False)
     for row in waiting.tensors:
         table.add_row(
-            row.name, row.dtype, str(list(row.shape)), str(row.bytes), f"{float(row.l2):.6g}",
-            f"{float(row.max_abs):.6g}",
+            row.name, row.dtype, str(list(row.shape)), str(row.bytes), _rounded(row.l2),
+            _rounded(row.max_abs),
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
     numbers = ", ".join(f"{name} {value}" for name, value in sorted(waiting.metrics.items()))
     print(f"{len(waiting.tensors)} tensors, {size(waiting.payload_bytes)}; {numbers or 'no metrics'}")
     print(f"training rows reported as {waiting.num_examples}, validation rows as {waiting.num_validation}")
+
+
+def _rounded(decimal: str | None) -> str:
+    return f"{float(decimal):.6g}" if decimal is not None else ""

@@ -100,8 +100,10 @@ def _print_status(shown: "SiteStatus") -> None:
     reached = "connected" if shown.connected else ("not connected, trying" if shown.running else "not running")
     print(f"Coordinator {shown.coordinator}: {reached}")
     print(f"Certificate valid to {shown.certificate_expires}")
-    if shown.two_lines_since:
-        warning = f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown.two_lines_since}"
+    if shown.certificate_fork_since:
+        warning = (
+            f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown.certificate_fork_since}"
+        )
         console.print(Text(warning, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown.ledger_key}")

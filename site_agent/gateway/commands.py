@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from site_agent import handoff
-from site_agent.gateway.allowance import SparingLog
-from site_agent.gateway.connection.client import Connection, Line
+from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals, offers
 from site_agent.gateway.consent.account import Account, account
 from site_agent.gateway.consent.changes import data_differences, differences
@@ -23,9 +23,9 @@ from site_agent.gateway.exit import egress, policy_text, receipt_copy
 from site_agent.gateway.exit.decisions import decide
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.policy import load
-from site_agent.gateway.requests import MeasuredTensor, ReleaseDecision, Waiting
-from site_agent.state import codec
+from site_agent.gateway.requests import ReleaseDecision, Waiting
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
 from site_agent.state.journal import Journal
@@ -34,6 +34,9 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, Refused, UsageProblem, WardroundError
 from wardround.local import durable
+from wardround.local.rate_limit import RateLimitedLog
+from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.ledger import entries
 from wardround.records.trainer import Check, Checked, Describe, Described
 from wardround.tensors.manifests import Manifest
 
@@ -45,13 +48,13 @@ Narrate = Callable[[str], object]
 class CommandHandler:
     """Acts on offers and consents. Safe to use from several threads."""
 
-    def __init__(self, state: SiteState, site: Site, ledger: Ledger, line: Line) -> None:
+    def __init__(self, state: SiteState, site: Site, ledger: Ledger, session: Session) -> None:
         self._state = state
         self._site = site
         self._ledger = ledger
-        self._line = line
+        self._session = session
         self._policy = PolicyEnforcement.of(state, site, ledger)
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
@@ -60,7 +63,7 @@ class CommandHandler:
         Raises:
             Unavailable: it cannot be reached; what was kept before is still there.
         """
-        with self._line.use() as connection:
+        with self._session.use() as connection:
             offered = connection.studies(interrupt, patient=False)
         for offer in offered:
             self.keep(offer)
@@ -73,7 +76,7 @@ class CommandHandler:
             Unavailable: it cannot be reached; what was kept before is still there.
             BadData: what came is no such copy; likewise.
         """
-        with self._line.use() as connection:
+        with self._session.use() as connection:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep(self, offer: Offer) -> None:
@@ -225,11 +228,11 @@ class CommandHandler:
         """
         consent, journal = self._held(study, round_)
         own = self._state.own_copy(study)
-        manifest, rows = egress.measure(own, consent) if journal.update else (Manifest(()), [])
+        manifest, tensors = measure(own, consent) if journal.update else (Manifest(()), [])
         return Waiting(
             study=study, revision=journal.revision, round=journal.round,
             update=egress.update_digest(journal, self._policy.coordinator, manifest.digest()),
-            tensors=tuple(codec.from_document(MeasuredTensor, row) for row in rows),
+            tensors=tuple(tensors),
             payload_bytes=manifest.bytes, metrics=journal.metrics, num_examples=journal.num_examples,
             num_validation=journal.num_validation,
         )  # fmt: skip
@@ -250,17 +253,18 @@ class CommandHandler:
                     f"another update of round {round_} of `{study}` waits than the one that was shown",
                     hint=f"look again: `site-agent release {study} --round {round_}`",
                 )
-            self._ledger.append(
-                decision, study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=person.document(),
-            )  # fmt: skip
+            entry = entries.ReleasedEntry if decision == entries.ReleasedEntry.type else entries.RejectedEntry
+            self._ledger.append(entry(
+                study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
+                by=_in_ledger(person),
+            ))  # fmt: skip
             self._ledger.sign()
 
     def is_decided(self, study: str) -> bool:
         """Whether a person has released or rejected the update that waits."""
         journal = self._state.journal(study)
         update = egress.update_digest(journal, self._policy.coordinator)
-        return bool(self._ledger.word(study, journal.revision, journal.round, update))
+        return bool(self._ledger.release_decision(study, journal.revision, journal.round, update))
 
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
         self._state.offer(study)
@@ -275,7 +279,7 @@ class CommandHandler:
                 hint=f"`site-agent release {study} --round {journal.round}`",
             )
         update = egress.update_digest(journal, self._policy.coordinator)
-        decision = self._ledger.word(study, journal.revision, round_, update)
+        decision = self._ledger.release_decision(study, journal.revision, round_, update)
         if decision:
             raise UsageProblem(f"round {round_} of `{study}` was already {decision}")
         return consent, journal
@@ -287,7 +291,7 @@ class CommandHandler:
             CannotWrite: the ledger does not take it; the site is still a member.
         """
         with self._lock:
-            self._ledger.append("left", by=person.document())
+            self._ledger.append(entries.LeftEntry(by=_in_ledger(person)))
             self._ledger.sign()
             self._state.save_left(person)
 
@@ -297,8 +301,8 @@ class CommandHandler:
         for consent in self.approved():
             self.record_withdrawal(self.withdraw(consent.study, person), person)
             try:
-                with self._line.use() as connection:
-                    self.declare(connection, consent.study, consent.revision, consent.study_digest, "withdrawn")
+                with self._session.use() as connection:
+                    self.declare(connection, declaration_of(consent, SiteStatus.WITHDRAWN))
             except durable.StorageFailed:
                 raise
             except WardroundError as error:
@@ -316,20 +320,19 @@ class CommandHandler:
         with self._lock:
             self._record(consent, "withdrawn", person)
 
-    def declare(
-        self, connection: Connection, study: str, revision: int, digest: str, standing: str, *,
-        round_: int = 0, attempt: int = 0, code: str = "",
-        often: bool = False,
-    ) -> None:  # fmt: skip
-        """Tell the coordinator where this site stands; the ledger has a line of it first.
+    def declare(self, connection: Connection, declaration: Declaration, *, often: bool = False) -> None:
+        """Tell the coordinator where this site stands, after the ledger holds that it is told.
 
         Args:
             often: a coordinator can cause it without end, and the ledger has not each of them by itself. The bytes of
                 all stand in its `control` lines.
         """
         append = self._ledger.append_often if often else self._ledger.append
-        append("declare", study=study, revision=revision, standing=standing, round=round_, attempt=attempt, code=code)
-        connection.declare(study, revision, digest, standing, round_=round_, attempt=attempt, code=code)
+        append(entries.DeclareEntry(
+            study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
+            round=declaration.round, attempt=declaration.attempt, code=declaration.code,
+        ))  # fmt: skip
+        connection.declare(declaration)
 
     def declare_all(self, connection: Connection, *, listed: bool) -> None:
         """Say again where this site stands in every study that is not over.
@@ -342,18 +345,28 @@ class CommandHandler:
             offer = self._state.known_offer(consent.study)
             if offer is None or offer.digest != consent.study_digest or offer.state in ENDED:
                 continue
-            standing = "ready" if consent.state == APPROVED else "withdrawn"
+            status = SiteStatus.READY if consent.state == APPROVED else SiteStatus.WITHDRAWN
             try:
-                declare(consent.study, consent.revision, consent.study_digest, standing)
+                declare(declaration_of(consent, status))
             except Refused as error:
                 self._log.error(
-                    "the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message
+                    "the coordinator does not take that `%s` is %s: %s", consent.study, status, error.message
                 )
 
     def _record(self, consent: Consent, event: str, person: Person) -> None:
-        self._ledger.append(
-            "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data.digest, exposure=consent.exposure, by=person.document(),
-            consent_sha256=consent.digest, **approvals.pinned(consent),
-        )  # fmt: skip
+        data = consent.data
+        self._ledger.append(entries.ConsentEntry(
+            event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
+            data_digest=data.digest, exposure=consent.exposure, by=_in_ledger(person), consent_sha256=consent.digest,
+            network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
+        ))  # fmt: skip
         self._ledger.sign()
+
+
+def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
+    """Where this site stands in the study of a consent."""
+    return Declaration(consent.study, consent.revision, consent.study_digest, status)
+
+
+def _in_ledger(person: Person) -> entries.Person:
+    return entries.Person.from_document(person.document())

@@ -13,17 +13,19 @@ leave     Left             end the membership
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError
 
 from site_agent.gateway.consent.preview import Preview
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.person import KnownPerson
 from wardround.errors import BadData, UsageProblem
+from wardround.records.ledger.entries import TensorRow
 
 ReleaseDecision = Literal["released", "rejected"]
+MeasuredTensor = Annotated[TensorRow, PlainValidator(TensorRow.from_document), PlainSerializer(TensorRow.document)]
 
 
 class Answer:
@@ -42,11 +44,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class ServiceStatus(Answer):
-    """``two_lines_since``: since when the coordinator sees two holders of this site's keys; "" if it sees one."""
+    """How the service runs.
+
+    Attributes:
+        certificate_fork_since: since when the coordinator sees two holders of this site's keys; "" if it sees one.
+    """
 
     connected: bool
     uid: int
-    two_lines_since: str
+    certificate_fork_since: str
 
 
 @dataclass(frozen=True)
@@ -80,24 +86,12 @@ class Withdrawn(Answer):
 
 
 @dataclass(frozen=True)
-class MeasuredTensor(Answer):
-    """A tensor of an update: ``l2`` and ``max_abs`` are over its finite values, as decimal text."""
-
-    bundle: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    encoding: str
-    bytes: int
-    sha256: str
-    l2: str
-    max_abs: str
-    nonfinite: int
-
-
-@dataclass(frozen=True)
 class Waiting(Answer):
-    """All of an update that waits for a person. ``update`` is the digest over it, which a decision names."""
+    """All of an update that waits for a person: its tensors as the ledger will have them, and every number.
+
+    Attributes:
+        update: the digest over it, which a decision names.
+    """
 
     study: str
     revision: int
@@ -146,7 +140,7 @@ class Request(Generic[A]):
         try:
             answer: A = kind.from_document(document)
             return answer
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, BadData):
             raise BadData(
                 f"the running service's answer to `{self.command}` has not its form",
                 hint="the service and this command must be of the same release; start the service again",

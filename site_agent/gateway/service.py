@@ -94,7 +94,7 @@ class RequestDispatcher:
         agent, handler = self._agent, self._agent.commands
         match request:
             case requests.Status():
-                return requests.ServiceStatus(agent.connected, os.geteuid(), agent.two_lines_since)
+                return requests.ServiceStatus(agent.connected, os.geteuid(), agent.certificate_fork_since)
             case requests.Refresh():
                 agent.refresh()
                 return requests.Done()

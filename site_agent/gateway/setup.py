@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from site_agent.gateway.commands import CommandHandler
-from site_agent.gateway.connection.client import Connection, Line, diagnose
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
@@ -22,9 +24,9 @@ def is_fatal(error: WardroundError) -> bool:
     return isinstance(error, RefusedForGood)
 
 
-def open_line(site: Site, own: Identity) -> Line:
-    """A line to the coordinator with the site's certificate as it is on the disk."""
-    return Line(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
+def open_session(site: Site, own: Identity) -> Session:
+    """A session with the coordinator, under the site's certificate as it is on the disk."""
+    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
@@ -44,13 +46,13 @@ def handler_alone(state: SiteState) -> Iterator[tuple[CommandHandler, Interrupt]
         own = Identity(state.identity)
         ledger = Ledger(state.ledger, own.ledger_key())
         ledger.refuse_unbegun()
-        line = open_line(site, own)
+        session = open_session(site, own)
         try:
-            yield CommandHandler(state, site, ledger, line), Interrupt()
+            yield CommandHandler(state, site, ledger, session), Interrupt()
         finally:
-            line.close()
+            session.close()
             try:
-                egress.record_control(ledger, line.meter)
+                egress.record_control(ledger, session.meter)
             finally:
                 ledger.close()
 

@@ -59,7 +59,7 @@ class SiteStatus:
     Attributes:
         coordinator: its address.
         running: whether the service runs; ``connected`` whether it reaches the coordinator.
-        two_lines_since: since when the coordinator sees two holders of this site's keys.
+        certificate_fork_since: since when the coordinator sees two holders of this site's keys.
         isolation_missing: the measures that are not in force, by their names in ``trainer.isolation``.
     """
 
@@ -72,7 +72,7 @@ class SiteStatus:
     certificate_expires: str
     running: bool
     connected: bool
-    two_lines_since: str | None
+    certificate_fork_since: str | None
     isolation: str
     isolation_missing: tuple[str, ...]
     device: str
@@ -94,7 +94,7 @@ def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> S
         receipt_key=fingerprint(bytes.fromhex(site.receipt_key)),
         certificate_expires=own.certificate().not_valid_after_utc.isoformat().replace("+00:00", "Z"),
         running=service is not None, connected=service is not None and service.connected,
-        two_lines_since=(service.two_lines_since if service is not None else "") or None,
+        certificate_fork_since=(service.certificate_fork_since if service is not None else "") or None,
         isolation=isolated.isolation, isolation_missing=tuple(isolated.missing), device=isolated.device,
         users=Users(
             user_name(gateway_uid), isolated.user, gateway_uid != isolated.uid, 0 in (gateway_uid, isolated.uid)
@@ -106,8 +106,8 @@ def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> S
 def _disputed(here: SiteState) -> tuple[DisputedUpload, ...]:
     return tuple(
         DisputedUpload(
-            at=row["at"], study=row["study"], round=row["round"], upload_id=row["upload_id"], why=row["why"],
-            file=row["file"], left_out=row["left_out"],
+            at=kept.at, study=kept.study, round=kept.round, upload_id=kept.upload_id, why=kept.why, file=kept.file,
+            left_out=kept.left_out,
         )
-        for row in evidence.read(here.ledger)
+        for kept in evidence.read(here.ledger)
     )  # fmt: skip

@@ -56,7 +56,8 @@ class Person:
     @property
     def text(self) -> str:
         """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
-        return text(self.document())
+        account = self.account.name if self.account is not None else self.name
+        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
 KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
@@ -78,13 +79,6 @@ def behind(claimed: Person, pid: int, uid: int) -> Person:
     if login is not None:
         return judged(login, {}, uid)
     return replace(claimed, account=_account(uid))
-
-
-def text(by: Mapping[str, Any]) -> str:
-    """``Person.text`` of a person in a line of the ledger."""
-    account = by.get("account", {}).get("name", by["name"])
-    source = by.get("source", "by its own word")
-    return str(by["name"]) if account == by["name"] else f"{by['name']} ({source}), as {account}"
 
 
 def judged(login: int | None, environment: Mapping[str, str], account: int) -> Person:

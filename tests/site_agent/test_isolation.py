@@ -298,7 +298,7 @@ def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture
     shown = SiteStatus(
         site="s", federation="f", coordinator="c:1", authority_fingerprint="", ledger_key="ab" * 32,
         receipt_key="cd" * 32,
-        certificate_expires="", running=True, connected=False, two_lines_since=None, isolation="seccomp",
+        certificate_expires="", running=True, connected=False, certificate_fork_since=None, isolation="seccomp",
         isolation_missing=("signals", "new_one"), device="cpu", users=Users("a", "b", separate=True, root=False),
         studies=(), disputed=(),
     )  # fmt: skip

@@ -23,6 +23,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from tools.fuzz.examples import SiteFiles, described
 from wardround.errors import BadData, UsageProblem
+from wardround.records.ledger.entries import TensorRow
 from wardround.records.trainer import FilesStatus, PrivateTensor, Weights
 from wardround.signing import canonical
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
@@ -81,6 +82,10 @@ REQUESTS = st.one_of(
     st.builds(requests.Decide, TEXT, COUNT, st.sampled_from(["released", "rejected"]), HEX, PERSONS),
     st.builds(requests.Leave, PERSONS),
 )
+ROWS = st.builds(
+    TensorRow, bundle=PLAIN, name=PLAIN, dtype=PLAIN, shape=st.lists(COUNT, max_size=2).map(tuple), encoding=PLAIN,
+    bytes=COUNT, sha256=HEX, l2=PLAIN, max_abs=PLAIN, nonfinite=COUNT,
+)  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),
     st.builds(requests.Done),
@@ -89,8 +94,7 @@ ANSWERS = st.one_of(
     st.builds(requests.Withdrawn, st.booleans()),
     st.builds(
         requests.Waiting, PLAIN, COUNT, COUNT, HEX,
-        st.lists(st.builds(requests.MeasuredTensor, PLAIN, PLAIN, PLAIN, st.lists(COUNT, max_size=2).map(tuple), PLAIN,
-                           COUNT, HEX, TEXT, TEXT, COUNT), max_size=2).map(tuple),
+        st.lists(ROWS, max_size=2).map(tuple),
         COUNT, TEXTS, COUNT, COUNT,
     ),
     st.builds(requests.Decided, st.booleans()),

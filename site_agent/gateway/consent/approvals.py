@@ -7,7 +7,6 @@ is no consent, and ``changes`` says in words what changed.
 import re
 from collections.abc import Mapping, Sequence
 
-from site_agent.gateway.connection.messages import VALIDATE, Assignment
 from site_agent.gateway.consent.account import SHORT, Account
 from site_agent.gateway.consent.changes import since_shown, tensor_differences
 from site_agent.gateway.exit.decisions import StudyRequest
@@ -17,13 +16,13 @@ from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.tensors import specs_from
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
+from wardround.records.assignment import VALIDATE, Assignment
+from wardround.records.codes import DECLINE_CODES
 from wardround.records.study import ToldSection
 from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
-from wardround.v1.federation_pb2 import RefusalCode
 
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
-DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 
 
 def refuse_other_tensors(offer: Offer, described: Described) -> None:
@@ -87,13 +86,6 @@ def trained_data(name: str, described: Described, checked: Checked) -> TrainedDa
     """The data of a consent, from what the trainer says of the model and of the data called ``name``."""
     weights = "" if checked.weights is None else checked.weights.digest
     return TrainedData(name, checked.digest, described.network, checked.common, weights)
-
-
-def pinned(consent: Consent) -> dict[str, str]:
-    """What a consent pins beside the data, as the ledger's line has it."""
-    data = consent.data
-    pins = {"network": data.network, "common_digest": data.common, "weights_digest": data.weights}
-    return {field: value for field, value in pins.items() if value}
 
 
 def study_request(
@@ -248,7 +240,7 @@ def check_numbers(
 
 def reportable_code(error: WardroundError) -> str:
     """The code under which a failure here may be reported to the coordinator; nothing else of it may."""
-    if error.code in DECLINED:
+    if error.code in DECLINE_CODES:
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
 

@@ -19,6 +19,7 @@ from site_agent.state.directory import COUNTS, SiteState
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
+from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.study import ToldSection
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
@@ -108,10 +109,10 @@ class PolicyEnforcement:
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
         coordinator asks again and again."""
-        self.ledger.append_often(
-            "blocked", study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
-            what=what, rule=rule,
-        )  # fmt: skip
+        self.ledger.append_often(BlockedEntry(
+            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt, what=what,
+            rule=rule,
+        ))  # fmt: skip
         self.ledger.sign()
 
     def holds(self, attempt: RoundAttempt, update: str) -> bool:
@@ -124,16 +125,16 @@ class PolicyEnforcement:
         if not self._waits_for_a_person(attempt, update):
             return False
         if not self.ledger.is_held(attempt.study, attempt.revision, attempt.round, update):
-            self.ledger.append(
-                "held", study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
+            self.ledger.append(HeldEntry(
+                study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
                 update=update,
-            )  # fmt: skip
+            ))  # fmt: skip
             self.ledger.sign()
         return True
 
     def _waits_for_a_person(self, attempt: RoundAttempt, update: str) -> bool:
         key = (attempt.study, attempt.revision, attempt.round, update)
-        decision = self.ledger.word(*key)
+        decision = self.ledger.release_decision(*key)
         if decision == "rejected":
             raise NotPermitted(
                 f"round {attempt.round} of `{attempt.study}` was rejected here", code="DECLINED_POLICY",
