@@ -157,19 +157,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DownloadRequest, call: Call
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        found = None
+        download = None
         if request.revision == study.revision:
-            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
-        if found is None:
+            download = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
+        if download is None:
             raise _not_offered(request)
-        yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
+        yield pb.DownloadReply(manifest=rpc.manifest_message(download.manifest))
         looked = time.monotonic()
-        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
-            for offset, data in ViewFile(file, found.sources).chunks(request.offset):
+        with TensorFile(self._blobs.model(download.kept)) as file:  # while it is open, its room on the disk is taken
+            for offset, data in ViewFile(file, download.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
                     now = self._study(peer, request.study)
-                    if now.revision != study.revision or found.kept not in {kept for _, kept in now.offered}:
+                    if now.revision != study.revision or download.kept not in {kept for _, kept in now.offered}:
                         raise _not_offered(request)
                     looked = time.monotonic()
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
