@@ -66,7 +66,7 @@ def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]
 def event_message(item: Study | Assignment | TwoLines) -> pb.Event:
     """One item of a site's stream: a study, an assignment, or the warning that two hold its keys."""
     if isinstance(item, TwoLines):
-        return pb.Event(two_lines=pb.TwoLines(since_s=item.since_s), coordinator_version=__version__)
+        return pb.Event(certificate_fork=pb.CertificateFork(since_s=item.since_s), coordinator_version=__version__)
     if isinstance(item, Study):
         return pb.Event(offer=offer_message(item), coordinator_version=__version__)
     return pb.Event(assignment=assignment_message(item), coordinator_version=__version__)

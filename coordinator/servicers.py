@@ -111,7 +111,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
         same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
-        if request.standing == pb.WITHDRAWN:
+        if request.status == pb.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif not same:
             raise BadData(
@@ -119,11 +119,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif request.standing == pb.READY:
+        elif request.status == pb.READY:
             self._engine.ready(peer.site, study.name)
-        elif request.standing == pb.HELD:
+        elif request.status == pb.HELD:
             self._engine.held(peer.site, study.name, request.round, request.attempt)
-        elif request.standing == pb.DECLINED and request.code in DECLINES:
+        elif request.status == pb.DECLINED and request.code in DECLINES:
             code = pb.RefusalCode.Name(request.code)
             self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
         else:
