@@ -1,31 +1,32 @@
 """The gRPC servicers: each method takes a message, calls the room behind, and sends its answer. None judges.
 
 Every method wears ``permitted``, which authenticates the peer, says whose certificate may call it, and bounds what the
-peer can make grow; a test fails for a method without it. Messages are translated in ``coordinator.messages``.
+peer can make grow; a test fails for a method without it. Messages become records by the records' own codecs.
 """
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
-from coordinator.calls import Call, parsed, permitted
+from coordinator.calls import SMALL_MESSAGE, Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
-from coordinator.members.enrolment import Enrolment
+from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies.assignments import Assignment
 from coordinator.studies.engine import Engine
-from coordinator.studies.streams import GOODBYE, Stream, TwoLines
+from coordinator.studies.streams import GOODBYE, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
+from wardround.records.assignment import Assignment, Declaration, SiteStatus
+from wardround.records.enrolment import Enrolled, IssuedCertificate
+from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -33,10 +34,11 @@ from wardround.v1 import federation_pb2 as pb
 
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
+MAX_CHUNK = 1024 * 1024
+MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it holds one study alone
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 OFFERED_S = 1.0  # how often a download checks that its model is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
-DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
 
 
@@ -63,11 +65,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         )
         self.authenticator.calls.cancel_invalid()  # those of the identity that this one replaces
         log.info("site %s enrolled from %s", enrolled.site, peer.address)
-        return enrolment_pb2.EnrolReply(
-            site=enrolled.site, federation=peer.name.federation, certificate=enrolled.certificate,
-            authority=self._authority, receipt_key=self._receipt_key, server_time_s=int(time.time()),
-            renew_after_s=enrolled.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        certificate = self._certificate(enrolled)
+        return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
     @permitted("site", enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
@@ -76,11 +75,10 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         if len(request.signing_request) > MAX_SMALL:
             raise BadData("a field of the request is too long, or has a wrong length", code="MESSAGE_MALFORMED")
-        renewed = self._enrolment.renew(peer, request.signing_request)
-        return enrolment_pb2.RenewReply(
-            certificate=renewed.certificate, authority=self._authority, server_time_s=int(time.time()),
-            renew_after_s=renewed.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        return self._certificate(self._enrolment.renew(peer, request.signing_request)).to_message()
+
+    def _certificate(self, issued: Issued) -> IssuedCertificate:
+        return IssuedCertificate(issued.certificate, self._authority, int(time.time()), issued.renew_after_s)
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
@@ -102,7 +100,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        offers, more = translate.page_of_offers([study for study in listed if study.name > request.after])
+        offers, more = page_of_offers([study for study in listed if study.name > request.after])
         return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
 
     @permitted("site", pb.DeclareRequest)
@@ -110,8 +108,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
-        same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
-        if request.status == pb.WITHDRAWN:
+        declaration = Declaration.from_message(request)
+        same = (declaration.revision, declaration.digest) == (study.revision, study.digest)
+        attempt = declaration.round, declaration.attempt
+        if declaration.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif not same:
             raise BadData(
@@ -119,15 +119,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif request.status == pb.READY:
+        elif declaration.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
-        elif request.status == pb.HELD:
-            self._engine.held(peer.site, study.name, request.round, request.attempt)
-        elif request.status == pb.DECLINED and request.code in DECLINES:
-            code = pb.RefusalCode.Name(request.code)
-            self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
+        elif declaration.status == SiteStatus.HELD:
+            self._engine.held(peer.site, study.name, *attempt)
         else:
-            raise BadData("the declaration is of no known kind", code="MESSAGE_MALFORMED")
+            self._engine.declined(peer.site, study.name, *attempt, declaration.code)
         return pb.DeclareReply()
 
     @permitted("site", pb.WatchRequest)
@@ -142,12 +139,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
-                yield translate.event_message(TwoLines(since))
-            while isinstance(item := stream.get(), Study | Assignment | TwoLines):
+                yield event_message(CertificateFork(since))
+            while isinstance(item := stream.get(), Study | Assignment | CertificateFork):
                 self._status.check(peer)
-                yield translate.event_message(item)
+                yield event_message(item.offer if isinstance(item, Study) else item)
             if item is GOODBYE:
-                yield translate.goodbye_message()
+                yield event_message(Goodbye())
         finally:
             self._engine.unwatch(peer.site, stream)
             log.info("site %s is no longer connected from %s", peer.site, peer.address)
@@ -214,7 +211,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         """Take chunks until the commit. The peer's certificate is checked again at each."""
         for data in messages:
             self._status.check(peer)
-            message = translate.later_upload_message(data)
+            message = later_upload_message(data)
             kind = message.WhichOneof("kind")
             if kind == "chunk":
                 durable = reception.take(message.chunk.offset, message.chunk.data)
@@ -225,7 +222,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
                 return
             else:
-                raise translate.out_of_order()
+                raise _out_of_order()
 
     @permitted("site", pb.LedgerPage, most=MAX_PAGE)
     def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
@@ -256,3 +253,37 @@ def _not_offered(request: pb.DownloadRequest) -> BadData:
     return BadData(
         f"model {request.model.round} of `{request.study}` is not offered (any more)", code="REVISION_CHANGED"
     )
+
+
+def later_upload_message(data: bytes) -> pb.UploadRequest:
+    """A message of an upload after the first one.
+
+    One that is not small must be a chunk and nothing else, which is seen before it is parsed: parsing a long message
+    with structure in it costs many times its length in memory.
+
+    Raises:
+        BadData: it is neither a chunk of at most 1 MiB nor a small message (MESSAGE_MALFORMED).
+    """
+    if len(data) > SMALL_MESSAGE and not rpc.is_one_field(data, pb.UploadRequest.CHUNK_FIELD_NUMBER):
+        raise _out_of_order()
+    message = parsed(pb.UploadRequest, data)
+    if len(message.chunk.data) > MAX_CHUNK:
+        raise _out_of_order()
+    return message
+
+
+def _out_of_order() -> BadData:
+    return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
+
+
+def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
+    """As many of ``studies`` as one reply may hold, at least the first; and whether some are left for the next page."""
+    offers: list[pb.StudyOffer] = []
+    size = 0
+    for study in studies:
+        offer = study.offer.to_message()
+        size += offer.ByteSize()
+        if offers and size > MAX_OFFERS:
+            return offers, True
+        offers.append(offer)
+    return offers, False

@@ -18,6 +18,7 @@ from fl_algorithms.server.aggregator import ServerHalf, server_half
 from fl_algorithms.server.best import BestGlobal
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
+from wardround.records.offer import StudyOffer
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
@@ -88,6 +89,11 @@ class Study:
             BadData: the method as it is installed now does not know the study's settings.
         """
         return server_half(self.file, self.shared)
+
+    @property
+    def offer(self) -> StudyOffer:
+        """The study as its sites are offered it."""
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:

@@ -29,7 +29,6 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
 from coordinator.context import Context
 from coordinator.members.authority import Authority
-from coordinator.messages import offer_message
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
@@ -475,5 +474,5 @@ def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
 
 __all__ = [
     "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
-    "described", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "described", "drawn", "ledger_key", "private_key", "study_document", "tensor_file", "tensors",
 ]  # fmt: skip
