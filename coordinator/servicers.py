@@ -1,30 +1,31 @@
 """The gRPC servicers: each method takes a message, calls the room behind, and sends its answer. None judges.
 
 Every method wears ``permitted``, which authenticates the peer, says whose certificate may call it, and bounds what the
-peer can make grow; a test fails for a method without it. Messages become records by the records' own codecs.
+peer can make grow; a test fails for a method without it. Messages are translated in ``coordinator.messages``.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
+from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
-from coordinator.calls import SMALL_MESSAGE, Call, parsed, permitted
+from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
-from coordinator.studies.streams import GOODBYE, Stream
+from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
-from wardround.records.assignment import Assignment, Declaration, SiteStatus
+from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
@@ -34,8 +35,6 @@ from wardround.v1 import federation_pb2 as pb
 
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
-MAX_CHUNK = 1024 * 1024
-MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it holds one study alone
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 OFFERED_S = 1.0  # how often a download checks that its model is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
@@ -100,7 +99,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        offers, more = page_of_offers([study for study in listed if study.name > request.after])
+        offers, more = translate.page_of_offers([study for study in listed if study.name > request.after])
         return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
 
     @permitted("site", pb.DeclareRequest)
@@ -108,23 +107,21 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
-        declaration = Declaration.from_message(request)
-        same = (declaration.revision, declaration.digest) == (study.revision, study.digest)
-        attempt = declaration.round, declaration.attempt
-        if declaration.status == SiteStatus.WITHDRAWN:
+        declared = Declaration.from_message(request)
+        if declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
-        elif not same:
+        elif (declared.revision, declared.digest) != (study.revision, study.digest):
             raise BadData(
                 f"study `{study.name}` is at revision {study.revision}, digest {study.digest[:12]}… now",
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif declaration.status == SiteStatus.READY:
+        elif declared.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
-        elif declaration.status == SiteStatus.HELD:
-            self._engine.held(peer.site, study.name, *attempt)
+        elif declared.status == SiteStatus.HELD:
+            self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         else:
-            self._engine.declined(peer.site, study.name, *attempt, declaration.code)
+            self._engine.declined(peer.site, study.name, declared.round, declared.attempt, declared.code)
         return pb.DeclareReply()
 
     @permitted("site", pb.WatchRequest)
@@ -140,11 +137,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
                 yield event_message(CertificateFork(since))
-            while isinstance(item := stream.get(), Study | Assignment | CertificateFork):
+            while not isinstance(item := stream.get(), End):
                 self._status.check(peer)
                 yield event_message(item.offer if isinstance(item, Study) else item)
-            if item is GOODBYE:
-                yield event_message(Goodbye())
+                if isinstance(item, Goodbye):
+                    return
         finally:
             self._engine.unwatch(peer.site, stream)
             log.info("site %s is no longer connected from %s", peer.site, peer.address)
@@ -154,19 +151,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DownloadRequest, call: Call
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        download = None
+        found = None
         if request.revision == study.revision:
-            download = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
-        if download is None:
+            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
+        if found is None:
             raise _not_offered(request)
-        yield pb.DownloadReply(manifest=rpc.manifest_message(download.manifest))
+        yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
         looked = time.monotonic()
-        with TensorFile(self._blobs.model(download.kept)) as file:  # while it is open, its room on the disk is taken
-            for offset, data in ViewFile(file, download.sources).chunks(request.offset):
+        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
+            for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
                     now = self._study(peer, request.study)
-                    if now.revision != study.revision or download.kept not in {kept for _, kept in now.offered}:
+                    if now.revision != study.revision or found.kept not in {kept for _, kept in now.offered}:
                         raise _not_offered(request)
                     looked = time.monotonic()
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
@@ -211,7 +208,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         """Take chunks until the commit. The peer's certificate is checked again at each."""
         for data in messages:
             self._status.check(peer)
-            message = later_upload_message(data)
+            message = translate.later_upload_message(data)
             kind = message.WhichOneof("kind")
             if kind == "chunk":
                 durable = reception.take(message.chunk.offset, message.chunk.data)
@@ -222,7 +219,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
                 return
             else:
-                raise _out_of_order()
+                raise translate.out_of_order()
 
     @permitted("site", pb.LedgerPage, most=MAX_PAGE)
     def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
@@ -253,37 +250,3 @@ def _not_offered(request: pb.DownloadRequest) -> BadData:
     return BadData(
         f"model {request.model.round} of `{request.study}` is not offered (any more)", code="REVISION_CHANGED"
     )
-
-
-def later_upload_message(data: bytes) -> pb.UploadRequest:
-    """A message of an upload after the first one.
-
-    One that is not small must be a chunk and nothing else, which is seen before it is parsed: parsing a long message
-    with structure in it costs many times its length in memory.
-
-    Raises:
-        BadData: it is neither a chunk of at most 1 MiB nor a small message (MESSAGE_MALFORMED).
-    """
-    if len(data) > SMALL_MESSAGE and not rpc.is_one_field(data, pb.UploadRequest.CHUNK_FIELD_NUMBER):
-        raise _out_of_order()
-    message = parsed(pb.UploadRequest, data)
-    if len(message.chunk.data) > MAX_CHUNK:
-        raise _out_of_order()
-    return message
-
-
-def _out_of_order() -> BadData:
-    return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
-
-
-def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
-    """As many of ``studies`` as one reply may hold, at least the first; and whether some are left for the next page."""
-    offers: list[pb.StudyOffer] = []
-    size = 0
-    for study in studies:
-        offer = study.offer.to_message()
-        size += offer.ByteSize()
-        if offers and size > MAX_OFFERS:
-            return offers, True
-        offers.append(offer)
-    return offers, False

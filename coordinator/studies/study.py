@@ -67,6 +67,11 @@ class Study:
         return self.manifest.digest()
 
     @property
+    def offer(self) -> StudyOffer:
+        """The study as it is offered to its sites now."""
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
+
+    @property
     def rules(self) -> Rules:
         section = self.file.study
         return Rules(section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s)
@@ -89,11 +94,6 @@ class Study:
             BadData: the method as it is installed now does not know the study's settings.
         """
         return server_half(self.file, self.shared)
-
-    @property
-    def offer(self) -> StudyOffer:
-        """The study as its sites are offered it."""
-        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:

@@ -296,7 +296,7 @@ def peak_kib(pid: int) -> int:
     return int(rows["VmHWM"].split()[0])
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/messages.py")
 def test_parse_bomb(world: World) -> None:
     """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
     world.init()

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import calls, servicers
+from coordinator import calls, messages
 from coordinator.cli import initial
 from coordinator.members.authority import Authority
 from coordinator.updates import receive
@@ -57,7 +57,7 @@ def test_a_site_is_offered_more_studies_than_one_reply_holds(place: Place, monke
     assert [offer.study for page in pages for offer in page] == names
     assert sum(offer.ByteSize() for page in pages for offer in page) > 4 * 1024 * 1024
     assert max(sum(offer.ByteSize() for offer in page) for page in pages) < rpc.MAX_MESSAGE
-    monkeypatch.setattr(servicers, "MAX_OFFERS", 1)
+    monkeypatch.setattr(messages, "MAX_OFFERS", 1)
     assert [[offer.study for offer in page] for page in alpha.pages()] == [[name] for name in names]
 
 
