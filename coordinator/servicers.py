@@ -13,7 +13,7 @@ from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
-from coordinator.members.enrolment import Enrolment
+from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
@@ -26,6 +26,7 @@ from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
@@ -63,11 +64,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         )
         self.authenticator.calls.cancel_invalid()  # those of the identity that this one replaces
         log.info("site %s enrolled from %s", enrolled.site, peer.address)
-        return enrolment_pb2.EnrolReply(
-            site=enrolled.site, federation=peer.name.federation, certificate=enrolled.certificate,
-            authority=self._authority, receipt_key=self._receipt_key, server_time_s=int(time.time()),
-            renew_after_s=enrolled.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        certificate = self._certificate(enrolled)
+        return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
     @permitted("site", enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
@@ -76,11 +74,10 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         if len(request.signing_request) > MAX_SMALL:
             raise BadData("a field of the request is too long, or has a wrong length", code="MESSAGE_MALFORMED")
-        renewed = self._enrolment.renew(peer, request.signing_request)
-        return enrolment_pb2.RenewReply(
-            certificate=renewed.certificate, authority=self._authority, server_time_s=int(time.time()),
-            renew_after_s=renewed.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        return self._certificate(self._enrolment.renew(peer, request.signing_request)).to_message()
+
+    def _certificate(self, issued: Issued) -> IssuedCertificate:
+        return IssuedCertificate(issued.certificate, self._authority, int(time.time()), issued.renew_after_s)
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):

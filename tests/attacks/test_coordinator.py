@@ -418,7 +418,7 @@ def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld,
     assert not hospital.agent.stopped.wait(0.5)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/authenticator.py")
 def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
     place = Place(tmp_path)
