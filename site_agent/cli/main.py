@@ -252,7 +252,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         "certificate_expires": expires.isoformat().replace("+00:00", "Z"),
         "running": running is not None,
         "connected": running is not None and running["connected"],
-        "two_lines_since": (running["two_lines_since"] if running is not None else "") or None,
+        "certificate_fork_since": (running["certificate_fork_since"] if running is not None else "") or None,
         "isolation": trainer.isolation,
         "isolation_missing": trainer.missing,
         "device": trainer.device,
@@ -264,8 +264,8 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         },
         "studies": study_rows(here, site),
         "disputed": [
-            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
-            for row in evidence.read(here.ledger)
+            {name: getattr(kept, name) for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
+            for kept in evidence.read(here.ledger)
         ],
     }
 
@@ -307,8 +307,10 @@ def _print_status(shown: dict[str, Any]) -> None:
     line = "connected" if shown["connected"] else ("not connected, trying" if shown["running"] else "not running")
     print(f"Coordinator {shown['coordinator']}: {line}")
     print(f"Certificate valid to {shown['certificate_expires']}")
-    if shown["two_lines_since"]:
-        said = f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown['two_lines_since']}"
+    if shown["certificate_fork_since"]:
+        said = (
+            f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown['certificate_fork_since']}"
+        )
         console.print(Text(said, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown['ledger_key']}")

@@ -72,7 +72,7 @@ def test_forged_ledger_that_continues__with_the_stolen_ledger_key(tmp_path: Path
     assert ledgers.both(folder, receipts)[0] == audit.CANNOT_VERIFY
     verdict, _ = audit.verify(folder, receipts)
     assert f"5 of the 5 receipts are not of the ledgers shown: ledger {made.ledger_id}" in verdict.reason
-    made.write(tmp_path / f"ledger-{made.ledger_id}")  # shown, as `audit reopen` leaves it
+    made.write(tmp_path / f"ledger-{made.ledger_id}")  # shown, as `audit rollover` leaves it
     assert ledgers.both(folder, receipts) == (audit.VERIFIED, None)
     ledgers.cut(tmp_path / f"ledger-{made.ledger_id}", made, 13)
     assert ledgers.both(folder, receipts) == (audit.TAMPERED, 1)
@@ -145,7 +145,7 @@ def test_truncated_without_a_key__an_old_copy_says_of_when_it_is(tmp_path: Path,
 
 @pytest.mark.chaos
 @pytest.mark.system
-@pytest.mark.attack(promise="P2", refused_by="coordinator/updates/receipt_copies.py")
+@pytest.mark.attack(promise="P2", refused_by="coordinator/updates/receipts.py")
 def test_truncated_without_a_key__asked_live(world: World) -> None:
     """The coordinator itself is asked, over the site's own mutual TLS connection, and knows of lines that were cut."""
     agent = ledgers.study_of_two_rounds(world)

@@ -13,7 +13,7 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
-from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.consent.approvals import grant, refuse_other_tensors
 from site_agent.state.directory import Shown
 from site_agent.trainer.data import inspection, sources

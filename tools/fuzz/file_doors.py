@@ -45,6 +45,7 @@ from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
 from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts, pick
 from wardround.errors import WardroundError
 from wardround.records.invitation import PREFIX, Invitation
+from wardround.records.ledger.entries import IdentityEntry, UploadEntry
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.records.study import load
 from wardround.records.trainer import DataFiles, Trained, request_from
@@ -157,11 +158,11 @@ def _open(folder: Path) -> Door:
         ledger = Ledger(folder, mades[0].ledger_key)
         try:
             ledger.refuse_unbegun()
-            list(ledger.records("identity"))
+            list(ledger.entries(IdentityEntry))
             ledger.statement()
-            for upload_id, record in ledger.unresolved.items():
+            for upload_id, upload in ledger.unresolved.items():
                 ledger.tries(upload_id)
-                ledger.disputed(record["study"], record["revision"])
+                ledger.disputed(upload.study, upload.revision)
         finally:
             ledger.close()
 
@@ -178,9 +179,9 @@ def _show(folder: Path) -> Door:
     def take(data: bytes) -> None:
         _written(folder, names, data)
         ledger = folder / "ledger"
-        for record in show.chosen(ledger):
-            show.words(record)
-            for tensor in record.get("tensors", []):
+        for line in show.chosen(ledger):
+            show.words(line)
+            for tensor in line.entry.tensors if isinstance(line.entry, UploadEntry) else ():
                 show.tensor_words(tensor)
         list(show.chosen(ledger, study="hearts", round_=1, tensor="shared*"))
         for form in export.FORMATS.values():

@@ -22,9 +22,8 @@ from google.protobuf.message import DecodeError
 
 from site_agent import audit, handoff
 from site_agent.gateway.commands import Desk, fatal
-from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.client import Connection, offer_from
 from site_agent.gateway.connection.interrupt import Interrupted
-from site_agent.gateway.connection.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent import approvals as consents
@@ -34,9 +33,10 @@ from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import egress, evidence, receipt_copy
+from site_agent.gateway.exit import egress, evidence, receipt_copy, receipts
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.service import Commands
@@ -60,6 +60,8 @@ from tools.fuzz.wire import in_message
 from wardround import __version__, rpc
 from wardround.errors import NotPermitted, Unavailable, WardroundError
 from wardround.local import control
+from wardround.records.assignment import TRAIN, Assignment, ModelRef
+from wardround.records.event import CertificateFork
 from wardround.records.invitation import Invitation, stamp
 from wardround.records.receipt_copy import COPY_TYPE
 from wardround.records.receipts import (
@@ -160,8 +162,8 @@ def connection(answers: Sequence[Any]) -> Connection:
     return made
 
 
-class FakeLine:
-    """A line with one connection."""
+class FakeSession:
+    """A session with one connection."""
 
     def __init__(self, used: Connection | None) -> None:
         self.meter = Meter()
@@ -170,7 +172,7 @@ class FakeLine:
     @contextmanager
     def use(self) -> Iterator[Connection]:
         if self._used is None:
-            raise Unavailable("no line")
+            raise Unavailable("no connection")
         yield self._used
 
     def replace(self) -> None:
@@ -242,17 +244,17 @@ def _event(folder: Path) -> Door:
         pb.Event(assignment=pb.Assignment(validate=pb.Validate(), base=base, best=base, **common)),
         pb.Event(assignment=pb.Assignment(stop=stop, best=base, **common)),
         pb.Event(goodbye=pb.Goodbye()),
-        pb.Event(two_lines=pb.TwoLines(since_s=int(NOW))),
+        pb.Event(certificate_fork=pb.CertificateFork(since_s=int(NOW))),
     ]
 
     def take(data: bytes) -> None:
         for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
             if isinstance(event, Assignment):
                 hash(event.key)
-                dict(event.contributed), dict(event.capped), dict(event.left_out)
+                hash(event.contributions)
                 with contextlib.suppress(NotPermitted):
                     consents.refuse_beyond(site.consent, event, (0, 0), "")
-            elif isinstance(event, TwoLines):
+            elif isinstance(event, CertificateFork):
                 stamp(event.since)
 
     return Door([event.SerializeToString() for event in events], in_message(pb.Event.DESCRIPTOR), take, (DecodeError,))
@@ -275,7 +277,7 @@ def _download(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         answers = [pb.DownloadReply.FromString(part) for part in parts(data)]
-        downloads = Downloads(state, FakeLine(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
+        downloads = Downloads(state, FakeSession(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
         try:
             downloads.fetch(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]
         finally:
@@ -356,7 +358,7 @@ def _renew_reply(folder: Path) -> Door:
                 mock.patch.object(certificates, "new_key", lambda: fresh),
                 mock.patch.object(renewal, "datetime", clock),
             ):
-                renewal.renew(Identity(root / "identity"), site.site, FakeLine(connection([answer])), ledger)  # type: ignore[arg-type]
+                renewal.renew(Identity(root / "identity"), site.site, FakeSession(connection([answer])), ledger)  # type: ignore[arg-type]
         finally:
             ledger.close()
         Identity(root / "identity").certificate()
@@ -425,9 +427,9 @@ def _receipt(folder: Path) -> Door:
             asked = connection([answer])
             envelope = asked.inquire(upload_id)
             if envelope is not None:
-                for receipt in egress.take_receipts({upload_id: envelope}, asked, ledger).values():
-                    egress.explain_refusal(receipt)
-                    egress.refuse_if_ledger_refused(receipt)
+                for receipt in receipts.take_all({upload_id: envelope}, asked, ledger).values():
+                    receipts.explain_refusal(receipt)
+                    receipts.refuse_if_ledger_refused(receipt)
         finally:
             ledger.close()
             still_good(ledger_folder, site)
@@ -528,7 +530,7 @@ def _commands(folder: Path) -> Door:
         shutil.rmtree(root / "ledger", ignore_errors=True)
         ledger = Ledger(root / "ledger", site.ledger_key)
         ledger.begin()
-        desk = Desk(state, site.site, ledger, FakeLine(None))  # type: ignore[arg-type]
+        desk = Desk(state, site.site, ledger, FakeSession(None))  # type: ignore[arg-type]
 
         def withdraw(study: str, person: Any) -> bool:
             desk.record_withdrawal(desk.withdraw(study, person), person)
@@ -544,7 +546,7 @@ def _commands(folder: Path) -> Door:
             return untold
 
         agent: Any = SimpleNamespace(
-            connected=False, two_lines_since="", desk=desk, refresh=lambda: desk.refresh(NoWait()),
+            connected=False, certificate_fork_since="", desk=desk, refresh=lambda: desk.refresh(NoWait()),
             fetch_receipts=lambda: desk.fetch_receipts(NoWait()), approved=lambda consent: False,
             withdraw=withdraw, decide=decide, leave=leave,
         )  # fmt: skip
@@ -651,7 +653,7 @@ def _trainer(folder: Path) -> Door:
             canonical.dumps(asdict(journal))
             consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
             if journal.kind == TRAIN:
-                egress.measure(state.own_copy(STUDY), site.consent)
+                measure(state.own_copy(STUDY), site.consent)
         shutil.rmtree(folder / "consents", ignore_errors=True)
 
     def lines(*items: Any) -> bytes:
@@ -726,7 +728,7 @@ def _known(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         answer = pb.LedgerKnown.FromString(data)
-        ledger._shown, ledger._witnessed = 0, 0
+        ledger._shown, ledger._state.witnessed = 0, 0
         ledger.catch_up(connection([answer]).show_ledger)
         ledger.statement()
 

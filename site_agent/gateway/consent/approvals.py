@@ -8,19 +8,18 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from site_agent.gateway.connection.messages import VALIDATE, Assignment
 from site_agent.gateway.consent.account import SHORT, Account, Line, setting_changes
 from site_agent.gateway.exit.policy import Asked
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
+from wardround.records.assignment import VALIDATE, Assignment
+from wardround.records.codes import DECLINE_CODES
 from wardround.records.study import StudyFile, ToldSection
 from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
-from wardround.v1.federation_pb2 import RefusalCode
 
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
-DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -103,12 +102,6 @@ def trained_on(name: str, described: Described, checked: Checked) -> dict[str, s
         "weights": "" if checked.weights is None else checked.weights.digest,
     }
     return {"name": name, "digest": checked.digest, **{key: text for key, text in more.items() if text}}
-
-
-def pinned(consent: Consent) -> dict[str, str]:
-    """What a consent pins beside the data, as the ledger's line has it."""
-    names = {"network": "network", "common": "common_digest", "weights": "weights_digest"}
-    return {field: consent.data[key] for key, field in names.items() if key in consent.data}
 
 
 def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -315,7 +308,7 @@ def differences(consent: Consent, offer: Offer, described: Described | None = No
 
 def sayable(error: WardroundError) -> str:
     """The code under which a failure here may be told to the coordinator; nothing else of it may."""
-    if error.code in DECLINED:
+    if error.code in DECLINE_CODES:
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
 
