@@ -418,14 +418,14 @@ def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld,
     assert not hospital.agent.stopped.wait(0.5)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/authenticator.py")
 def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
     place = Place(tmp_path)
     try:
         site, invitation = place.join("alpha"), place.invite("bravo")
         database = place.state.database
-        place.coordinator.parts.store.close()  # so that nothing of it is in memory
+        place.coordinator.context.store.close()  # so that nothing of it is in memory
         for path in (database, database.with_name(database.name + "-wal")):
             if path.exists():
                 path.write_bytes(b"\xff" * max(8192, path.stat().st_size))

@@ -89,7 +89,7 @@ def test_a_resent_update_gets_the_same_receipt_byte_for_byte_and_counts_once(pla
     replies.append(site.inquire(opening.upload_id))
     assert len({reply.receipt.SerializeToString(deterministic=True) for reply in replies}) == 1
     assert site.send(opening, update.payload) == first
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         assert len(uploads_of(session, "trial", 1)) == 1
 
 
@@ -168,7 +168,7 @@ def test_receipts_of_a_site_are_chained_and_countersign_its_ledger(place: Place)
     for _ in range(3):
         site.answer(site.next_assignment())
     previous = EMPTY_HEAD
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         uploads = uploads_of(session, "trial", 1)
     for receipt, upload in zip(site.receipts, uploads, strict=True):
         assert receipt.previous == previous
