@@ -7,12 +7,13 @@ judged later, in ``coordinator.updates.admission``.
 from collections.abc import Sequence
 
 from coordinator.calls import SMALL_MESSAGE, parsed
-from coordinator.studies.assignments import Assignment, ModelRef
-from coordinator.studies.streams import TwoLines
 from coordinator.studies.study import Study
-from wardround import __version__, rpc
+from wardround import rpc
 from wardround.errors import BadData
-from wardround.signing import canonical
+from wardround.records import event as events
+from wardround.records.assignment import Assignment
+from wardround.records.event import CertificateFork
+from wardround.records.offer import StudyOffer
 from wardround.v1 import federation_pb2 as pb
 
 MAX_CHUNK = 1024 * 1024
@@ -41,13 +42,9 @@ def out_of_order() -> BadData:
     return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
 
 
-def offer_message(study: Study) -> pb.StudyOffer:
+def offer_of(study: Study) -> StudyOffer:
     """A study as it is offered to its sites."""
-    return pb.StudyOffer(
-        study=study.name, revision=study.revision, digest=bytes.fromhex(study.digest),
-        document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
-        state=study.state.phase.value,
-    )  # fmt: skip
+    return StudyOffer(study.revision, study.digest, study.state.phase.value, study.file, study.manifest)
 
 
 def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
@@ -55,7 +52,7 @@ def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]
     offers: list[pb.StudyOffer] = []
     size = 0
     for study in studies:
-        offer = offer_message(study)
+        offer = offer_of(study).to_message()
         size += offer.ByteSize()
         if offers and size > MAX_OFFERS:
             return offers, True
@@ -63,43 +60,11 @@ def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]
     return offers, False
 
 
-def event_message(item: Study | Assignment | TwoLines) -> pb.Event:
+def event_message(item: Study | Assignment | CertificateFork) -> pb.Event:
     """One item of a site's stream: a study, an assignment, or the warning that two hold its keys."""
-    if isinstance(item, TwoLines):
-        return pb.Event(certificate_fork=pb.CertificateFork(since_s=item.since_s), coordinator_version=__version__)
-    if isinstance(item, Study):
-        return pb.Event(offer=offer_message(item), coordinator_version=__version__)
-    return pb.Event(assignment=assignment_message(item), coordinator_version=__version__)
+    return events.event_message(offer_of(item) if isinstance(item, Study) else item)
 
 
 def goodbye_message() -> pb.Event:
     """The last item of a stream when the coordinator goes down."""
-    return pb.Event(goodbye=pb.Goodbye(), coordinator_version=__version__)
-
-
-def assignment_message(assignment: Assignment) -> pb.Assignment:
-    """What a site is asked to do."""
-    message = pb.Assignment(
-        study=assignment.study, revision=assignment.revision, digest=bytes.fromhex(assignment.digest),
-        base=_model_message(assignment.base), round=assignment.round, attempt=assignment.attempt,
-    )  # fmt: skip
-    if assignment.best is not None:
-        message.best.CopyFrom(_model_message(assignment.best))
-    if assignment.kind == "stop":
-        contributions = [
-            pb.Contribution(
-                site=site, rounds=rounds,
-                capped=assignment.capped.get(site, ()), left_out=assignment.left_out.get(site, ()),
-            )
-            for site, rounds in assignment.contributed.items()
-        ]  # fmt: skip
-        message.stop.CopyFrom(pb.Stop(reason=assignment.reason, contributions=contributions))
-    elif assignment.kind == "validate":
-        message.validate.SetInParent()
-    else:
-        message.train.SetInParent()
-    return message
-
-
-def _model_message(model: ModelRef) -> pb.ModelRef:
-    return pb.ModelRef(round=model.round, digest=bytes.fromhex(model.digest))
+    return events.event_message(events.Goodbye())

@@ -17,15 +17,17 @@ from coordinator.members.enrolment import Enrolment
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies.assignments import Assignment
 from coordinator.studies.engine import Engine
-from coordinator.studies.streams import GOODBYE, Stream, TwoLines
+from coordinator.studies.streams import GOODBYE, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
+from wardround.records.assignment import Assignment, Declaration, SiteStatus
+from wardround.records.event import CertificateFork
+from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -36,7 +38,6 @@ MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 OFFERED_S = 1.0  # how often a download checks that its model is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
-DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
 
 
@@ -110,8 +111,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
-        same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
-        if request.status == pb.WITHDRAWN:
+        declaration = Declaration.from_message(request)
+        same = (declaration.revision, declaration.digest) == (study.revision, study.digest)
+        if declaration.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif not same:
             raise BadData(
@@ -119,15 +121,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif request.status == pb.READY:
+        elif declaration.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
-        elif request.status == pb.HELD:
-            self._engine.held(peer.site, study.name, request.round, request.attempt)
-        elif request.status == pb.DECLINED and request.code in DECLINES:
-            code = pb.RefusalCode.Name(request.code)
-            self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
+        elif declaration.status == SiteStatus.HELD:
+            self._engine.held(peer.site, study.name, declaration.round, declaration.attempt)
         else:
-            raise BadData("the declaration is of no known kind", code="MESSAGE_MALFORMED")
+            self._engine.declined(peer.site, study.name, declaration.round, declaration.attempt, declaration.code)
         return pb.DeclareReply()
 
     @permitted("site", pb.WatchRequest)
@@ -142,8 +141,8 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
-                yield translate.event_message(TwoLines(since))
-            while isinstance(item := stream.get(), Study | Assignment | TwoLines):
+                yield translate.event_message(CertificateFork(since))
+            while isinstance(item := stream.get(), Study | Assignment | CertificateFork):
                 self._status.check(peer)
                 yield translate.event_message(item)
             if item is GOODBYE:
@@ -162,7 +161,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             download = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if download is None:
             raise _not_offered(request)
-        yield pb.DownloadReply(manifest=rpc.manifest_message(download.manifest))
+        yield pb.DownloadReply(manifest=manifest_message(download.manifest))
         looked = time.monotonic()
         with TensorFile(self._blobs.model(download.kept)) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, download.sources).chunks(request.offset):
@@ -185,14 +184,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
-                yield pb.UploadReply(receipt=rpc.envelope_message(answer))
+                yield pb.UploadReply(receipt=envelope_message(answer))
             return
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
         header = UploadHeader.from_message(first.open, self._most_tensors(peer, first.open.study))
         opened = self._uploads.open(peer.site, header, call.context.is_active)
         if not isinstance(opened, Reception):
-            yield pb.UploadReply(receipt=rpc.envelope_message(opened))
+            yield pb.UploadReply(receipt=envelope_message(opened))
             return
         try:
             yield pb.UploadReply(offset=opened.received)
@@ -208,7 +207,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         envelopes = self._uploads.receipts.copy(peer.site)
         while page := list(islice(envelopes, PAGE)):
             self._status.check(peer)
-            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
+            yield pb.ReceiptsReply(envelopes=[envelope_message(envelope) for envelope in page])
 
     def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""
@@ -222,7 +221,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                     yield pb.UploadReply(offset=durable)
             elif kind == "commit":
                 receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
-                yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
+                yield pb.UploadReply(receipt=envelope_message(receipt))
                 return
             else:
                 raise translate.out_of_order()
@@ -235,7 +234,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     def _most_bytes(self, peer: Peer) -> int:
         """How long an upload's opening of this site may be: by the largest study that lists the site."""
         studies = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        largest = max((rpc.manifest_most_bytes(study.shared) for study in studies), default=0)
+        largest = max((manifest_most_bytes(study.shared) for study in studies), default=0)
         return min(rpc.MAX_STRUCTURED, MAX_OPENING + 2 * largest)
 
     def _most_tensors(self, peer: Peer, name: str) -> int:

@@ -7,15 +7,9 @@ import queue
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from coordinator.studies.assignments import Assignment
 from coordinator.studies.study import Study
-
-
-@dataclass(frozen=True)
-class TwoLines:
-    """Two lines of the site's certificates live: somebody else holds its keys, or it was copied."""
-
-    since_s: int
+from wardround.records.assignment import Assignment
+from wardround.records.event import CertificateFork
 
 
 class _End:
@@ -23,7 +17,7 @@ class _End:
 
 
 GOODBYE, END = _End(), _End()
-Message = Study | Assignment | TwoLines
+Message = Study | Assignment | CertificateFork
 Item = Message | _End
 
 

@@ -29,7 +29,6 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
 from coordinator.context import Context
 from coordinator.members.authority import Authority
-from coordinator.messages import offer_message
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
@@ -39,10 +38,11 @@ from site_agent.gateway.exit import policy as policies
 from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
-from wardround import __version__, refusals, rpc
+from wardround import __version__, refusals
 from wardround.errors import BadData
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
+from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Described, PrivateTensor, TensorRow
@@ -274,7 +274,7 @@ class CoordinatorWorld:
         page = self.page(site, lines)
         values: dict[str, Any] = {
             "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
-            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
+            "attempt": 1, "manifest": manifest_message(manifest), "num_examples": 12, "num_validation": 5,
             "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
             "ledger": page.ledger, "new_line_hashes": page.new_line_hashes,
         }  # fmt: skip
@@ -408,7 +408,7 @@ class SiteFiles:
             digest = StudyFile.from_document(document).digest(manifest.digest())
             self.offer_message = pb.StudyOffer(
                 study=STUDY, revision=1, digest=bytes.fromhex(digest), document=canonical.dumps(document),
-                initial_model=rpc.manifest_message(manifest), state="running",
+                initial_model=manifest_message(manifest), state="running",
             )  # fmt: skip
             self.offer = offer_from(self.offer_message, "alpha")
         self.site = Site(
@@ -475,5 +475,5 @@ def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
 
 __all__ = [
     "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
-    "described", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "described", "drawn", "ledger_key", "private_key", "study_document", "tensor_file", "tensors",
 ]  # fmt: skip
