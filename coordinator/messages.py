@@ -1,4 +1,4 @@
-"""Protobuf messages to records and back, with the checks of form that need no knowledge of a study or a site.
+"""What of a message's form depends on how much of it there is: pages of studies, and the later messages of an upload.
 
 Who sends a message is never in it: the servicers know the sender from its certificate. Whether an upload may count is
 judged later, in ``coordinator.updates.admission``.
@@ -10,10 +10,6 @@ from coordinator.calls import SMALL_MESSAGE, parsed
 from coordinator.studies.study import Study
 from wardround import rpc
 from wardround.errors import BadData
-from wardround.records import event as events
-from wardround.records.assignment import Assignment
-from wardround.records.event import CertificateFork
-from wardround.records.offer import StudyOffer
 from wardround.v1 import federation_pb2 as pb
 
 MAX_CHUNK = 1024 * 1024
@@ -42,29 +38,14 @@ def out_of_order() -> BadData:
     return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
 
 
-def offer_of(study: Study) -> StudyOffer:
-    """A study as it is offered to its sites."""
-    return StudyOffer(study.revision, study.digest, study.state.phase.value, study.file, study.manifest)
-
-
 def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
     """As many of ``studies`` as one reply may hold, at least the first; and whether some are left for the next page."""
     offers: list[pb.StudyOffer] = []
     size = 0
     for study in studies:
-        offer = offer_of(study).to_message()
+        offer = study.offer.to_message()
         size += offer.ByteSize()
         if offers and size > MAX_OFFERS:
             return offers, True
         offers.append(offer)
     return offers, False
-
-
-def event_message(item: Study | Assignment | CertificateFork) -> pb.Event:
-    """One item of a site's stream: a study, an assignment, or the warning that two hold its keys."""
-    return events.event_message(offer_of(item) if isinstance(item, Study) else item)
-
-
-def goodbye_message() -> pb.Event:
-    """The last item of a stream when the coordinator goes down."""
-    return events.event_message(events.Goodbye())

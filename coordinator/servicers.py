@@ -18,15 +18,15 @@ from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
-from coordinator.studies.streams import GOODBYE, Stream
+from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
-from wardround.records.assignment import Assignment, Declaration, SiteStatus
-from wardround.records.event import CertificateFork
+from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
@@ -111,22 +111,21 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
-        declaration = Declaration.from_message(request)
-        same = (declaration.revision, declaration.digest) == (study.revision, study.digest)
-        if declaration.status == SiteStatus.WITHDRAWN:
+        declared = Declaration.from_message(request)
+        if declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
-        elif not same:
+        elif (declared.revision, declared.digest) != (study.revision, study.digest):
             raise BadData(
                 f"study `{study.name}` is at revision {study.revision}, digest {study.digest[:12]}… now",
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif declaration.status == SiteStatus.READY:
+        elif declared.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
-        elif declaration.status == SiteStatus.HELD:
-            self._engine.held(peer.site, study.name, declaration.round, declaration.attempt)
+        elif declared.status == SiteStatus.HELD:
+            self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         else:
-            self._engine.declined(peer.site, study.name, declaration.round, declaration.attempt, declaration.code)
+            self._engine.declined(peer.site, study.name, declared.round, declared.attempt, declared.code)
         return pb.DeclareReply()
 
     @permitted("site", pb.WatchRequest)
@@ -141,12 +140,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
-                yield translate.event_message(CertificateFork(since))
-            while isinstance(item := stream.get(), Study | Assignment | CertificateFork):
+                yield event_message(CertificateFork(since))
+            while not isinstance(item := stream.get(), End):
                 self._status.check(peer)
-                yield translate.event_message(item)
-            if item is GOODBYE:
-                yield translate.goodbye_message()
+                yield event_message(item.offer if isinstance(item, Study) else item)
+                if isinstance(item, Goodbye):
+                    return
         finally:
             self._engine.unwatch(peer.site, stream)
             log.info("site %s is no longer connected from %s", peer.site, peer.address)

@@ -27,18 +27,18 @@ class Assignments:
     def of(self, study: Study, site: str) -> Assignment | None:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
         state = study.state
-        common = (study.name, study.revision, study.digest)
+        revision = (study.name, study.revision, study.digest)
         if state.phase == Phase.RUNNING and state.round and not state.aggregating:
             models = self._models(study, site) if site in state.round.unanswered else None
             if models is None:
                 return None
             kind = VALIDATE if state.round.closing else TRAIN
-            return Assignment(*common, state.round.number, state.round.attempt, kind, *models)
+            return Assignment(*revision, state.round.number, state.round.attempt, kind, *models)
         if state.phase in ENDED_REASONS and site in state.ready:
             base, best = self._models(study, site) or (ModelRef(state.models, study.newest), None)
             shown = state.last
             return Assignment(
-                *common, shown.number if shown else 1, shown.attempt if shown else 1, STOP, base, best,
+                *revision, shown.number if shown else 1, shown.attempt if shown else 1, STOP, base, best,
                 ENDED_REASONS[state.phase], self._contributions(study),
             )  # fmt: skip
         return None
@@ -61,7 +61,7 @@ class Assignments:
             return None
 
     def _contributions(self, study: Study) -> tuple[Contribution, ...]:
-        """Of a finished study what became of each site's updates; none of another."""
+        """Of a finished study each site's rounds: contributed, capped, left out."""
         if study.state.phase != Phase.FINISHED:
             return ()
         sites = study.rules.sites
@@ -71,6 +71,5 @@ class Assignments:
         capped = rounds_naming(sites, [(number, account.capped) for number, account in made])
         left_out = rounds_naming(sites, [(number, account.left_out) for number, account in made])
         return tuple(
-            Contribution(site, tuple(rounds), tuple(capped[site]), tuple(left_out[site]))
-            for site, rounds in contributed.items()
+            Contribution(site, tuple(contributed[site]), tuple(capped[site]), tuple(left_out[site])) for site in sites
         )

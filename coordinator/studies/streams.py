@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from coordinator.studies.study import Study
 from wardround.records.assignment import Assignment
-from wardround.records.event import CertificateFork
+from wardround.records.event import CertificateFork, Goodbye
 
 
-class _End:
-    pass
+class End:
+    """Nothing more comes on this stream."""
 
 
-GOODBYE, END = _End(), _End()
-Message = Study | Assignment | CertificateFork
-Item = Message | _End
+END = End()
+Message = Study | Assignment | CertificateFork | Goodbye  # of a study, what is offered when it is sent
+Item = Message | End
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Stream:
 
     def goodbye(self) -> None:
         """The coordinator goes down."""
-        self._items.put(GOODBYE)
+        self._items.put(Goodbye())
 
     def end(self) -> None:
         """The site connected again elsewhere, or its connection broke."""

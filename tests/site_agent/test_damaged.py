@@ -227,7 +227,8 @@ def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:
     good = canonical.loads(Index(study_digest="ab" * 32, committed=(kept,)).to_bytes())
     folder.mkdir(parents=True)
     here = Vault(tmp_path, STUDY, 1)
-    for change in ({"forgotten": "0"}, {"committed": [{**kept.model_dump(), "round": "1"}]}, {"study_digest": 1},
+    for change in ({"forgotten": "0"}, {"forgotten": 3, "committed": []},
+                   {"committed": [{**kept.model_dump(), "round": "1"}]}, {"study_digest": 1},
                    {"committed": [{**kept.model_dump(), "folder": "../../../x"}]}):  # fmt: skip
         (folder / "index.json").write_bytes(canonical.dumps({**good, **change}))
         with pytest.raises(NeedsPerson, match=r"index\.json is missing or damaged"):

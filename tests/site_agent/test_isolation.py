@@ -298,7 +298,7 @@ def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture
         "site": "s", "federation": "f", "coordinator": "c:1", "connected": False, "running": True, "studies": [],
         "certificate_expires": "", "isolation": "seccomp", "device": "cpu", "isolation_missing": ["signals", "new_one"],
         "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True}, "certificate_fork_since": None,
-        "ledger_key": "ab" * 32, "disputed": [],
+        "ledger_key": "ab" * 32, "receipt_key": "cd" * 32, "disputed": [],
     }  # fmt: skip
     main._print_status(shown)
     said = capsys.readouterr().out

@@ -1,9 +1,9 @@
 """Which private states of a study count, as ``index.json`` says: records and their codec."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from wardround.errors import BadData
 from wardround.records.trainer import Trained, Validated
@@ -59,6 +59,12 @@ class Index(Strict):
     committed: Annotated[tuple[Kept, ...], Field(strict=False)] = ()  # by round, the newest last
     pending: Pending | None = None
     forgotten: Count = 0
+
+    @model_validator(mode="after")
+    def _refuse_forgotten_without_kept(self) -> Self:
+        if self.forgotten and not self.committed:
+            raise ValueError("a state was dropped for its age, and no newer one is kept")
+        return self
 
     def to_bytes(self) -> bytes:
         """The bytes of its file."""
