@@ -139,15 +139,19 @@ class Agent:
         return self._tell(consent, SiteStatus.READY)
 
     def withdraw(self, study: str, person: dict[str, Any]) -> bool:
-        """Stop this study at once, mid-round too. Whether the coordinator has been told already."""
+        """Stop this study at once, mid-round too. False: the coordinator will be told with the next connection."""
         consent = self.desk.withdraw(study, person)
         self._inbox.drop(study)
         self.desk.record_withdrawal(consent, person)
         return self._tell(consent, SiteStatus.WITHDRAWN)
 
-    def decide(self, study: str, round_: int, word: str, update: str, person: dict[str, Any]) -> bool:
-        """Record a person's decision on an update that waits. Whether its assignment is at hand and goes on at once."""
-        self.desk.decide(study, round_, word, update, person)
+    def decide(self, study: str, round_: int, decision: str, update: str, person: dict[str, Any]) -> bool:
+        """Record a person's release decision on an update that waits.
+
+        Returns:
+            True if its round goes on at once; False: when the coordinator asks for it again.
+        """
+        self.desk.decide(study, round_, decision, update, person)
         return self._inbox.release(study, round_)
 
     def leave(self, person: dict[str, Any]) -> list[str]:

@@ -136,8 +136,10 @@ class Connection:
             self._federation.Declare(self._counted("Declare", declaration.to_message()), timeout=CALL_S)
 
     def watch(self, interrupt: Interrupt) -> Iterator[Event]:
-        """What the coordinator sends, as it sends it, until the connection breaks; what cannot be believed is left
-        out."""
+        """What the coordinator sends, as it sends it, until the connection breaks.
+
+        What cannot be believed is logged and left out.
+        """
         with _explained("waiting for assignments"):
             call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
             with interrupt.ending(call.cancel), _cancelled_after(call):
@@ -217,7 +219,9 @@ class Connection:
 
     def receipts(self, interrupt: Interrupt) -> Iterator[Envelope]:
         """The coordinator's copy of this site's receipts, oldest first; the last envelope is its statement about them.
-        Nothing in it is verified here."""
+
+        Nothing in it is verified here.
+        """
         with _explained("asking for the receipts"):
             request = self._counted("Receipts", pb.ReceiptsRequest(agent_version=__version__))
             call = self._federation.Receipts(request, timeout=COPY_S)

@@ -96,15 +96,15 @@ def record(
             the ledger says so, and nothing may leave.
         CannotWrite: the ledger does not take it; nothing may leave.
     """
-    told = consents.told_of(consent)
+    reported = consents.told_of(consent)
     try:
-        consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, told)  # 1
+        consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, reported)  # 1
         manifest, tensors = measure(file, consent) if file is not None else (Manifest(()), [])
     except BadData as error:
         gate.block(journal, "the update", f"consent: {error.message}")
         raise
     _refuse_nonfinite(manifest, tensors, gate, journal)
-    gate.refuse_denied(journal, consent, told, manifest.specs, sorted(journal.metrics))  # 2
+    gate.refuse_denied(journal, consent, reported, manifest.specs, sorted(journal.metrics))  # 2
     entry = _entry(journal, gate.coordinator, manifest.digest())
     update = canonical.digest(entry.left())
     if gate.holds(journal, update):  # 3
