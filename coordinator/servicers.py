@@ -28,6 +28,7 @@ from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
+from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -156,7 +157,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if found is None:
             raise _not_offered(request)
-        yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
+        yield pb.DownloadReply(manifest=manifest_message(found.manifest))
         looked = time.monotonic()
         with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
@@ -179,14 +180,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
-                yield pb.UploadReply(receipt=rpc.envelope_message(answer))
+                yield pb.UploadReply(receipt=envelope_message(answer))
             return
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
         header = UploadHeader.from_message(first.open, self._most_tensors(peer, first.open.study))
         opened = self._uploads.open(peer.site, header, call.context.is_active)
         if not isinstance(opened, Reception):
-            yield pb.UploadReply(receipt=rpc.envelope_message(opened))
+            yield pb.UploadReply(receipt=envelope_message(opened))
             return
         try:
             yield pb.UploadReply(offset=opened.received)
@@ -202,7 +203,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         envelopes = self._uploads.receipts.copy(peer.site)
         while page := list(islice(envelopes, PAGE)):
             self._status.check(peer)
-            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
+            yield pb.ReceiptsReply(envelopes=[envelope_message(envelope) for envelope in page])
 
     def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""
@@ -216,7 +217,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                     yield pb.UploadReply(offset=durable)
             elif kind == "commit":
                 receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
-                yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
+                yield pb.UploadReply(receipt=envelope_message(receipt))
                 return
             else:
                 raise translate.out_of_order()
@@ -229,7 +230,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     def _most_bytes(self, peer: Peer) -> int:
         """How long an upload's opening of this site may be: by the largest study that lists the site."""
         studies = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        largest = max((rpc.manifest_most_bytes(study.shared) for study in studies), default=0)
+        largest = max((manifest_most_bytes(study.shared) for study in studies), default=0)
         return min(rpc.MAX_STRUCTURED, MAX_OPENING + 2 * largest)
 
     def _most_tensors(self, peer: Peer, name: str) -> int:

@@ -51,6 +51,7 @@ from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, Wardr
 from wardround.local import outputs, rate_limit
 from wardround.records import receipts
 from wardround.records.ledger.entries import UploadEntry
+from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import TensorFile
@@ -488,7 +489,7 @@ def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], 
     bad.CopyFrom(good)
     bad.study, bad.state = "evil", tables.pop("state", "created")
     bad.document = canonical.dumps(tables)
-    digest = canonical.digest({"initial_model": rpc.manifest_from(good.initial_model).digest(), "study": tables})
+    digest = canonical.digest({"initial_model": manifest_from(good.initial_model).digest(), "study": tables})
     bad.digest = bytes.fromhex(digest)
     hospital.coordinator.offers["evil"] = bad
     for words, code in ((("studies",), 0), (("studies", "--json"), 0), (("status",), 0), (("preview", "evil"), 64)):
