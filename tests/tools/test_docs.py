@@ -1,0 +1,109 @@
+"""Every page's links, anchors and paths lead somewhere, and every page for people links the glossary near its top."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("coordinator", "site_agent", "fl_algorithms", "proto", "tools", "tests", "docs", "deploy", "examples")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\w\.(?:py|md|toml|proto|service|yaml))(?:::(\w+))?")
+TOP = 25
+"""Lines within which a page links the glossary."""
+
+
+def pages() -> list[Path]:
+    """Every Markdown file that is ours: none below a folder that begins with a dot."""
+    found = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("*/**/*.md")]]
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.parts[:-1]))
+
+
+def with_terms() -> list[Path]:
+    """The pages for people: docs, the two READMEs that start a reader, and the page for developers."""
+    docs = [path for path in pages() if path.parent in (Path("docs"), Path("docs/decisions")) and path.name[0] != "0"]
+    return [path for path in docs if path.name != "glossary.md"] + [
+        Path("README.md"),
+        Path("CONTRIBUTING.md"),
+        Path("deploy/README.md"),
+    ]
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub makes them: lower case, no punctuation, a hyphen for each space."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    made: list[str] = []
+    for heading in re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        same = sum(anchor == slug or anchor.startswith(f"{slug}-") for anchor in made)
+        made.append(f"{slug}-{same}" if slug in made else slug)
+    return frozenset(made)
+
+
+def broken_links(page: Path) -> list[str]:
+    """The relative links of ``page`` whose file or heading does not exist."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.resolve())):
+            broken.append(link)
+    return broken
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths of this repository that ``text`` names and that do not exist; ``file.py::test`` needs the test too."""
+    return [
+        f"{path}::{name}" if name else path
+        for path, name in NAMED.findall(text)
+        if not (ROOT / path).exists() or (name and f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=str)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    assert missing_paths((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", with_terms(), ids=str)
+def test_every_page_links_the_glossary_near_its_top(page: Path) -> None:
+    top = "\n".join((ROOT / page).read_text(encoding="utf-8").splitlines()[:TOP])
+    assert re.search(r"\]\([\w./]*glossary\.md", top)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if any((ROOT / room).rglob("*.py"))])
+def test_every_path_that_a_docstring_names_exists(room: str) -> None:
+    missing = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                named = missing_paths(ast.get_docstring(node) or "")
+                missing += [f"{path.relative_to(ROOT)}: {name}" for name in named]
+    assert missing == []
+
+
+def test_a_broken_link_a_missing_heading_and_a_missing_path_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One heading, `code`\n[a](#one-heading-code) [b](#two) [c](none.md) [d](https://e.org/x.md)\n")
+    assert broken_links(page) == ["#two", "none.md"]
+    assert missing_paths("`tools/none.py`, tools/__init__.py, `tests/tools/test_docs.py::no_such_test`") == [
+        "tools/none.py",
+        "tests/tools/test_docs.py::no_such_test",
+    ]
+
+
+def test_two_headings_of_one_name_have_two_anchors(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n## Terms\n```\n# no heading\n```\n## Terms\n")
+    assert anchors(page) == {"a", "terms", "terms-1"}
