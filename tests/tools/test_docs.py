@@ -44,6 +44,33 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(made)
 
 
+@cache
+def messages() -> str:
+    """Every text of the programs' code, one a line, with an ellipsis where a value goes."""
+    texts = []
+    for room in ("coordinator", "site_agent", "fl_algorithms", "proto/wardround"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.JoinedStr):
+                    values = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    texts.append("".join(values))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                    texts.append(node.value)
+    return "\n".join(texts)
+
+
+def unknown_messages(text: str) -> list[str]:
+    """The quoted messages in the first column of the tables of ``text`` that no program says.
+
+    Values (`...`, `…`, words in capitals, numbers) are left out; each piece between them must be in the code.
+    """
+    quoted = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.+?) \| ", text, re.MULTILINE)))
+    pieces = [(said, re.split(r"\.\.\.|…|\(|\)|\"|\b[A-Z]{1,4}(?::[A-Z]+)?\b|\b\d+\b", said)) for said in quoted]
+    return [said for said, parts in pieces if any(part.strip() not in messages() for part in parts)]
+
+
 def broken_links(page: Path) -> list[str]:
     """The relative links of ``page`` whose file or heading does not exist."""
     broken = []
@@ -91,6 +118,17 @@ def test_every_path_that_a_docstring_names_exists(room: str) -> None:
                 named = missing_paths(ast.get_docstring(node) or "")
                 missing += [f"{path.relative_to(ROOT)}: {name}" for name in named]
     assert missing == []
+
+
+def test_every_message_that_the_page_of_errors_quotes_is_said_by_a_program() -> None:
+    assert unknown_messages((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")) == []
+
+
+def test_a_message_that_no_program_says_is_found() -> None:
+    table = (
+        "| what you see | what it means |\n|---|---|\n| `is in use by … (process N)` | a |\n| `nobody says this sentence` | b |\n"
+    )
+    assert unknown_messages(table) == ["nobody says this sentence"]
 
 
 def test_a_broken_link_a_missing_heading_and_a_missing_path_are_found(tmp_path: Path) -> None:
