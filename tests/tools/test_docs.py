@@ -1,17 +1,26 @@
-"""Every page's links, anchors and paths lead somewhere, and every page for people links the glossary near its top."""
+"""What the pages name exists: links, headings, paths, commands with their options, messages, and the terms' page."""
 
 import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer import Typer
+from typer.main import get_command
+
+from coordinator.cli.main import app as coordinator
+from fl_algorithms.lab.cli import app as lab
+from site_agent.cli.main import app as site_agent
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("coordinator", "site_agent", "fl_algorithms", "proto", "tools", "tests", "docs", "deploy", "examples")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(rf"(?<![\w/.-])((?:{'|'.join(ROOMS)})/[\w./-]*\w\.(?:py|md|toml|proto|service|yaml))(?:::(\w+))?")
+PROGRAMS: dict[str, Typer] = {"site-agent": site_agent, "coordinator": coordinator, "fl-lab": lab}
+COMMAND = re.compile(rf"(?:^|\bsudo -u \S+ |\bexec (?:-T )?\w\S* )((?:{'|'.join(PROGRAMS)}) [a-z-]+(?: .*)?)$")
 TOP = 25
 """Lines within which a page links the glossary."""
 
@@ -71,6 +80,28 @@ def unknown_messages(text: str) -> list[str]:
     return [said for said, parts in pieces if any(part.strip() not in messages() for part in parts)]
 
 
+def commands(text: str) -> list[str]:
+    """The commands of our programs that ``text`` shows, in backticks and in blocks, without comments."""
+    lines = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    for block in FENCE.findall(text):
+        if block.startswith(("```\n", "```sh\n")):
+            lines += block.replace("\\\n", " ").splitlines()
+    return [found[1] for line in lines if (found := COMMAND.search(re.split(r" [#>|&] ?|  ", f"{line} ")[0].strip()))]
+
+
+def unknown_of(command: str) -> list[str]:
+    """The words and options of ``command`` that its program does not have."""
+    program, *words = command.split()
+    node: Any = get_command(PROGRAMS[program])
+    while hasattr(node, "commands"):
+        word = words.pop(0) if words else ""
+        if word not in node.commands:
+            return [word] if word and not word.startswith("-") else []
+        node = node.commands[word]
+    options = {option for parameter in node.params for option in parameter.opts}
+    return [option for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", command) if option not in options]
+
+
 def broken_links(page: Path) -> list[str]:
     """The relative links of ``page`` whose file or heading does not exist."""
     broken = []
@@ -120,15 +151,27 @@ def test_every_path_that_a_docstring_names_exists(room: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", with_terms(), ids=str)
+def test_every_command_that_a_page_shows_exists_with_its_options(page: Path) -> None:
+    shown = commands((ROOT / page).read_text(encoding="utf-8"))
+    assert {command: unknown for command in shown if (unknown := unknown_of(command))} == {}
+
+
+def test_a_command_or_an_option_that_no_program_has_is_found() -> None:
+    page = "`site-agent policy draw STUDY`\n```\numask 077\nsudo -u a coordinator serve --stat DIR   # --no\n```\n"
+    assert commands(page) == ["site-agent policy draw STUDY", "coordinator serve --stat DIR"]
+    assert [unknown_of(command) for command in commands(page)] == [["draw"], ["--stat"]]
+
+
 def test_every_message_that_the_page_of_errors_quotes_is_said_by_a_program() -> None:
     assert unknown_messages((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")) == []
 
 
 def test_a_message_that_no_program_says_is_found() -> None:
     table = (
-        "| what you see | what it means |\n|---|---|\n| `is in use by … (process N)` | a |\n| `nobody says this sentence` | b |\n"
+        "| what you see | what to do |\n|---|---|\n| `is in use by … (process N)` | a |\n| `nobody says this` | b |\n"
     )
-    assert unknown_messages(table) == ["nobody says this sentence"]
+    assert unknown_messages(table) == ["nobody says this"]
 
 
 def test_a_broken_link_a_missing_heading_and_a_missing_path_are_found(tmp_path: Path) -> None:
