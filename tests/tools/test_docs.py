@@ -80,6 +80,17 @@ def unknown_messages(text: str) -> list[str]:
     return [said for said, parts in pieces if any(part.strip() not in messages() for part in parts)]
 
 
+def broken_tables(text: str) -> list[str]:
+    """The first lines of the tables of ``text`` that have no head, or a row with more or fewer cells than the head."""
+    tables = re.findall(r"(?:^\|.*\n?)+", FENCE.sub("", text), re.MULTILINE)
+    broken = []
+    for table in tables:
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row).strip().count("|") for row in table.splitlines()]
+        if len(set(rows)) != 1 or not re.match(r".*\n\|(?:[ :-]+\|)+(?:\n|$)", table):
+            broken.append(table.splitlines()[0])
+    return broken
+
+
 def commands(text: str) -> list[str]:
     """The commands of our programs that ``text`` shows, in backticks and in blocks, without comments."""
     lines = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
@@ -132,6 +143,16 @@ def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading(page: Path)
 @pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=str)
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert missing_paths((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_every_table_of_a_page_is_whole(page: Path) -> None:
+    assert broken_tables((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_table_that_an_empty_line_breaks_is_found() -> None:
+    assert broken_tables("| a | b |\n|---|---|\n| `x|y` | 1 |\n\n| 2 | 3 |\n") == ["| 2 | 3 |"]
+    assert broken_tables("| a | b |\n|---|---|\n| 1 |\n") == ["| a | b |"]
 
 
 @pytest.mark.parametrize("page", with_terms(), ids=str)
