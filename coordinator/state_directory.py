@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import field_validator
 
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.storage import database
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory

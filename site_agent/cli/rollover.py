@@ -28,4 +28,4 @@ def reopen(state: State, json: Json = False) -> None:
     )
     print(f"The old one is kept in {state / f'ledger-{before.ledger_id}'}, unchanged")
     print("Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one:")
-    print(f"next: read them the id; there, `coordinator reopen SITE --ledger {done.ledger_id}`")
+    print(f"next: read them the id; there, `coordinator rollover SITE --ledger {done.ledger_id}`")

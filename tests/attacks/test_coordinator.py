@@ -425,7 +425,7 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
     try:
         site, invitation = place.join("alpha"), place.invite("bravo")
         database = place.state.database
-        place.coordinator.parts.store.close()  # so that nothing of it is in memory
+        place.coordinator.context.store.close()  # so that nothing of it is in memory
         for path in (database, database.with_name(database.name + "-wal")):
             if path.exists():
                 path.write_bytes(b"\xff" * max(8192, path.stat().st_size))

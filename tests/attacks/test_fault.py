@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.members.certificate_status import Peer, Standing
-from coordinator.members.enrolment import Authority
-from coordinator.storage import database
+from coordinator.members.authority import Authority
+from coordinator.members.certificate_status import CertificateStatus, Peer
+from coordinator.storage import tables
 from site_agent import audit
 from site_agent.state.directory import Journal, SiteState
 from tests.attacks import failing_disk
@@ -48,9 +48,9 @@ def test_report_over_8_mib(tmp_path: Path) -> None:
         asked = json.dumps([f"site-{n}" for n in range(250)])
         row: dict[str, Any] = {"closing": False, "base": "0" * 64, "opened_s": 0.0, "closed_s": 1.0}
         row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
-        with place.coordinator.parts.store.write() as records:
+        with place.coordinator.context.store.write() as session:
             for number in range(1, 500):
-                records.add(database.rounds, **row, number=number, attempt=1, model=None)
+                session.add(tables.Round(**row, number=number, attempt=1, model=None))
         told = control.call(place.state.control, {"command": "report", "study": name})
         assert len(json.dumps(told)) > 8 * 1024 * 1024
         assert [attempt["round"] for attempt in told["attempts"]] == list(range(1, 500))
@@ -179,11 +179,17 @@ class Record:
         yield self
         self._pause("after it read")
 
-    def all(self, table: Any) -> list[dict[str, Any]]:
-        if table is database.certificates:
-            row = {"site": "alpha", "used_s": 1, "made_with": ""}
-            return [{**row, "serial": serial} for serial in self.serials]
-        return [{"name": "alpha", "revoked_s": self.revoked, "two_lines_s": None}]
+    def scalars(self, chosen: Any) -> "Rows":
+        if chosen.column_descriptions[0]["type"] is tables.Certificate:
+            return Rows(tables.Certificate(serial=one, site="alpha", used_s=1, made_with="") for one in self.serials)
+        return Rows([tables.Site(name="alpha", revoked_s=self.revoked, certificate_fork_s=None)])
+
+
+class Rows(list[Any]):
+    """What a session gives."""
+
+    def all(self) -> list[Any]:
+        return self
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
@@ -202,15 +208,15 @@ def test_revocation_undone_in_memory(tmp_path: Path) -> None:
                 done["revoke" if who == "renew" else "renew"].wait(0.003)
 
         record = Record(pause)
-        standing = Standing(record, "north", time.time)  # type: ignore[arg-type]
+        status = CertificateStatus(record, "north", time.time)  # type: ignore[arg-type]
 
-        def act(standing: Standing = standing, record: Record = record, done: Any = done) -> None:
+        def act(status: CertificateStatus = status, record: Record = record, done: Any = done) -> None:
             who = threading.current_thread().name
             if who == "renew":
                 record.serials.append("2")
             else:
                 record.revoked = 1
-            standing.load()
+            status.load()
             done[who].set()
 
         threads = [threading.Thread(target=act, name=who) for who in chance.sample(sorted(done), 2)]
@@ -219,7 +225,7 @@ def test_revocation_undone_in_memory(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
-            standing.check(Peer(certificates.Name("north", "site", "alpha"), "2", certificate, ""))
+            status.check(Peer(certificates.Name("north", "site", "alpha"), "2", certificate, ""))
 
 
 ROOT = Path(__file__).resolve().parents[2]

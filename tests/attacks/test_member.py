@@ -16,14 +16,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from safetensors.numpy import save_file
 
 from coordinator import calls
 from coordinator import servicers as service
 from coordinator.server import Coordinator
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.studies import conclusion, engine
-from coordinator.updates import ledgers, receive
+from coordinator.updates import decide, ledgers, receipts
 from fl_algorithms.server.aggregator import Round, Update
 from fl_algorithms.server.limits import averaged
 from fl_algorithms.server.mean import InMemory
@@ -176,7 +177,7 @@ def test_hung_first_messages__a_download_of_a_model_that_is_gone(
         taken += len(next(held).chunk.data)  # it is the best model now, and goes on
         closes()
         place.until(lambda status: status["closing"] and status["best"]["round"] == 2)
-        assert not place.coordinator.parts.blobs.model(model).exists()
+        assert not place.coordinator.context.blobs.model(model).exists()
         with pytest.raises(grpc.RpcError) as refused:
             taken += sum(len(reply.chunk.data) for reply in held)
         assert refused.value.details() == "REVISION_CHANGED"
@@ -254,7 +255,7 @@ def given_back(place: Place, after: str) -> None:
     """Wait until no call of alpha holds a worker and no upload is under way."""
     never = threading.Event()
     deadline = time.monotonic() + 20
-    while place.coordinator.calls.of("alpha") or place.coordinator.uploads.arriving():
+    while place.coordinator.calls.of("alpha") or len(place.coordinator.uploads.receptions) > 0:
         assert time.monotonic() < deadline, f"a place is still taken after {after}"
         never.wait(0.002)
 
@@ -349,8 +350,9 @@ def page(site: FakeSite, since: int, lines: int) -> Any:
 
 
 def heads_kept(place: Place) -> list[tuple[int, bool]]:
-    with place.coordinator.parts.store.read() as records:
-        return [(row["lines"], row["in_receipt"]) for row in records.all(database.ledger_heads, site="alpha")]
+    with place.coordinator.context.store.read() as session:
+        heads = session.scalars(sa.select(tables.LedgerHead).filter_by(site="alpha").order_by(tables.LedgerHead.lines))
+        return [(row.lines, row.in_receipt) for row in heads]
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/updates/ledgers.py")
@@ -399,10 +401,10 @@ def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert bravo.answer(bravo.next_assignment()).decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
 def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that is opened and given up for another was not counted, as a refused one is."""
-    monkeypatch.setattr(receive, "MAX_REFUSED_AN_HOUR", 10)
+    monkeypatch.setattr(decide, "MAX_REFUSED_AN_HOUR", 10)
     with placed(tmp_path) as place:
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
@@ -411,22 +413,23 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
             alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
         with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
-        with place.coordinator.parts.store.read() as records:
-            assert len(records.all(database.uploads)) == 1
+        with place.coordinator.context.store.read() as session:
+            assert len(session.scalars(sa.select(tables.Upload)).all()) == 1
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
 def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each refusal left a row and a receipt for good: some 200 an hour, and never an end."""
-    monkeypatch.setattr(receive, "MAX_REFUSED", 4)
+    monkeypatch.setattr(decide, "MAX_REFUSED", 4)
     with placed(tmp_path) as place:
         (mallory,) = place.begin(sites=["mallory"], rounds=2)
         assignment = mallory.next_assignment()
         update = delta("mallory", 1, SPECS)
 
-        def refusals() -> list[Any]:
-            with place.coordinator.parts.store.read() as records:
-                return records.all(database.uploads, decision="refused")
+        def uploads(decision: str) -> int:
+            chosen = sa.select(sa.func.count()).where(tables.Upload.decision == decision)
+            with place.coordinator.context.store.read() as session:
+                return session.scalars(chosen).one()
 
         for _ in range(4):
             strange = mallory.opening(assignment, update)
@@ -442,9 +445,7 @@ def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 mallory.send(strange, update.payload)
             with refused(said):
                 mallory.send(mallory.opening(assignment, update), update.payload, commit=b"\x01" * 32)
-            with place.coordinator.parts.store.read() as records:
-                assert records.all(database.uploads, decision="") == []
-            assert len(refusals()) == 4
+            assert (uploads(""), uploads("refused")) == (0, 4)
         assert not list((place.state.root / "blobs" / "uploads").iterdir())
         pages = mallory.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20)
         assert sum(len(page.envelopes) for page in pages) == 4 + 1  # the chain is whole, and the statement
@@ -469,7 +470,7 @@ def test_older_head_again(tmp_path: Path) -> None:
             assert (receipt.decision, receipt.code, receipt.ledger) == ("refused", "LEDGER_ROLLBACK", None)
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/decide.py")
 def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
     """Not an attack: the same upload with the same head, a grown one, and an opening that a newer one overtook."""
     with placed(tmp_path) as place:
@@ -503,7 +504,7 @@ def test_renewals_evict_the_honest(tmp_path: Path) -> None:
             warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
             assert abs(warned.two_lines.since_s - time.time()) < 60
         (row,) = place.ask("sites")["sites"]
-        assert row["two_lines_since"] is not None
+        assert row["certificate_fork_since"] is not None
 
 
 def evict(stolen: FakeSite) -> None:
@@ -521,7 +522,7 @@ def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) ->
         honest = stolen.renew(place)
         honest.call()
         for _ in range(3):
-            with pytest.raises(TryAgain, match="certificates that live"):
+            with pytest.raises(TryAgain, match="valid certificates"):
                 renew_without_end(place, stolen)
             place.ahead_s += 3.2 * DAY_S
             honest = honest.renew(place)
@@ -643,33 +644,32 @@ def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
 
 
 def _losses_that_no_float_can_hold(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
-        for row in records.all(database.uploads, study="trial"):
-            records.change(database.uploads, {"id": row["id"]}, metrics=json.dumps([["val_loss", "2.2e+307"]]))
+    with place.coordinator.context.store.write() as session:
+        session.execute(sa.update(tables.Upload).values(metrics=json.dumps([["val_loss", "2.2e+307"]])))
 
 
 def _no_metrics_at_all(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
-        records.change(database.uploads, {"study": "trial"}, metrics="[[")
+    with place.coordinator.context.store.write() as session:
+        session.execute(sa.update(tables.Upload).values(metrics="[["))
 
 
-def _a_life_of_other_types(place: Place) -> None:
-    _change_study(place, lambda row: row["life"].replace('"deadline": ', '"deadline": "soon", "x": '))
+def _a_state_of_other_types(place: Place) -> None:
+    _change_study(place, lambda row: row.state.replace('"deadline": ', '"deadline": "soon", "x": '))
 
 
-def _no_life_at_all(place: Place) -> None:
-    _change_study(place, lambda row: row["life"][:-20])
+def _no_state_at_all(place: Place) -> None:
+    _change_study(place, lambda row: row.state[:-20])
 
 
 def _change_study(place: Place, edit: Callable[[Any], str]) -> None:
-    with place.coordinator.parts.store.write() as records:
-        row = records.get(database.studies, name="trial")
-        records.change(database.studies, {"name": "trial"}, life=edit(row))
+    with place.coordinator.context.store.write() as session:
+        row = session.scalars(sa.select(tables.Study).filter_by(name="trial")).one()
+        row.state = edit(row)
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
 @pytest.mark.parametrize(
-    "poison", [_losses_that_no_float_can_hold, _no_metrics_at_all, _a_life_of_other_types, _no_life_at_all]
+    "poison", [_losses_that_no_float_can_hold, _no_metrics_at_all, _a_state_of_other_types, _no_state_at_all]
 )
 def test_val_loss_of_1e308__and_the_other_study_finishes(tmp_path: Path, poison: Callable[[Place], None]) -> None:
     """Whatever stands in one study's rows, and however often the service is started with them, another study ends."""
@@ -768,7 +768,7 @@ def test_another_sites_view(served: Place) -> None:
     second = {site.name: site.next_assignment() for site in sites}
     assert len({assignment.base.digest for assignment in second.values()}) == 3
     digests = {name: [assignment.base.digest] for name, assignment in second.items()}
-    everything = served.coordinator.parts.blobs.model(served.status()["model_digest"])
+    everything = served.coordinator.context.blobs.model(served.status()["model_digest"])
     with TensorFile(everything) as kept:
         manifest = kept.manifest()
     assert {"site_0", "site_1", "site_2"} <= {entry.spec.bundle for entry in manifest.entries}
@@ -789,7 +789,7 @@ def test_another_sites_view(served: Place) -> None:
                 assert refused.value.details() == "REVISION_CHANGED"
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/decide.py")
 def test_another_sites_receipt(served: Place) -> None:
     """A site that knows another's upload id asks for its receipt, and opens the id as its own."""
     alpha, bravo = served.begin(sites=["alpha", "bravo"])
@@ -1005,11 +1005,11 @@ def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogC
     assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
 def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of all receipts, or the opening of an upload of which much came: small to ask for, much work here."""
-    monkeypatch.setattr(receive, "MAX_COPIES_AN_HOUR", 3)
-    monkeypatch.setattr(receive, "MAX_AGAIN_AN_HOUR", 3)
+    monkeypatch.setattr(receipts, "MAX_COPIES_AN_HOUR", 3)
+    monkeypatch.setattr(decide, "MAX_AGAIN_AN_HOUR", 3)
     (mallory,) = served.begin(sites=["mallory"])
     request = pb.ReceiptsRequest(agent_version=__version__)
     for _ in range(3):

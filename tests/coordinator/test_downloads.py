@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.models.downloads import Downloads
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.studies import conclusion
 from coordinator.studies.assignments import Assignments
 from tests.coordinator.conftest import SITES, Place
@@ -54,7 +54,7 @@ def kept_after(rounds: list[tuple[str, ...]], of: tuple[str, ...] = SITES) -> Te
 
 
 def kept_now(place: Place) -> Tensors:
-    return load_file(place.coordinator.parts.blobs.model(place.status()["model_digest"]))
+    return load_file(place.coordinator.context.blobs.model(place.status()["model_digest"]))
 
 
 def same(found: Tensors, wanted: Tensors) -> bool:
@@ -206,7 +206,7 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     place.begin()
     study = place.coordinator.engine.find("trial")
     assert study is not None
-    parts = place.coordinator.parts
+    parts = place.coordinator.context
     assignments = Assignments(parts.store, Downloads(parts.store, parts.blobs))
     assert assignments.of(study, "alpha") is not None
     parts.blobs.model(study.newest).write_bytes(b"rubbish")
@@ -217,7 +217,7 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
 def test_when_what_is_kept_is_damaged_the_study_pauses_and_the_sites_hear_it(place: Place) -> None:
     sites = place.begin()
     assignments = [site.next_assignment() for site in sites]
-    kept = place.coordinator.parts.blobs.model(place.status()["model_digest"])
+    kept = place.coordinator.context.blobs.model(place.status()["model_digest"])
     for site, assignment in zip(sites[:2], assignments, strict=False):
         site.answer(assignment)
     update = delta(sites[2].name, 1, SPECS)
@@ -231,12 +231,12 @@ def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Pla
     """An older release may have stored settings that its method has no more; what is over can still be looked up."""
     place.create()
     place.create(name="other")
-    with place.coordinator.parts.store.write() as records:
-        row = records.get(database.studies, name="trial")
+    with place.coordinator.context.store.write() as session:
+        row = session.get(tables.Study, ("trial", 1))
         assert row is not None
-        document = json.loads(row["document"])
+        document = json.loads(row.document)
         document["algorithm"] = {"name": "fedsoup", "soup_after": 3}
-        records.change(database.studies, {"name": "trial"}, document=json.dumps(document))
+        row.document = json.dumps(document)
     place.restart()
     assert place.status("trial")["state"] == "created"
     assert place.ask("report", study="trial")["algorithm"] == "fedsoup"

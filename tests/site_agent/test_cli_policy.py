@@ -163,4 +163,4 @@ def test_reopen_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: p
         f"Ledger {genesis['ledger_id']} begun; its first line cites {genesis['continues']['ledger_id']}"
     )
     assert "Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one" in said
-    assert said.splitlines()[-1].endswith(f"`coordinator reopen SITE --ledger {genesis['ledger_id']}`")
+    assert said.splitlines()[-1].endswith(f"`coordinator rollover SITE --ledger {genesis['ledger_id']}`")

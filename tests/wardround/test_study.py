@@ -334,7 +334,7 @@ def test_a_range_is_given_lowest_first(written: Path) -> None:
 
 
 def test_the_limits_are_said_in_words(written: Path) -> None:
-    rows = "a site tells at most 10000000 rows, and 2 times what it told first"
+    rows = "a site tells at most 10,000,000 rows, and 2 times what it told first"
     share = "one site's share of a mean of three or more is at most 0.5"
     learned = "an update's norm is at most 10 times the median of this and the last rounds"
     assert study(SMALL, written, "limits.norm_multiple=10").bounds() == (share, learned, rows)

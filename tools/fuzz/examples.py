@@ -24,11 +24,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import state_directory as places
-from coordinator.administration import Operations, Parts
+from coordinator.administration import Administration
+from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
-from coordinator.members.enrolment import Authority
-from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
-from coordinator.updates.receive import Uploads
+from coordinator.context import Context
+from coordinator.members.authority import Authority
+from coordinator.messages import offer_message
+from coordinator.servicers import EnrolmentServicer, FederationServicer
+from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, asked
@@ -191,28 +194,32 @@ class CoordinatorWorld:
             places.create(self.state, "north", "127.0.0.1:9000", NOW)
             self.receipt_key = ledger_key("receipts")
             self.state.receipt_key_file.write_bytes(ledger_key_pem(self.receipt_key))
-            self.parts = Parts(self.state, clock=lambda: NOW, ticks=lambda: 1000.0, fatal=self._fatal)
-            parts = self.parts
-            self.uploads = Uploads(parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall=lambda: NOW)
-            self.calls = Calls(parts.standing)
-            self.guard = Guard(parts.standing, parts.enrolment, self.calls, self._fatal)
+            context = Context(self.state, wall_clock=lambda: NOW, monotonic=lambda: 1000.0, fatal=self._fatal)
+            self.context = context
+            self.uploads = Uploads(
+                context.engine, context.store, context.blobs, "north", context.receipt_key, wall_clock=lambda: NOW
+            )
+            self.calls = Calls(context.certificate_status)
+            authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
             public = self.receipt_key.public_key().public_bytes_raw()
-            self.enrolment = EnrolmentServicer(self.guard, parts.enrolment, parts.authority.pem, public)
-            self.federation = FederationServicer(self.guard, parts.engine, self.uploads, parts.store, parts.blobs)
-            self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.judging)
+            self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, public)
+            self.federation = FederationServicer(
+                authenticator, context.engine, self.uploads, context.store, context.blobs
+            )
+            self.administration = Administration(context, undecided=self.uploads.receptions.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
             self.pems = {site: self._join(site) for site in SITES}
             self.unused = self.invite("bravo")
             document = study_document()
-            self.operations.create(document, str(self.initial))
+            self.administration.create(document, str(self.initial))
             study = self.study
             for site in SITES:
                 ready = pb.DeclareRequest(
                     study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
                 )
                 self.call("Declare", [ready.SerializeToString()], site)
-            self.operations.start(STUDY)
+            self.administration.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
         self.fatal: BaseException | None = None
         self.keep()
@@ -220,7 +227,7 @@ class CoordinatorWorld:
     def keep(self) -> None:
         """From here on ``restore`` goes back to what is now."""
         self._rows = self._snapshot()
-        self._studies = dict(self.parts.engine._studies)
+        self._studies = dict(self.context.engine._studies)
         self._version = self._data_version()
         self._forget()
 
@@ -234,10 +241,10 @@ class CoordinatorWorld:
 
     @property
     def study(self) -> Any:
-        return self.parts.engine.find(STUDY)
+        return self.context.engine.find(STUDY)
 
     def invite(self, site: str) -> Invitation:
-        return Invitation.decode(self.operations.invite(site, 3600)["invitation"])
+        return Invitation.decode(self.administration.invite(site, 3600).invitation)
 
     def enrol_request(self, invitation: Invitation, site: str) -> enrolment_pb2.EnrolRequest:
         with drawn(f"request of {site}"):
@@ -297,11 +304,11 @@ class CoordinatorWorld:
         Raises:
             Broken: the case would have ended the coordinator, or left a slot occupied.
         """
-        engine, fatal = self.parts.engine, self.fatal
+        engine, fatal = self.context.engine, self.fatal
         self.fatal = None
         taken = [f"{call.method} of {call.peer.name.id}" for call in self.calls.all()]
-        arrivals = len(self.uploads.arriving()) + len(self.uploads.judging())
-        streams = len(engine._streams) + len(engine._followers)
+        arrivals = len(self.uploads.receptions)
+        streams = len(engine._streams)
         self._forget()
         if self._data_version() != self._version or engine._studies != self._studies:
             self._database.execute("BEGIN IMMEDIATE")
@@ -312,7 +319,7 @@ class CoordinatorWorld:
                     self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
             self._database.execute("COMMIT")
             engine._studies = dict(self._studies)
-            self.parts.standing.load()
+            self.context.certificate_status.load()
             for path in (self.state.blobs / "uploads").iterdir():
                 path.unlink()
             self._version = self._data_version()
@@ -323,22 +330,21 @@ class CoordinatorWorld:
 
     def _forget(self) -> None:
         """What is in memory alone."""
-        engine, uploads = self.parts.engine, self.uploads
+        engine, uploads = self.context.engine, self.uploads
         self.calls._calls.clear()
-        uploads._arrivals.clear()
-        uploads._judging.clear()
+        uploads.receptions._under_way.clear()
         uploads._idle._times.clear()
         uploads.ledgers._pages._times.clear()
         uploads.ledgers._turns.clear()
-        engine._streams.clear()
+        engine._streams._of_sites.clear()
         engine._held.clear()
         engine._later.clear()
-        engine._followers.clear()
+        engine._streams._followers.clear()
 
     def close(self) -> None:
         self.calls.close()
         self._database.close()
-        self.parts.close()
+        self.context.close()
 
     def _fatal(self, error: BaseException) -> None:
         self.fatal = error

@@ -279,7 +279,9 @@ class StudyFile(Strict):
             norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
         else:
             norm = "nothing limits an update's norm"
-        rows = f"a site tells at most {limits.max_examples} rows, and {limits.count_growth:g} times what it told first"
+        rows = (
+            f"a site tells at most {limits.max_examples:,} rows, and {limits.count_growth:g} times what it told first"
+        )
         return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
 
     def digest(self, initial_model: str) -> str:
