@@ -182,14 +182,14 @@ class Administration:
         """
         if not LEDGER_ID.fullmatch(ledger):
             raise BadData(
-                f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit reopen` prints it"
+                f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit rollover` prints it"
             )
         with self._store.write() as session:
             row = self._enrolled(session, site)
             if newest_head(session, site, ledger) is not None:
                 raise BadData(
                     f"ledger {ledger[:12]}… of site `{site}` was seen before: a site cannot go back to it",
-                    hint="the site makes a new one: `site-agent audit reopen`",
+                    hint="the site makes a new one: `site-agent audit rollover`",
                 )
             before, row.ledger_id = row.ledger_id, ledger
         return RolledOver(site=site, ledger=ledger, before=before)

@@ -18,7 +18,6 @@ from coordinator.context import Context
 from coordinator.members.authority import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.state_directory import State, split_address
-from coordinator.studies.streams import TwoLines
 from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
@@ -27,6 +26,7 @@ from wardround.local import memory
 from wardround.local.control import ControlServer
 from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
+from wardround.records.event import CertificateFork
 from wardround.signing import certificates
 from wardround.terminal import log_to_stderr
 
@@ -154,7 +154,7 @@ class Coordinator:
     def _warn_of_certificate_fork(self, site: str) -> None:
         since = self.context.certificate_status.certificate_fork_since(site)
         if since is not None:
-            self.engine.tell(site, TwoLines(since))
+            self.engine.tell(site, CertificateFork(since))
 
     def _after_revoke(self, site: str) -> None:
         self.calls.cancel_invalid()

@@ -17,15 +17,16 @@ from coordinator.members.enrolment import Enrolment
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies.assignments import Assignment
 from coordinator.studies.engine import Engine
-from coordinator.studies.streams import GOODBYE, Stream, TwoLines
+from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
+from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -36,7 +37,6 @@ MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 OFFERED_S = 1.0  # how often a download checks that its model is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
-DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
 
 
@@ -110,24 +110,21 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DeclareRequest, call: Call
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
-        same = (request.revision, request.digest.hex()) == (study.revision, study.digest)
-        if request.standing == pb.WITHDRAWN:
+        declared = Declaration.from_message(request)
+        if declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
-        elif not same:
+        elif (declared.revision, declared.digest) != (study.revision, study.digest):
             raise BadData(
                 f"study `{study.name}` is at revision {study.revision}, digest {study.digest[:12]}… now",
                 hint=f"look at it again: `site-agent preview {study.name}`",
                 code="REVISION_CHANGED",
             )
-        elif request.standing == pb.READY:
+        elif declared.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
-        elif request.standing == pb.HELD:
-            self._engine.held(peer.site, study.name, request.round, request.attempt)
-        elif request.standing == pb.DECLINED and request.code in DECLINES:
-            code = pb.RefusalCode.Name(request.code)
-            self._engine.declined(peer.site, study.name, request.round, request.attempt, code)
+        elif declared.status == SiteStatus.HELD:
+            self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         else:
-            raise BadData("the declaration is of no known kind", code="MESSAGE_MALFORMED")
+            self._engine.declined(peer.site, study.name, declared.round, declared.attempt, declared.code)
         return pb.DeclareReply()
 
     @permitted("site", pb.WatchRequest)
@@ -142,12 +139,12 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         log.info("site %s is connected from %s", peer.site, peer.address)
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
-                yield translate.event_message(TwoLines(since))
-            while isinstance(item := stream.get(), Study | Assignment | TwoLines):
+                yield event_message(CertificateFork(since))
+            while not isinstance(item := stream.get(), End):
                 self._status.check(peer)
-                yield translate.event_message(item)
-            if item is GOODBYE:
-                yield translate.goodbye_message()
+                yield event_message(item.offer if isinstance(item, Study) else item)
+                if isinstance(item, Goodbye):
+                    return
         finally:
             self._engine.unwatch(peer.site, stream)
             log.info("site %s is no longer connected from %s", peer.site, peer.address)

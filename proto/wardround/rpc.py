@@ -92,7 +92,9 @@ def explain(error: grpc.RpcError, doing: str) -> WardroundError:
     if details in refusals.MEANINGS:
         return refusals.refused(details, doing)
     if status in _BROKEN:
-        return Unavailable(f"{doing}: the line to the coordinator broke or does not answer ({status.name.lower()})")
+        return Unavailable(
+            f"{doing}: the connection to the coordinator broke or does not answer ({status.name.lower()})"
+        )
     return refusals.refused("TOO_BUSY" if status == grpc.StatusCode.RESOURCE_EXHAUSTED else refusals.TROUBLE, doing)
 
 

@@ -234,11 +234,12 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
     from site_agent.gateway.enrolment.identity import Identity
     from site_agent.gateway.exit import evidence
     from site_agent.state.person import user_name
+    from wardround.records.trainer import GetStatus
     from wardround.signing.dsse import fingerprint, keyid
 
     running = ask_service(here, "status")
     gateway_uid = running["uid"] if running is not None else os.geteuid()
-    trainer = handoff.ask(here.root, "status")
+    trainer = handoff.ask(here.root, GetStatus())
     own = Identity(here.identity)
     expires = own.certificate().not_valid_after_utc
     return {
@@ -251,20 +252,20 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         "certificate_expires": expires.isoformat().replace("+00:00", "Z"),
         "running": running is not None,
         "connected": running is not None and running["connected"],
-        "two_lines_since": (running["two_lines_since"] if running is not None else "") or None,
-        "isolation": trainer["isolation"],
-        "isolation_missing": trainer["missing"],
-        "device": trainer["device"],
+        "certificate_fork_since": (running["certificate_fork_since"] if running is not None else "") or None,
+        "isolation": trainer.isolation,
+        "isolation_missing": trainer.missing,
+        "device": trainer.device,
         "users": {
             "gateway": user_name(gateway_uid),
-            "trainer": trainer["user"],
-            "separate": gateway_uid != trainer["uid"],
-            "root": 0 in (gateway_uid, trainer["uid"]),
+            "trainer": trainer.user,
+            "separate": gateway_uid != trainer.uid,
+            "root": 0 in (gateway_uid, trainer.uid),
         },
         "studies": study_rows(here, site),
         "disputed": [
-            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
-            for row in evidence.read(here.ledger)
+            {name: getattr(kept, name) for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
+            for kept in evidence.read(here.ledger)
         ],
     }
 
@@ -306,8 +307,10 @@ def _print_status(shown: dict[str, Any]) -> None:
     line = "connected" if shown["connected"] else ("not connected, trying" if shown["running"] else "not running")
     print(f"Coordinator {shown['coordinator']}: {line}")
     print(f"Certificate valid to {shown['certificate_expires']}")
-    if shown["two_lines_since"]:
-        said = f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown['two_lines_since']}"
+    if shown["certificate_fork_since"]:
+        said = (
+            f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown['certificate_fork_since']}"
+        )
         console.print(Text(said, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown['ledger_key']}")

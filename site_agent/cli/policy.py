@@ -2,7 +2,7 @@
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from site_agent.cli.service import joined, kept, offered
 from wardround.cli import print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.local.directory import quoted
+
+if TYPE_CHECKING:
+    from wardround.records.ledger.entries import UploadEntry
 
 policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
 
@@ -97,11 +100,12 @@ def show_policy(
     import hashlib
 
     from site_agent import audit
+    from wardround.records.ledger.entries import PolicyEntry
 
     here, _ = joined(state)
-    lines = [line for line in audit.records(here.ledger) if line["type"] == "policy"]
+    policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
     if not digest:
-        rows = [{"since": line["ts"], "event": line["event"], "sha256": line["sha256"]} for line in lines]
+        rows = [{"since": time, "event": policy.event, "sha256": policy.sha256 or ""} for time, policy in policies]
         if json:
             print_json({"policies": rows})
             return
@@ -109,13 +113,13 @@ def show_policy(
             print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
-    found = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
-    if len(found) != 1:
+    digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}
+    if len(digests) != 1:
         raise UsageProblem(
-            f"{len(found)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
+            f"{len(digests)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
             hint="`site-agent policy show` lists them",
         )
-    (sha256,) = found
+    (sha256,) = digests
     text = here.policy_text(sha256)
     if text is None or hashlib.sha256(text).hexdigest() != sha256:
         raise BadData(
@@ -140,9 +144,9 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
     found = policy.load(here.policy)
     decisions = policy.decide(found, asked)
     size = sum(spec.bytes for spec in asked.tensors)
-    told = _today(here)
-    decisions.append(policy.quotas(found, size, 0, sum(line["payload_bytes"] for line in told))[1])
-    numbers = sum(len(line["metrics"]) + COUNTS for line in told)
+    uploads = _today(here)
+    decisions.append(policy.quotas(found, size, 0, sum(upload.payload_bytes for upload in uploads))[1])
+    numbers = sum(len(upload.metrics) + COUNTS for upload in uploads)
     decisions.append(policy.number_quotas(found, asked.numbers, 0, numbers)[1])
     denial = policy.first_denial(decisions)
     if json:
@@ -184,6 +188,7 @@ def diff(
 def _asked(here: Any, site: Any, study: str) -> Any:
     from site_agent import handoff
     from site_agent.gateway.consent import approvals as consents
+    from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
     offer = offered(here, study)
@@ -192,8 +197,8 @@ def _asked(here: Any, site: Any, study: str) -> Any:
     if consent is not None and consent.study_digest == offer.digest:
         exposure, apart = consent.exposure, consent.apart
     else:
-        described = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
-        exposure, apart = described["exposure"], described["apart"]
+        described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
+        exposure, apart = described.exposure, described.personalized
     return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure, apart)
 
 
@@ -203,12 +208,14 @@ def _models(table: Any) -> str:
     return "the coordinator may keep it" + (", and send it to other sites" if table.sent_to_other_sites else "")
 
 
-def _today(here: Any) -> list[dict[str, Any]]:
+def _today(here: Any) -> "list[UploadEntry]":
     """What left today (UTC), as the ledger has it."""
     from site_agent import audit
+    from wardround.records.ledger.entries import UploadEntry
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return [line for line in audit.records(here.ledger) if line["type"] == "upload" and line["ts"].startswith(today)]
+    entries = (line.entry for line in audit.lines(here.ledger) if line.ts.startswith(today))
+    return [entry for entry in entries if isinstance(entry, UploadEntry)]
 
 
 def _print_decisions(decisions: Any) -> None:

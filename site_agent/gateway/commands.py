@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from site_agent import handoff
-from site_agent.gateway.allowance import SparingLog
-from site_agent.gateway.connection.client import Connection, Line, diagnose
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.consent import offers
 from site_agent.gateway.consent.account import Account, account
@@ -25,9 +26,14 @@ from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.enforcement import Gate, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import measure
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Journal, Offer, Site, SiteState, now_text
 from wardround.errors import NeedsPerson, Refused, RefusedForGood, UsageProblem, WardroundError
 from wardround.local import durable
+from wardround.local.rate_limit import RateLimitedLog
+from wardround.records import trainer as records
+from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.ledger.entries import ConsentEntry, DeclareEntry, LeftEntry, Person, RejectedEntry, ReleasedEntry
 from wardround.signing import certificates
 from wardround.tensors.manifests import Manifest
 
@@ -39,13 +45,13 @@ Narrate = Callable[[str], object]
 class Desk:
     """Acts on offers and consents. Safe to use from several threads."""
 
-    def __init__(self, state: SiteState, site: Site, ledger: Ledger, line: Line) -> None:
+    def __init__(self, state: SiteState, site: Site, ledger: Ledger, session: Session) -> None:
         self._state = state
         self._site = site
         self._ledger = ledger
-        self._line = line
+        self._session = session
         self._gate = open_gate(state, site, ledger)
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
@@ -54,7 +60,7 @@ class Desk:
         Raises:
             Unavailable: it cannot be reached; what was kept before is still there.
         """
-        with self._line.use() as connection:
+        with self._session.use() as connection:
             found = connection.studies(interrupt, patient=False)
         for offer in found:
             self.keep(offer)
@@ -67,7 +73,7 @@ class Desk:
             Unavailable: it cannot be reached; what was kept before is still there.
             BadData: what came is no such copy; likewise.
         """
-        with self._line.use() as connection:
+        with self._session.use() as connection:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep(self, offer: Offer) -> None:
@@ -126,20 +132,18 @@ class Desk:
             self._state.save_preview(study, shown.shown())
         return {**facts(offer, described), **shown.document(), "data": data, "policy": self._state.policy.exists()}
 
-    def _describe(self, offer: Offer, data: str) -> dict[str, Any]:
-        described: dict[str, Any] = handoff.ask(
-            self._state.root, "describe", study=offer.document, site=self._site.site, data=data
-        )
-        return described
+    def _describe(self, offer: Offer, data: str) -> records.Described:
+        request = records.Describe(study=offer.document, site=self._site.site, data=data)
+        return handoff.ask(self._state.root, request)
 
-    def _account(self, offer: Offer, described: dict[str, Any]) -> Account:
+    def _account(self, offer: Offer, described: records.Described) -> Account:
         """Beside the last consent; where there is none, beside what was shown last."""
         consent = self._state.consent(offer.study)
         before, since = (consent.shown(), "approved") if consent is not None else (None, "")
         if before is None:
             before, since = self._state.preview(offer.study), "shown"
-        records = consent.validation_rows if consent is not None else None
-        asked = consents.asked(offer, self._gate.coordinator, records, described["exposure"])
+        rows = consent.validation_rows if consent is not None else None
+        asked = consents.asked(offer, self._gate.coordinator, rows, described.exposure)
         try:
             lines = policies.lines(policies.load(self._state.policy), asked)
         except NeedsPerson:
@@ -175,16 +179,17 @@ class Desk:
         for change in consents.differences(before, offer, described) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         narrate(f"checking data `{data}`")
-        checked = handoff.ask(self._state.root, "check", study=offer.document, site=self._site.site, data=data)
-        for warning in checked.get("warnings", []):
+        request = records.Check(study=offer.document, site=self._site.site, data=data)
+        checked = handoff.ask(self._state.root, request)
+        for warning in checked.warnings:
             narrate(f"warning: {warning}")
         trained_on = consents.trained_on(data, described, checked)
         for change in consents.data_differences(before.data, trained_on) if before is not None else []:
             narrate(f"changed since it was approved: {change}")
         if "network" in trained_on:
             narrate(f"of the study's networks, this site trains `{trained_on['network']}`")
-        if checked.get("weights"):
-            narrate(begins_with(checked["weights"]))
+        if checked.weights is not None:
+            narrate(begins_with(checked.weights))
         consent = consents.grant(offer, described, trained_on, checked, person, shown.shown())
         asked = consents.asked(offer, self._gate.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(policies.decide(policy, asked), study, self._state.policy)
@@ -220,11 +225,12 @@ class Desk:
         """
         consent, journal = self._held(study, round_)
         own = self._state.own_copy(study)
-        manifest, rows = egress.measure(own, consent) if journal.update else (Manifest(()), [])
+        manifest, tensors = measure(own, consent) if journal.update else (Manifest(()), [])
         return {
             "study": study, "revision": journal.revision, "round": journal.round,
             "update": egress.update_digest(journal, self._gate.coordinator, manifest.digest()),
-            "tensors": rows, "payload_bytes": sum(row["bytes"] for row in rows), "metrics": journal.metrics,
+            "tensors": [tensor.document() for tensor in tensors], "payload_bytes": manifest.bytes,
+            "metrics": journal.metrics,
             "num_examples": journal.num_examples, "num_validation": journal.num_validation,
         }  # fmt: skip
 
@@ -241,17 +247,18 @@ class Desk:
                     f"another update of round {round_} of `{study}` waits than the one that was shown",
                     hint=f"look again: `site-agent release {study} --round {round_}`",
                 )
-            self._ledger.append(
-                word, study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=person,
-            )  # fmt: skip
+            decision = ReleasedEntry if word == ReleasedEntry.type else RejectedEntry
+            self._ledger.append(decision(
+                study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
+                by=Person.from_document(person),
+            ))  # fmt: skip
             self._ledger.sign()
 
     def has_word(self, study: str) -> bool:
         """Whether a person has said something of the update that waits."""
         journal = self._state.journal(study)
         update = egress.update_digest(journal, self._gate.coordinator)
-        return bool(self._ledger.word(study, journal.revision, journal.round, update))
+        return bool(self._ledger.release_decision(study, journal.revision, journal.round, update))
 
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
         self._state.offer(study)
@@ -260,7 +267,7 @@ class Desk:
             waits = f"round {journal.round} does" if journal.phase == "held" else "nothing of it does"
             raise UsageProblem(f"round {round_} of `{study}` does not wait for a person: {waits}")
         update = egress.update_digest(journal, self._gate.coordinator)
-        word = self._ledger.word(study, journal.revision, round_, update)
+        word = self._ledger.release_decision(study, journal.revision, round_, update)
         if word:
             raise UsageProblem(f"round {round_} of `{study}` was {word} already")
         return consent, journal
@@ -272,7 +279,7 @@ class Desk:
             CannotWrite: the ledger does not take it; the site is still a member.
         """
         with self._lock:
-            self._ledger.append("left", by=person)
+            self._ledger.append(LeftEntry(by=Person.from_document(person)))
             self._ledger.sign()
             self._state.save_left(person)
 
@@ -282,8 +289,8 @@ class Desk:
         for consent in self.approved():
             self.record_withdrawal(self.withdraw(consent.study, person), person)
             try:
-                with self._line.use() as connection:
-                    self.declare(connection, consent.study, consent.revision, consent.study_digest, "withdrawn")
+                with self._session.use() as connection:
+                    self.declare(connection, declaration_of(consent, SiteStatus.WITHDRAWN))
             except durable.StorageFailed:
                 raise
             except WardroundError as error:
@@ -301,11 +308,7 @@ class Desk:
         with self._lock:
             self._record(consent, "withdrawn", person)
 
-    def declare(
-        self, connection: Connection, study: str, revision: int, digest: str, standing: str, *,
-        round_: int = 0, attempt: int = 0, code: str = "",
-        often: bool = False,
-    ) -> None:  # fmt: skip
+    def declare(self, connection: Connection, declaration: Declaration, *, often: bool = False) -> None:
         """Tell the coordinator where this site stands, after the ledger holds that it is told.
 
         Args:
@@ -313,8 +316,11 @@ class Desk:
                 all stand in its `control` lines.
         """
         append = self._ledger.append_often if often else self._ledger.append
-        append("declare", study=study, revision=revision, standing=standing, round=round_, attempt=attempt, code=code)
-        connection.declare(study, revision, digest, standing, round_=round_, attempt=attempt, code=code)
+        append(DeclareEntry(
+            study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
+            round=declaration.round, attempt=declaration.attempt, code=declaration.code,
+        ))  # fmt: skip
+        connection.declare(declaration)
 
     def declare_all(self, connection: Connection, *, listed: bool) -> None:
         """Say again where this site stands in every study that is not over.
@@ -327,21 +333,27 @@ class Desk:
             offer = self._state.known_offer(consent.study)
             if offer is None or offer.digest != consent.study_digest or offer.state in ENDED:
                 continue
-            standing = "ready" if consent.state == APPROVED else "withdrawn"
+            status = SiteStatus.READY if consent.state == APPROVED else SiteStatus.WITHDRAWN
             try:
-                declare(consent.study, consent.revision, consent.study_digest, standing)
+                declare(declaration_of(consent, status))
             except Refused as error:
                 self._log.error(
-                    "the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message
+                    "the coordinator does not take that `%s` is %s: %s", consent.study, status, error.message
                 )
 
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
-        self._ledger.append(
-            "consent", event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=consent.data["digest"], exposure=consent.exposure, by=person,
-            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), **consents.pinned(consent),
-        )  # fmt: skip
+        self._ledger.append(ConsentEntry(
+            event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
+            data_digest=consent.data["digest"], exposure=consent.exposure, by=Person.from_document(person),
+            consent_sha256=hashlib.sha256(consent.kept_as()).hexdigest(), network=consent.data.get("network"),
+            common_digest=consent.data.get("common"), weights_digest=consent.data.get("weights"),
+        ))  # fmt: skip
         self._ledger.sign()
+
+
+def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
+    """Where this site stands in the study of a consent."""
+    return Declaration(consent.study, consent.revision, consent.study_digest, status)
 
 
 def fatal(error: WardroundError) -> bool:
@@ -356,9 +368,9 @@ def open_gate(state: SiteState, site: Site, ledger: Ledger) -> Gate:
     return Gate(state.policy, certificates.Name(site.federation, "coordinator").uri, ledger)
 
 
-def open_line(site: Site, own: Identity) -> Line:
-    """A line to the coordinator with the site's certificate as it is on the disk."""
-    return Line(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
+def open_session(site: Site, own: Identity) -> Session:
+    """A session with the coordinator, under the site's certificate as it is on the disk."""
+    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
@@ -378,13 +390,13 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
         own = Identity(state.identity)
         ledger = Ledger(state.ledger, own.ledger_key())
         ledger.refuse_unbegun()
-        line = open_line(site, own)
+        session = open_session(site, own)
         try:
-            yield Desk(state, site, ledger, line), Interrupt()
+            yield Desk(state, site, ledger, session), Interrupt()
         finally:
-            line.close()
+            session.close()
             try:
-                egress.record_control(ledger, line.meter)
+                egress.record_control(ledger, session.meter)
             finally:
                 ledger.close()
 

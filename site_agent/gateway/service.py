@@ -88,8 +88,8 @@ class Commands:
         """One command, one result."""
         command = request.get("command")
         if command == "status":
-            two_lines = self._agent.two_lines_since
-            return {"connected": self._agent.connected, "uid": os.geteuid(), "two_lines_since": two_lines}
+            since = self._agent.certificate_fork_since
+            return {"connected": self._agent.connected, "uid": os.geteuid(), "certificate_fork_since": since}
         if command == "refresh":
             self._agent.refresh()
             return {}

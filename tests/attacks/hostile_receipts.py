@@ -86,5 +86,5 @@ def head(lines: Any, digest: Any = "ab" * 32, ledger_id: Any = "x") -> Document:
 def a_head(world: SiteWorld) -> Document:
     """A head that the ledger had before the upload's line: true, but it does not cover the upload."""
     assert world.agent is not None
-    found = receipts.LedgerHead(world.agent.desk._ledger.ledger_id, 1, world.agent.desk._ledger._heads[1])
+    found = receipts.LedgerHead(world.agent.desk._ledger.ledger_id, 1, world.agent.desk._ledger._state.heads[1])
     return asdict(found)

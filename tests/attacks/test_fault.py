@@ -32,7 +32,7 @@ from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__
 from wardround.errors import CannotWrite, NotPermitted, TryAgain, WardroundError
-from wardround.local import control, durable
+from wardround.local import control, durable, sockets
 from wardround.signing import certificates
 from wardround.v1 import federation_pb2
 
@@ -73,7 +73,7 @@ def agent_socket(only: str) -> Callable[[World], tuple[Service, Path]]:
     return start
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/sockets.py")
 @pytest.mark.parametrize(
     ("start", "ask"),
     [
@@ -88,7 +88,7 @@ def test_descriptors_run_out(world: World, start: Callable[[World], tuple[Servic
     service, path = start(world)
     assert control.call(path, {"command": ask})
     starve(service.process.pid, 8)
-    held = [control.connect(path) for _ in range(30)]
+    held = [sockets.connect(path) for _ in range(30)]
     wait_until(lambda: "cannot be accepted now" in service.log.read_text(), "it says that it cannot accept", 20)
     for connection in held:
         connection.close()

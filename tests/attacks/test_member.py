@@ -502,7 +502,7 @@ def test_renewals_evict_the_honest(tmp_path: Path) -> None:
             studies(honest)
             studies(alpha.channel)
             warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
-            assert abs(warned.two_lines.since_s - time.time()) < 60
+            assert abs(warned.certificate_fork.since_s - time.time()) < 60
         (row,) = place.ask("sites")["sites"]
         assert row["certificate_fork_since"] is not None
 
@@ -540,11 +540,14 @@ def test_renewals_evict_the_honest__and_the_site_is_told(tmp_path: Path, caplog:
     """What the coordinator sees reaches the hospital's log and its status."""
     with closing(SiteWorld(tmp_path)) as world:
         world.ready()
-        assert world.command("status")["two_lines_since"] == ""
-        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
-        wait_until(lambda: world.command("status")["two_lines_since"], "the status says it", 20)
-        assert world.command("status")["two_lines_since"] == "2026-09-21 14:13 UTC"
-        assert "the coordinator sees calls with two lines of this site's certificates" in caplog.text
+        assert world.command("status")["certificate_fork_since"] == ""
+        world.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=1_790_000_000)))
+        wait_until(lambda: world.command("status")["certificate_fork_since"], "the status says it", 20)
+        assert world.command("status")["certificate_fork_since"] == "2026-09-21 14:13 UTC"
+        assert (
+            "the coordinator sees calls with two certificates of this site that were renewed from the same"
+            in caplog.text
+        )
 
 
 HUGE = 1e30

@@ -25,8 +25,8 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
-from wardround.local import control, durable
-from wardround.records import trainer as answers
+from wardround.local import control, durable, sockets
+from wardround.records.trainer import BrokenProtocol, Commit
 from wardround.tensors.manifests import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 
@@ -210,7 +210,7 @@ def to_folder(path: Path) -> None:
 
 def to_socket(path: Path) -> None:
     path.unlink()
-    control.listen(path).close()
+    sockets.listen(path).close()
 
 
 def to_holes(path: Path) -> None:
@@ -449,7 +449,7 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     assert exit_world.verdict().ok
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/sockets.py")
 def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket's name becomes a link between its making and its mode, in a folder that another user writes."""
     secret, path = tmp_path / "secret", tmp_path / "staging" / "trainer.sock"
@@ -464,13 +464,13 @@ def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.Monkey
             path.unlink()
             path.symlink_to(secret)
 
-    monkeypatch.setattr(control.socket, "socket", Swapping)
+    monkeypatch.setattr(sockets.socket, "socket", Swapping)
     with pytest.raises(CannotWrite, match=r"trainer\.sock: no socket can be made there"):
-        control.listen(path, mode=0o660)
+        sockets.listen(path, mode=0o660)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/sockets.py")
 def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
     """The trainer's socket is a link to one that only the gateway's user may call: the gateway does not call it."""
     exit_world.ready()
@@ -488,7 +488,7 @@ def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
 GETFD = """
 import os, sys
 gateway, line = map(int, sys.argv[1:])
-libc = isolation._libc
+libc = kernel._libc
 taken = libc.syscall(438, libc.syscall(434, gateway, 0), line, 0)
 print(os.write(taken, b"patients") if taken >= 0 else "refused")
 """
@@ -500,7 +500,7 @@ found = ctypes.create_string_buffer(size)
 pairs = [struct.pack("PN", at, size) for at in (ctypes.addressof(found), address)]
 near, far = (ctypes.create_string_buffer(pair, 16) for pair in pairs)
 number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
-isolation._libc.syscall(number, gateway, near, 1, far, 1, 0)
+kernel._libc.syscall(number, gateway, near, 1, far, 1, 0)
 print(found.raw)
 """
 
@@ -526,7 +526,7 @@ def test_pidfd_getfd_under_seccomp__memory() -> None:
 
 CALLS = """
 import ctypes, json, os, platform, sys
-libc = isolation._libc
+libc = kernel._libc
 x86 = platform.machine() == "x86_64"
 numbers = dict(
     ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), pidfd_getfd=(438, 438),
@@ -652,7 +652,7 @@ def next_round_is_declined_and_the_one_after_is_not(hospital: SiteWorld) -> None
     assert {said.code for said in hospital.coordinator.declared} <= {0, pb.DECLINED_TRAINING_FAILED}
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/failures.py")
 @pytest.mark.parametrize("kind", [NeedsPerson, BadData, NotPermitted, Unavailable, CannotWrite])
 @pytest.mark.parametrize("code", ["LEDGER_FORK", "SITE_REVOKED", "DECLINED_NO_SUCH", "DECLINED_WITHDRAWN", "\x1b[2J"])
 def test_trainer_speaks_for_the_coordinator(
@@ -675,7 +675,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/answers.py")
 @pytest.mark.parametrize(
     "says",
     [
@@ -710,7 +710,7 @@ def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
     assert "the trainer broke its protocol" in caplog.text
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/frames.py")
 @pytest.mark.parametrize(
     "line",
     [
@@ -722,7 +722,7 @@ def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
 def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: Path, line: bytes) -> None:
     """On the socket itself: the gateway never crashes on what comes, and never waits for more of it."""
     (tmp_path / "staging").mkdir()
-    listener = control.listen(trainer_socket(tmp_path))
+    listener = sockets.listen(trainer_socket(tmp_path))
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -732,12 +732,12 @@ def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: 
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with listener, pytest.raises((answers.BrokenProtocol, Unavailable)):
-        Trainer(tmp_path).ask("commit", study="s", revision=1, round=1)
+    with listener, pytest.raises((BrokenProtocol, Unavailable)):
+        Trainer(tmp_path).ask(Commit(study="s", revision=1, round=1))
     thread.join()
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/failures.py")
 def test_trainer_speaks_for_the_coordinator__in_its_own_words(
     hospital: SiteWorld, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,7 +187,7 @@ class FakeSite:
 
     def declare(self, study: str, standing: int = pb.READY, **fields: Any) -> None:
         offer = self.offer(study)
-        message = pb.DeclareRequest(study=study, revision=offer.revision, digest=offer.digest, standing=standing)
+        message = pb.DeclareRequest(study=study, revision=offer.revision, digest=offer.digest, status=standing)
         message.MergeFrom(pb.DeclareRequest(**fields))
         self.federation.Declare(message, timeout=WAIT_S)
 

@@ -178,7 +178,7 @@ def test_a_new_ledger_counts_after_the_operator_confirmed_it_and_the_old_one_nev
     assert offer(site, site.next_assignment()).decision == "accepted"
     with pytest.raises(BadData, match="was seen before: a site cannot go back to it") as refused:
         place.ask("rollover", site="a", ledger=old.ledger_id)
-    assert "`site-agent audit reopen`" in refused.value.hint
+    assert "`site-agent audit rollover`" in refused.value.hint
 
 
 def test_a_rollover_wants_an_enrolled_site_and_an_id(place: Place) -> None:

@@ -239,8 +239,8 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
 
     def wait_declared(self, standing: str, code: str = "") -> pb.DeclareRequest:
         def found() -> pb.DeclareRequest | None:
-            wanted = (pb.Standing.Value(standing), pb.RefusalCode.Value(code or "REFUSAL_UNSPECIFIED"))
-            return next((said for said in self.declared if (said.standing, said.code) == wanted), None)
+            wanted = (pb.SiteStatus.Value(standing), pb.RefusalCode.Value(code or "REFUSAL_UNSPECIFIED"))
+            return next((said for said in self.declared if (said.status, said.code) == wanted), None)
 
         said = self.wait_for(found, f"{standing} {code} declared")
         assert isinstance(said, pb.DeclareRequest)

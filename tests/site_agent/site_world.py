@@ -109,7 +109,7 @@ class SiteWorld:
         self.coordinator.wait_declared("READY")
 
     def lines(self, kind: str = "") -> list[dict[str, Any]]:
-        return [line for line in audit.records(self.state.ledger) if not kind or line["type"] == kind]
+        return [line.document() for line in audit.lines(self.state.ledger) if not kind or line.type == kind]
 
     def identity_key(self) -> Any:
         """The hospital's ledger key."""

@@ -12,12 +12,13 @@ from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
 from site_agent.state.directory import Offer
 from wardround.records.study import ToldSection, load
+from wardround.records.trainer import Described
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
-DESCRIBED: dict[str, Any] = {
-    "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp", "parameters": 12,
-    "weights": None,
-}  # fmt: skip
+DESCRIBED = Described(
+    upload=[], download=[], private=[], exposure="", personalized="", network="", model="mlp", parameters=12,
+    weights=None,
+)  # fmt: skip
 LEAF = {"bundle": "", "name": "w", "dtype": "F32", "shape": [2, 3], "bytes": 24, "encoding": "raw", "sha256": "00" * 32}
 
 
@@ -97,9 +98,10 @@ def test_changed_new_and_gone_lines_are_told_apart() -> None:
 
 
 def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
+    exposed = DESCRIBED.model_copy(update={"exposure": "sites"})
     digests = {
         of(small()).digest,
-        account(offer(small()), {**DESCRIBED, "exposure": "sites"}, {"verdict": "allows all of it"}, 8).digest,
+        account(offer(small()), exposed, {"verdict": "allows all of it"}, 8).digest,
         account(offer(small()), DESCRIBED, {"verdict": "DENIES w"}, 8).digest,
         account(offer(small()), DESCRIBED, {"verdict": "allows all of it"}, 9).digest,
         account(offer(small(), digest="cd" * 32), DESCRIBED, {"verdict": "allows all of it"}, 8).digest,

@@ -11,13 +11,16 @@ import grpc
 import pytest
 
 from site_agent.cli.main import study_rows
-from site_agent.gateway.connection.client import ChangedOnTheWay, Connection, Line
+from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.session import Session
+from site_agent.gateway.connection.upload import ChangedOnTheWay
 from site_agent.state.directory import study_state
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.records.ledger.entries import PolicyEntry
 from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
@@ -39,7 +42,7 @@ def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: Si
     (commit,) = world.trainer.wait_asked("commit")
     assert (commit["study"], commit["round"]) == (STUDY, 1)
     (train,) = world.trainer.commands("train")
-    assert train["data"] == {"name": "patients", "digest": "ab" * 32}
+    assert train["data"] == {"name": "patients", "digest": "ab" * 32, "network": "", "weights": ""}
     assert [metric.name for metric in taken.opening.metrics] == ["val_loss"]
     assert taken.opening.num_examples == 80
     with TensorFile(write_tensors(world.folder / "again.safetensors", SHARED, 1)) as file:
@@ -115,8 +118,8 @@ def test_a_finished_study_hands_the_best_model_to_the_trainer(world: SiteWorld) 
     world.coordinator.stop_study(STUDY, "FINISHED", best=2)
     assert world.trainer is not None
     (finish,) = world.trainer.wait_asked("finish")
-    assert finish["best_round"] == 2
-    assert finish["best"]
+    assert finish["best"]["round"] == 2
+    assert finish["best"]["file"]
 
 
 def test_a_broken_upload_goes_on_where_it_broke(world: SiteWorld) -> None:
@@ -621,7 +624,7 @@ def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> Non
     assert error is not None
     assert (error.code, error.exit_code) == ("LEDGER_ROLLBACK", 78)
     assert "the coordinator has seen a longer ledger of this site" in error.message
-    assert "`site-agent audit reopen`" in error.hint
+    assert "`site-agent audit rollover`" in error.hint
 
 
 def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
@@ -633,10 +636,10 @@ def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
     real = egress.record
 
     def swap(*args: Any) -> Any:
-        departure = real(*args)
-        assert departure.file is not None
-        write_tensors(departure.file, SHARED, 99)
-        return departure
+        upload = real(*args)
+        assert upload.file is not None
+        write_tensors(upload.file, SHARED, 99)
+        return upload
 
     monkeypatch.setattr(egress, "record", swap)
     world.coordinator.assign(STUDY, 1)
@@ -676,22 +679,22 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
         def close(self) -> None:
             self.closed = True
 
-    line = Line(Channel)
-    with line.use() as old:
-        line.replace()
-        with line.use() as new:
+    session = Session(Channel)
+    with session.use() as old:
+        session.replace()
+        with session.use() as new:
             assert new is not old
         assert isinstance(old, Channel)
         assert not old.closed
     assert old.closed
-    assert line.bytes_up() == 10
+    assert session.bytes_up() == 10
 
 
 def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: SiteWorld) -> None:
     """A line that comes and goes writes two lines each time; weeks of it must not keep an update from leaving."""
     world.ready()
     assert world.agent is not None
-    world.agent._ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    world.agent._ledger.append_all([PolicyEntry(event="changed", sha256=f"{n:064x}") for n in range(2700)])
     world.coordinator.assign(STUDY, 1)
     (taken,) = world.coordinator.wait_receipts(1)
     assert world.trainer is not None
@@ -728,8 +731,10 @@ def test_the_log_names_the_code_of_a_refusal_with_our_sentence_and_nothing_else_
 def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.ready()
     for since in (0, -1, 2**62):
-        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=since)))
+        world.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=since)))
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    assert world.command("status")["two_lines_since"] == ""
-    assert caplog.text.count("a warning of the coordinator was left out: it has no time") == 3
+    assert world.command("status")["certificate_fork_since"] == ""
+    assert (
+        caplog.text.count('a warning was left out: "the coordinator\'s warning of a certificate fork has no time"') == 3
+    )

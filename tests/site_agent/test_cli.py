@@ -166,7 +166,7 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
     "line",
     [
         ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "common", "p", "/rows.csv"),
-        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "reopen"),
+        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "rollover"),
         ("audit", "report", "--out", "page.html"), ("leave",),
     ],
     ids=" ".join,
@@ -263,9 +263,9 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     assert status["isolation"] == "network-namespace"
     assert {"gateway", "trainer"} <= set(status["users"])
     assert {"id", "state", "round", "study_digest"} <= set(status["studies"][0])
-    assert status["two_lines_since"] is None
-    shell.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
-    wait_until(lambda: shell.json("status")["two_lines_since"] == "2026-09-21 14:13 UTC", "status has it", 20)
+    assert status["certificate_fork_since"] is None
+    shell.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=1_790_000_000)))
+    wait_until(lambda: shell.json("status")["certificate_fork_since"] == "2026-09-21 14:13 UTC", "status has it", 20)
     shown = shell.run("status", NO_COLOR="1").stdout
     assert "SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since 2026-09-21 14:13 UTC" in shown
     assert "If nobody here knows of a copy, tell the coordinator's operator; then join again with a new" in shown

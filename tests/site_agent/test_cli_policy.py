@@ -1,4 +1,4 @@
-"""The commands of a person who decides what may leave: policy, release, reject, leave, reopen."""
+"""The commands of a person who decides what may leave: policy, release, reject, leave, ledger rollover."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from site_agent.cli.rollover import reopen
+from site_agent.cli.rollover import rollover
 from tests.site_agent.site_world import STUDY
 from tests.site_agent.test_cli import Shell
 
@@ -153,9 +153,9 @@ def test_leave_says_which_studies_the_coordinator_has_not_heard_of(shell: Shell)
     assert "the coordinator could not be told of: hearts" in shell.run("leave").stderr
 
 
-def test_reopen_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollover_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
-    app.command()(reopen)
+    app.command()(rollover)
     app(["--state", str(shell.state)], standalone_mode=False)
     said = capsys.readouterr().out
     genesis = json.loads((shell.state / "ledger" / "000001.jsonl").read_text().splitlines()[0])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from site_agent import audit
-from site_agent.gateway.enrolment.rollover import reopen
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState, study_state
 from tests.site_agent.fake_trainer import SHARED, write_tensors
@@ -375,7 +375,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
         world.trainer.failure = failure
         world.coordinator.assign(STUDY, round_)
         world.coordinator.wait_for(
-            lambda wanted=round_: sum(said.standing == 3 for said in world.coordinator.declared) >= wanted, "declined"
+            lambda wanted=round_: sum(said.status == 3 for said in world.coordinator.declared) >= wanted, "declined"
         )
     world.trainer.failure = None
     world.trainer.metrics = {"val_loss": canary}
@@ -416,10 +416,10 @@ def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_wa
     error = agent.wait()
     assert isinstance(error, NeedsPerson)
     assert error.code == "LEDGER_ROLLBACK"
-    assert "`site-agent audit reopen` begins a new ledger that cites this one" in error.hint
+    assert "`site-agent audit rollover` begins a new ledger that cites this one" in error.hint
     agent.stop()
     world.agent = None
-    done = reopen(world.state)
+    done = roll_over(world.state)
     assert done.continues.lines == len(
         (world.state.root / f"ledger-{done.continues.ledger_id}/000001.jsonl").read_bytes().splitlines()
     )
@@ -432,7 +432,7 @@ def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_wa
     assert audit.verify(alone)[0].consistent
 
 
-def test_a_ledger_without_an_identity_line_is_not_reopened(world: SiteWorld) -> None:
+def test_a_ledger_without_an_identity_line_is_not_rolled_over(world: SiteWorld) -> None:
     """It ended in an IndexError."""
     world.join()
     key = world.identity_key()
@@ -442,13 +442,13 @@ def test_a_ledger_without_an_identity_line_is_not_reopened(world: SiteWorld) -> 
     ledger.close()
     before = (world.state.ledger / "000001.jsonl").read_bytes()
     with pytest.raises(NeedsPerson, match="has no `identity` line, so nobody's receipts can stand") as refused:
-        reopen(world.state)
-    assert refused.value.hint == "restore the folder from the last backup, then `site-agent audit reopen`"
+        roll_over(world.state)
+    assert refused.value.hint == "restore the folder from the last backup, then `site-agent audit rollover`"
     assert (world.state.ledger / "000001.jsonl").read_bytes() == before
     assert not (world.state.root / "ledger-new").exists()
 
 
-def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
+def test_a_rollover_that_broke_off_is_finished_by_the_same_command(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.join()
@@ -461,9 +461,9 @@ def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
 
     monkeypatch.setattr(durable, "move", once)
     with pytest.raises(KeyboardInterrupt):
-        reopen(world.state)
+        roll_over(world.state)
     assert not world.state.ledger.exists()
-    done = reopen(world.state)
+    done = roll_over(world.state)
     assert world.lines()[0]["ledger_id"] == done.ledger_id
 
 

@@ -98,7 +98,7 @@ def test_the_person_behind_sudo_is_named_with_the_account(shell: Shell) -> None:
     shell.serve("--only", "gateway")
     digest = shell.shown()
     said = shell.run("approve", STUDY, "--data", "patients", "--digest", digest, SUDO_UID="1", SUDO_USER="x").stdout
-    lines = [line for line in audit.records(shell.state / "ledger") if line["type"] == "consent"]
+    lines = [line.document() for line in audit.lines(shell.state / "ledger") if line.type == "consent"]
     (by,) = [line["by"] for line in lines]
     if by["source"] == "loginuid":
         pytest.skip("the kernel knows who logged in here, and that is stronger")

@@ -106,7 +106,7 @@ def test_every_code_that_a_coordinator_may_say_has_a_meaning() -> None:
 def test_a_failure_without_a_code_is_told_by_the_lines_state(status: grpc.StatusCode, details: str | None) -> None:
     error = rpc.explain(Failed(status, details), "upload")
     if status.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
-        said = f"upload: the line to the coordinator broke or does not answer ({status.name.lower()})"
+        said = f"upload: the connection to the coordinator broke or does not answer ({status.name.lower()})"
         assert (type(error), error.message) == (errors.Unavailable, said)
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         assert (type(error), error.message) == (errors.TryAgain, "upload: the coordinator is busy (TOO_BUSY)")

@@ -85,10 +85,10 @@ def _renew(world: CoordinatorWorld) -> list[Message]:
 def _declare(world: CoordinatorWorld) -> list[Message]:
     common: dict[str, Any] = {"study": STUDY, "revision": 1, "digest": bytes.fromhex(world.study.digest)}
     return [
-        pb.DeclareRequest(standing=pb.READY, **common),
-        pb.DeclareRequest(standing=pb.WITHDRAWN, **common),
-        pb.DeclareRequest(standing=pb.DECLINED, round=1, attempt=1, code=pb.DECLINED_POLICY, **common),
-        pb.DeclareRequest(standing=pb.HELD, round=1, attempt=1, **common),
+        pb.DeclareRequest(status=pb.READY, **common),
+        pb.DeclareRequest(status=pb.WITHDRAWN, **common),
+        pb.DeclareRequest(status=pb.DECLINED, round=1, attempt=1, code=pb.DECLINED_POLICY, **common),
+        pb.DeclareRequest(status=pb.HELD, round=1, attempt=1, **common),
     ]
 
 

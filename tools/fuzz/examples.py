@@ -29,11 +29,10 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
 from coordinator.context import Context
 from coordinator.members.authority import Authority
-from coordinator.messages import offer_message
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
-from site_agent.gateway.connection.messages import offer_from
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, asked
 from site_agent.gateway.exit import policy as policies
 from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
@@ -45,6 +44,7 @@ from wardround.records import receipts
 from wardround.records.invitation import Invitation
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Described, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -53,10 +53,15 @@ from wardround.v1 import federation_pb2 as pb
 NOW = 1_780_000_000.0  # a day in 2026
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
 STUDY, SITES = "trial", ("alpha", "charlie")
-DESCRIBED: dict[str, Any] = {  # what a trainer says of an installed model
-    "leaves": [], "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp",
-    "parameters": 8, "weights": None,
-}  # fmt: skip
+
+
+def described(rows: Sequence[dict[str, Any]], private: Sequence[dict[str, Any]] = ()) -> Described:
+    """What a trainer would send of an installed model with the tensors of ``rows``, whose bounds are not checked."""
+    tensors = [TensorRow.model_construct(**row) for row in rows]
+    return Described.model_construct(
+        upload=tensors, download=tensors, private=[PrivateTensor.model_construct(**row) for row in private],
+        exposure="", personalized="", network="", model="mlp", parameters=8, weights=None,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -215,9 +220,7 @@ class CoordinatorWorld:
             self.administration.create(document, str(self.initial))
             study = self.study
             for site in SITES:
-                ready = pb.DeclareRequest(
-                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
-                )
+                ready = pb.DeclareRequest(study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY)
                 self.call("Declare", [ready.SerializeToString()], site)
             self.administration.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
@@ -470,6 +473,6 @@ def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
 
 
 __all__ = [
-    "DESCRIBED", "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles",
-    "consent_to", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
+    "described", "drawn", "ledger_key", "private_key", "study_document", "tensor_file", "tensors",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 from site_agent.gateway.consent.facts import begins_with, size, trains
 from site_agent.state import directory
 from site_agent.state.directory import COUNTS, Offer, Shown
+from wardround.records.trainer import Described
 from wardround.signing import canonical
 
 TAKES_PART = "Who takes part, how often and until when"
@@ -95,7 +96,7 @@ class Account:
 
 
 def account(
-    offer: Offer, described: Mapping[str, Any], policy: Mapping[str, str], attempts: int,
+    offer: Offer, described: Described, policy: Mapping[str, str], attempts: int,
     before: Shown | None = None, since: str = "",
 ) -> Account:  # fmt: skip
     """The account of ``offer``.
@@ -109,9 +110,9 @@ def account(
     lines: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
     for name, value in settings(offer.document).items():
         lines[_heading(name)].append((name, value))
-    lines[COMPUTED].append(("this site", trains(dict(described)).removeprefix("This site ")))
+    lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
     lines[LEAVES] += [*_tensors("leaves", offer.leaves), *_sums(offer), *_numbers(offer)]
-    lines[OWN].append(("own model", directory.exposed(described["exposure"], described["apart"])))
+    lines[OWN].append(("own model", directory.exposed(described.exposure, described.personalized)))
     lines[STAYS] += _staying(offer, described)
     lines[LIMITS] += _limits(offer, attempts)
     lines[POLICY] += [(f"policy.{name}", value) for name, value in policy.items()]
@@ -217,15 +218,15 @@ def _numbers(offer: Offer) -> list[tuple[str, str]]:
     ]
 
 
-def _staying(offer: Offer, described: Mapping[str, Any]) -> list[tuple[str, str]]:
-    comes = described["comes"]
+def _staying(offer: Offer, described: Described) -> list[tuple[str, str]]:
+    comes = [row.model_dump() for row in described.download]
     same = comes == offer.leaves
     down = "the same tensors" if same else f"{len(comes)} tensors"
     found = [("comes in all", f"{down}, {size(sum(row['bytes'] for row in comes))}, before each round")]
     found += [] if same else _tensors("comes", comes)
-    found += _tensors("stays", described["stays"])
-    if described["weights"] is not None:
-        found.append(("weights", begins_with(described["weights"])))
+    found += _tensors("stays", [row.model_dump() for row in described.private])
+    if described.weights is not None:
+        found.append(("weights", begins_with(described.weights)))
     return [
         *found,
         ("stays in all", "patients' records, the optimizer's state, the tensors above and every checkpoint"),

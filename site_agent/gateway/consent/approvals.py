@@ -8,18 +8,18 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from site_agent.gateway.connection.messages import VALIDATE, Assignment
 from site_agent.gateway.consent.account import SHORT, Account, Line, setting_changes
 from site_agent.gateway.exit.policy import Asked
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
+from wardround.records.assignment import VALIDATE, Assignment
+from wardround.records.codes import DECLINE_CODES
 from wardround.records.study import StudyFile, ToldSection
+from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
-from wardround.v1.federation_pb2 import RefusalCode
 
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
 SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
-DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
 
@@ -28,16 +28,16 @@ def specs(leaves: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]) for row in leaves)
 
 
-def refuse_other_tensors(offer: Offer, described: dict[str, Any]) -> None:
+def refuse_other_tensors(offer: Offer, described: Described) -> None:
     """Check that the coordinator's list of tensors is the one that this site's own trainer says would leave.
 
     Args:
-        described: what the installed model shares (``leaves``), from the trainer.
+        described: what the installed model shares (``upload``), from the trainer.
 
     Raises:
         NeedsPerson: the two lists differ, or something that is no float32 tensor would leave.
     """
-    own = [{key: row[key] for key in LEAF_FIELDS} for row in described["leaves"]]
+    own = [row.model_dump() for row in described.upload]
     if _by_name(own) != _by_name(offer.leaves):
         changed = "; ".join(_tensor_differences(own, offer.leaves))
         raise NeedsPerson(
@@ -64,16 +64,16 @@ def refuse_other_tensors(offer: Offer, described: dict[str, Any]) -> None:
 
 def grant(
     offer: Offer,
-    described: dict[str, Any],
+    described: Described,
     data: dict[str, str],
-    checked: dict[str, Any],
+    checked: Checked,
     person: dict[str, Any],
     shown: Shown,
 ) -> Consent:
     """A consent to ``offer``, whose tensors ``refuse_other_tensors`` has let pass.
 
     Args:
-        described: what the installed model begins a round with (``comes``) and keeps (``stays``), and who has this
+        described: what the installed model begins a round with (``download``) and keeps (``private``), and who has this
             site's own model (``exposure``), from the trainer.
         data: what ``trained_on`` gives.
         checked: how many ``rows`` the table has, and ``validation_rows`` of them, from the trainer.
@@ -82,32 +82,26 @@ def grant(
     """
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
-        metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
-        rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
-        state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
-        exposure=described["exposure"], apart=described["apart"], document=offer.document, attempts=ATTEMPTS,
+        metrics=offer.metrics, counts=offer.document["told"]["counts"],
+        stays=[row.model_dump() for row in described.private], data=data,
+        rows=checked.rows, validation_rows=checked.validation_rows, approved_by=person, approved_at=now_text(),
+        state=APPROVED, comes=[row.model_dump() for row in described.download],
+        exposure=described.exposure, apart=described.personalized, document=offer.document, attempts=ATTEMPTS,
         account=asdict(shown),
-        seen=checked.get("seen", {}),
+        seen=checked.status.model_dump(),
     )  # fmt: skip
 
 
-def trained_on(name: str, described: dict[str, Any], checked: dict[str, Any]) -> dict[str, str]:
+def trained_on(name: str, described: Described, checked: Checked) -> dict[str, str]:
     """The data of a consent: its name and digest; and where there are any, ``network``, the label of the one that
     trains on it, ``common``, the digest of the common set, and ``weights``, that of what private tensors begin with.
     """
-    weights = checked.get("weights")
     more = {
-        "network": described.get("network", ""),
-        "common": checked.get("common", ""),
-        "weights": "" if weights is None else weights["digest"],
+        "network": described.network,
+        "common": checked.common,
+        "weights": "" if checked.weights is None else checked.weights.digest,
     }
-    return {"name": name, "digest": checked["digest"], **{key: text for key, text in more.items() if text}}
-
-
-def pinned(consent: Consent) -> dict[str, str]:
-    """What a consent pins beside the data, as the ledger's line has it."""
-    names = {"network": "network", "common": "common_digest", "weights": "weights_digest"}
-    return {field: consent.data[key] for key, field in names.items() if key in consent.data}
+    return {"name": name, "digest": checked.digest, **{key: text for key, text in more.items() if text}}
 
 
 def data_differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -286,7 +280,7 @@ def told_of(study: Offer | Consent) -> ToldSection:
     return StudyFile.from_document(study.document, f"study `{study.study}`").told
 
 
-def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None = None) -> list[str]:
+def differences(consent: Consent, offer: Offer, described: Described | None = None) -> list[str]:
     """What changed between the approved study and the offered one, one sentence each; empty if nothing did.
 
     Args:
@@ -297,7 +291,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
         return []
     found = [f"revision {offer.revision}, approved was {consent.revision}"]
     if described is not None:
-        now, was = exposed(described["exposure"], described["apart"]), exposed(consent.exposure, consent.apart)
+        now, was = exposed(described.exposure, described.personalized), exposed(consent.exposure, consent.apart)
         found += [f"now {now}; approved was: {was}"] if now != was else []
     found += _tensor_differences(consent.leaves, offer.leaves)
     found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
@@ -314,7 +308,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
 
 def sayable(error: WardroundError) -> str:
     """The code under which a failure here may be told to the coordinator; nothing else of it may."""
-    if error.code in DECLINED:
+    if error.code in DECLINE_CODES:
         return error.code
     return "DECLINED_RESOURCES" if error.exit_code == 73 else "DECLINED_TRAINING_FAILED"
 

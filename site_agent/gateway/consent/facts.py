@@ -4,6 +4,7 @@ from typing import Any
 
 from site_agent.state import directory
 from site_agent.state.directory import Consent, Journal, Offer, study_state
+from wardround.records.trainer import Described, Weights
 
 SHOWN_NAMES = 6
 WORKED_ON = ("approved", "running", "paused", "training")  # states of a study that goes on, or would
@@ -15,23 +16,23 @@ def exposed(exposure: str, apart: str) -> str:
     return f"{said[0].upper()}{said[1:]}." if exposure else ""
 
 
-def trains(described: dict[str, Any]) -> str:
+def trains(described: Described) -> str:
     """Which network this site trains, and how large it is, as a sentence."""
-    label = f" `{described['network']}`" if described["network"] else ""
-    return f"This site trains network{label} {described['model']}: {described['parameters']} parameters"
+    label = f" `{described.network}`" if described.network else ""
+    return f"This site trains network{label} {described.model}: {described.parameters} parameters"
 
 
-def begins_with(weights: dict[str, Any]) -> str:
+def begins_with(weights: Weights) -> str:
     """What a file of weights gives to the tensors that stay here, as a sentence."""
-    said = f"{weights['used']} of the tensors that stay here begin with the weights of SHA-256 {weights['digest']}"
-    for what, names in (("not in the file", weights["drawn"]), ("in it and not used", weights["unused"])):
+    said = f"{weights.used} of the tensors that stay here begin with the weights of SHA-256 {weights.digest}"
+    for what, names in (("not in the file", weights.drawn), ("in it and not used", weights.unused)):
         if names:
             more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
             said += f"; {what}: {', '.join(names[:SHOWN_NAMES])}{more}"
     return f"{said}. The file is read once, before this site's first round"
 
 
-def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
+def facts(offer: Offer, described: Described) -> dict[str, Any]:
     """What scripts ask of a study by name; ``account`` has all of it. ``described`` is what the trainer says."""
     told = offer.document["told"]
     return {
@@ -43,14 +44,14 @@ def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
         "metrics": offer.metrics,
         "metric_digits": told["digits"],
         "counts": told["counts"],
-        "comes": described["comes"],
-        "exposure": described["exposure"],
-        "apart": described["apart"],
-        "stays": described["stays"],
-        "network": described["network"],
-        "model": described["model"],
-        "parameters": described["parameters"],
-        "weights": described["weights"],
+        "comes": [row.model_dump() for row in described.download],
+        "exposure": described.exposure,
+        "apart": described.personalized,
+        "stays": [row.model_dump() for row in described.private],
+        "network": described.network,
+        "model": described.model,
+        "parameters": described.parameters,
+        "weights": described.weights.model_dump() if described.weights is not None else None,
     }
 
 

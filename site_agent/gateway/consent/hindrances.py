@@ -1,14 +1,13 @@
 """What keeps an approved study from being worked on, looked at before a round is lost to it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from site_agent import handoff
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.exit import policy as policies
 from site_agent.state.directory import APPROVED, Consent, Journal, Offer, SiteState, data_changed
 from wardround.errors import WardroundError
+from wardround.records.trainer import FileDigests, HashFiles, StatFiles
 
 SOON_READ = 1 << 30  # bytes of data that are read again for a look, which takes seconds
 
@@ -47,28 +46,29 @@ def _data(root: Path, consent: Consent, *, begun: bool) -> list[str]:
     ways = f"restore it, or {check}, then `site-agent approve {study} --data {name}`"
     listens = handoff.Trainer(root).available()
     try:
-        now = handoff.ask(root, "look", data=name)
-        if now["missing"] or (now["unreadable"] and listens):
-            gone = ", ".join([*now["missing"], *now["unreadable"]])
+        now = handoff.ask(root, StatFiles(data=name))
+        if now.missing or (now.unreadable and listens):
+            gone = ", ".join([*now.missing, *now.unreadable])
             return [f"of data `{name}`, what data.toml calls {gone} is not there for the trainer; {ways}"]
-        if now["unreadable"] or not consent.seen:
+        if now.unreadable or not consent.seen:
             return []  # only the trainer's user may look, and its listener does not run
-        touched = [what for what in _pinned(begun) if now[what] != consent.seen.get(what, "")]
+        lies = now.status.model_dump()
+        touched = [what for what in _pinned(begun) if lies[what] != consent.seen.get(what, "")]
         if not touched:
             return []
-        if now["bytes"] > SOON_READ:
+        if now.bytes > SOON_READ:
             return [
                 f"the files of data `{name}` are not as they lay there at the approval (size, time or inode); {ways}"
             ]
-        return _read_again(handoff.ask(root, "digests", data=name), touched, consent, ways)
+        return _read_again(handoff.ask(root, HashFiles(data=name)), touched, consent, ways)
     except WardroundError as error:
         return [f"data `{name}`: {error.message}; {ways}"]
 
 
-def _read_again(found: Mapping[str, Any], touched: list[str], consent: Consent, ways: str) -> list[str]:
+def _read_again(now: FileDigests, touched: list[str], consent: Consent, ways: str) -> list[str]:
     same = {
-        "data": found["digest"] == consent.data["digest"],
-        "weights": found["weights"] == consent.data.get("weights", ""),
+        "data": now.data == consent.data["digest"],
+        "weights": now.weights == consent.data.get("weights", ""),
     }
     other = [what for what in touched if not same[what]]
     return (

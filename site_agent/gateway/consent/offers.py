@@ -9,7 +9,6 @@ from dataclasses import dataclass
 MAX_OFFERS = 64  # that nobody here approved
 MAX_BYTES = 1 << 20  # of one; a network of 900 tensors takes a fifth of it
 MAX_TOTAL_BYTES = 16 << 20  # of all that nobody here approved
-MAX_DEPTH = 32  # tables within tables of a study
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,3 @@ def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str]
 
 def _fits(size: int, others: Mapping[str, int]) -> bool:
     return len(others) < MAX_OFFERS and sum(others.values()) + size <= MAX_TOTAL_BYTES
-
-
-def too_deep(document: object) -> bool:
-    """Whether tables lie within tables deeper than any study of ours has them."""
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [item for table in level if isinstance(table, dict | list) for item in _items(table)]
-        if not level:
-            return False
-    return True
-
-
-def _items(table: object) -> list[object]:
-    return list(table.values()) if isinstance(table, dict) else list(table) if isinstance(table, list) else []

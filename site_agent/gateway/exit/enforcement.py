@@ -17,6 +17,7 @@ from site_agent.gateway.exit.policy import Asked, Decision, Policy
 from site_agent.state.directory import COUNTS, Consent, Journal
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
+from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.study import ToldSection
 from wardround.tensors.manifests import TensorSpec
 
@@ -87,10 +88,9 @@ class Gate:
     def block(self, place: Place, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
         coordinator asks again and again."""
-        self.ledger.append_often(
-            "blocked", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
-            what=what, rule=rule,
-        )  # fmt: skip
+        self.ledger.append_often(BlockedEntry(
+            study=place.study, revision=place.revision, round=place.round, attempt=place.attempt, what=what, rule=rule,
+        ))  # fmt: skip
         self.ledger.sign()
 
     def holds(self, place: Place, update: str) -> bool:
@@ -103,22 +103,21 @@ class Gate:
         if not self._waits_for_a_person(place, update):
             return False
         if not self.ledger.is_held(place.study, place.revision, place.round, update):
-            self.ledger.append(
-                "held", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
-                update=update,
-            )  # fmt: skip
+            self.ledger.append(HeldEntry(
+                study=place.study, revision=place.revision, round=place.round, attempt=place.attempt, update=update,
+            ))  # fmt: skip
             self.ledger.sign()
         return True
 
     def _waits_for_a_person(self, place: Place, update: str) -> bool:
         key = (place.study, place.revision, place.round, update)
-        word = self.ledger.word(*key)
-        if word == "rejected":
+        decision = self.ledger.release_decision(*key)
+        if decision == "rejected":
             raise NotPermitted(
                 f"round {place.round} of `{place.study}` was rejected here", code="DECLINED_POLICY",
                 hint="the next round is asked again; `site-agent withdraw` ends the study here",
             )  # fmt: skip
-        if word == "released":
+        if decision == "released":
             return False
         when = self.policy().release.updates
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
