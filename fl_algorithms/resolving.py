@@ -28,7 +28,7 @@ from wardround.errors import BadData
 from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
 
-MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-say.md has what was measured
+MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
 
 def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
