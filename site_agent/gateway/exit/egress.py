@@ -145,7 +145,7 @@ def record_control(ledger: Ledger, meter: Meter) -> None:
 
 def _control(methods: list[dict[str, Any]]) -> list[ControlEntry]:
     """The entry of what was counted; none if nothing was."""
-    rows = tuple(MethodBytes(**row) for row in methods)
+    rows = tuple(MethodBytes.from_document(row) for row in methods)
     return [ControlEntry(methods=rows, bytes=sum(row.bytes for row in rows))] if rows else []
 
 

@@ -69,11 +69,12 @@ class Metric(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodBytes(Record):
-    """How often one method of the contract was called, and the bytes of those messages."""
+    """How often one method of the contract was called, how many messages that were, and their bytes."""
 
     method: str
     count: int
     bytes: int
+    messages: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
