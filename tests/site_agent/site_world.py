@@ -92,7 +92,7 @@ class SiteWorld:
     def command(self, name: str, **fields: Any) -> Any:
         """What `site-agent NAME` asks of the running service."""
         assert self.agent is not None
-        return RequestDispatcher(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
+        return RequestDispatcher(self.state, self.agent).answer_document({"command": name, **fields}, lambda _: None)
 
     def draft(self, *edits: tuple[str, str]) -> None:
         """Write the policy that `site-agent policy draft` proposes, with some of its text replaced."""

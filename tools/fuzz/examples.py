@@ -40,7 +40,7 @@ from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.site import Site
-from site_agent.state.tensors import spec_row
+from site_agent.state.tensors import spec_document
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
 from wardround import __version__, refusals
@@ -63,7 +63,7 @@ STUDY, SITES = "trial", ("alpha", "charlie")
 
 def described(specs: Sequence[TensorSpec], private: Sequence[PrivateTensor] = ()) -> Described:
     """What a trainer would send of an installed model with these tensors, whose bounds are not checked."""
-    rows = [TensorRow.model_construct(**spec_row(spec)) for spec in specs]
+    rows = [TensorRow.model_construct(**spec_document(spec)) for spec in specs]
     return Described.model_construct(
         upload=rows, download=rows, private=list(private), exposure="", personalized="", network="", model="mlp",
         parameters=8, weights=None,

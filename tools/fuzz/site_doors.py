@@ -560,7 +560,7 @@ def _commands(folder: Path) -> Door:
             with mock.patch.object(handoff, "ask", ask):
                 digest = handler.preview(STUDY, "patients").account.digest if b"@account@" in data else ""
                 told = data.replace(b"@account@", digest.encode())  # the policy and the clock are in it
-                served(RequestDispatcher(state, agent).answer, told, frozenset({os.geteuid()}))
+                served(RequestDispatcher(state, agent).answer_document, told, frozenset({os.geteuid()}))
         finally:
             ledger.close()
             still_good(root / "ledger", site)
