@@ -4,7 +4,6 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
 from wardround.local import durable
+from wardround.records.ledger.entries import Entry
 from wardround.tensors.manifests import TensorSpec
 
 SIZE = sum(spec.bytes for spec in SHARED)
@@ -216,10 +216,10 @@ def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, mon
     world.ready()
     append_all = Ledger.append_all
 
-    def full(self: Ledger, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        if "upload" in [kind for kind, _ in records]:
+    def full(self: Ledger, entries: Sequence[Entry]) -> None:
+        if any(entry.type == "upload" for entry in entries):
             raise CannotWrite("ledger/000001.jsonl: No space left on device")
-        append_all(self, records)
+        append_all(self, entries)
 
     monkeypatch.setattr(Ledger, "append_all", full)
     world.coordinator.assign(STUDY, 1)
