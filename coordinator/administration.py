@@ -41,6 +41,7 @@ from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, Unavailable
+from wardround.records.messages import manifest_most_bytes
 from wardround.records.study import StudyFile
 from wardround.signing.dsse import Envelope, fingerprint
 from wardround.tensors.manifests import Manifest, TensorFile
@@ -339,7 +340,7 @@ def _refuse_unusable(tensors: TensorFile) -> None:
     for spec in tensors.specs:
         if spec.dtype != "F32":
             raise BadData(f"{tensors.path}: `{spec.key}` is {spec.dtype}, shared tensors are F32")
-    if rpc.manifest_most_bytes(tensors.specs) > MAX_MANIFEST:
+    if manifest_most_bytes(tensors.specs) > MAX_MANIFEST:
         raise BadData(
             f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
             hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",

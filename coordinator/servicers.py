@@ -13,7 +13,7 @@ from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
-from coordinator.members.enrolment import Enrolment
+from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
@@ -26,7 +26,9 @@ from coordinator.updates.receive import Reception
 from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
+from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -63,11 +65,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         )
         self.authenticator.calls.cancel_invalid()  # those of the identity that this one replaces
         log.info("site %s enrolled from %s", enrolled.site, peer.address)
-        return enrolment_pb2.EnrolReply(
-            site=enrolled.site, federation=peer.name.federation, certificate=enrolled.certificate,
-            authority=self._authority, receipt_key=self._receipt_key, server_time_s=int(time.time()),
-            renew_after_s=enrolled.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        certificate = self._certificate(enrolled)
+        return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
     @permitted("site", enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
@@ -76,11 +75,10 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         rpc.refuse_other_version(request.agent_version[:40], "agent")
         if len(request.signing_request) > MAX_SMALL:
             raise BadData("a field of the request is too long, or has a wrong length", code="MESSAGE_MALFORMED")
-        renewed = self._enrolment.renew(peer, request.signing_request)
-        return enrolment_pb2.RenewReply(
-            certificate=renewed.certificate, authority=self._authority, server_time_s=int(time.time()),
-            renew_after_s=renewed.renew_after_s, coordinator_version=__version__,
-        )  # fmt: skip
+        return self._certificate(self._enrolment.renew(peer, request.signing_request)).to_message()
+
+    def _certificate(self, issued: Issued) -> IssuedCertificate:
+        return IssuedCertificate(issued.certificate, self._authority, int(time.time()), issued.renew_after_s)
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
@@ -159,7 +157,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if found is None:
             raise _not_offered(request)
-        yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
+        yield pb.DownloadReply(manifest=manifest_message(found.manifest))
         looked = time.monotonic()
         with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
@@ -182,14 +180,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
-                yield pb.UploadReply(receipt=rpc.envelope_message(answer))
+                yield pb.UploadReply(receipt=envelope_message(answer))
             return
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
         header = UploadHeader.from_message(first.open, self._most_tensors(peer, first.open.study))
         opened = self._uploads.open(peer.site, header, call.context.is_active)
         if not isinstance(opened, Reception):
-            yield pb.UploadReply(receipt=rpc.envelope_message(opened))
+            yield pb.UploadReply(receipt=envelope_message(opened))
             return
         try:
             yield pb.UploadReply(offset=opened.received)
@@ -205,7 +203,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         envelopes = self._uploads.receipts.copy(peer.site)
         while page := list(islice(envelopes, PAGE)):
             self._status.check(peer)
-            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
+            yield pb.ReceiptsReply(envelopes=[envelope_message(envelope) for envelope in page])
 
     def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""
@@ -219,7 +217,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                     yield pb.UploadReply(offset=durable)
             elif kind == "commit":
                 receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
-                yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
+                yield pb.UploadReply(receipt=envelope_message(receipt))
                 return
             else:
                 raise translate.out_of_order()
@@ -232,7 +230,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     def _most_bytes(self, peer: Peer) -> int:
         """How long an upload's opening of this site may be: by the largest study that lists the site."""
         studies = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        largest = max((rpc.manifest_most_bytes(study.shared) for study in studies), default=0)
+        largest = max((manifest_most_bytes(study.shared) for study in studies), default=0)
         return min(rpc.MAX_STRUCTURED, MAX_OPENING + 2 * largest)
 
     def _most_tensors(self, peer: Peer, name: str) -> int:

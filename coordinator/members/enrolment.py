@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Enrolled:
+class Issued:
     """A site's new certificate, and when (Unix time) the site should renew it."""
 
     site: str
@@ -109,7 +109,7 @@ class Enrolment:
             session.add(row)
         return invitation
 
-    def enrol(self, peer: Peer, invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> Enrolled:
+    def enrol(self, peer: Peer, invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> Issued:
         """Turn an invitation into a site's certificate, once; the same request again gets the same certificate.
 
         1. the bootstrap certificate is this invitation's   2. the key is a P-256 key that signed its request
@@ -151,9 +151,9 @@ class Enrolment:
                 assert row is not None
                 pem = _issued_before(row, request_sha256, now)
         self._status.load()
-        return Enrolled(name.id, pem, _renew_after(pem))
+        return Issued(name.id, pem, _renew_after(pem))
 
-    def renew(self, peer: Peer, request: bytes) -> Enrolled:
+    def renew(self, peer: Peer, request: bytes) -> Issued:
         """Another certificate, for a new key of the same site. The older ones stay valid until they expire.
 
         Raises:
@@ -174,7 +174,7 @@ class Enrolment:
             _record_certificate(session, peer.site, certificate, now, made_with=peer.serial)
         self._status.load()
         pem = certificates.certificate_pem(certificate)
-        return Enrolled(peer.site, pem, _renew_after(pem))
+        return Issued(peer.site, pem, _renew_after(pem))
 
     def revoke(self, site: str) -> bool:
         """Refuse ``site`` from its next call on, and its unused invitation. Returns whether it was enrolled until now.

@@ -141,14 +141,18 @@ class Agent:
         return self._tell(consent, SiteStatus.READY)
 
     def withdraw(self, study: str, person: Person) -> bool:
-        """Stop this study at once, mid-round too. Whether the coordinator has been told already."""
+        """Stop this study at once, mid-round too. False: the coordinator will be told with the next connection."""
         consent = self.commands.withdraw(study, person)
         self._inbox.drop(study)
         self.commands.record_withdrawal(consent, person)
         return self._tell(consent, SiteStatus.WITHDRAWN)
 
     def decide(self, study: str, round_: int, decision: ReleaseDecision, update: str, person: Person) -> bool:
-        """Record a person's decision about an update that waits. Whether its assignment goes on at once."""
+        """Record a person's release decision on an update that waits.
+
+        Returns:
+            True if its round goes on at once; False: when the coordinator asks for it again.
+        """
         self.commands.decide(study, round_, decision, update, person)
         return self._inbox.release(study, round_)
 

@@ -68,15 +68,19 @@ class Inbox:
             self._held[assignment.study] = assignment
 
     def release(self, study: str, round_: int) -> bool:
-        """Go on with an assignment that waited for a person. Whether it is at hand: in the inbox or being done."""
+        """Go on with an assignment that waited for a person.
+
+        Returns:
+            True if an assignment of that round is here to be done; False: the coordinator must ask for it again.
+        """
         with self._changed:
             assignment = self._held.pop(study, None)
             if assignment is not None and assignment.round == round_:
                 self._waiting[study] = assignment
                 self._changed.notify_all()
             current = self._current_of(study)
-            at_hand = [self._waiting.get(study), current.assignment if current is not None else None]
-            return any(known is not None and known.round == round_ for known in at_hand)
+            here = [self._waiting.get(study), current.assignment if current is not None else None]
+            return any(known is not None and known.round == round_ for known in here)
 
     def begin_anew(self, study: str) -> None:
         """Do a study's assignment again from its beginning, if it is being done or waits for a person."""

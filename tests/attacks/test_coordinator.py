@@ -51,6 +51,7 @@ from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, Wardr
 from wardround.local import outputs, rate_limit
 from wardround.records import receipts
 from wardround.records.ledger.entries import UploadEntry
+from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import TensorFile
@@ -418,7 +419,7 @@ def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld,
     assert not hospital.agent.stopped.wait(0.5)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/authenticator.py")
 def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
     place = Place(tmp_path)
@@ -488,7 +489,7 @@ def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], 
     bad.CopyFrom(good)
     bad.study, bad.state = "evil", tables.pop("state", "created")
     bad.document = canonical.dumps(tables)
-    digest = canonical.digest({"initial_model": rpc.manifest_from(good.initial_model).digest(), "study": tables})
+    digest = canonical.digest({"initial_model": manifest_from(good.initial_model).digest(), "study": tables})
     bad.digest = bytes.fromhex(digest)
     hospital.coordinator.offers["evil"] = bad
     for words, code in ((("studies",), 0), (("studies", "--json"), 0), (("status",), 0), (("preview", "evil"), 64)):

@@ -296,7 +296,7 @@ def peak_kib(pid: int) -> int:
     return int(rows["VmHWM"].split()[0])
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/messages.py")
 def test_parse_bomb(world: World) -> None:
     """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
     world.init()
@@ -817,7 +817,7 @@ def _answer(site: FakeSite, opening: pb.UploadOpen, payload: bytes) -> str:
     return receipt.code if receipt is not None else ""
 
 
-@pytest.mark.attack(promise="P3", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/records/update.py")
 @pytest.mark.parametrize("name", NAMES_OUT, ids=ascii)
 def test_path_in_a_name(served: Place, name: str) -> None:
     """A study, a tensor, a bundle or an upload id is a path: nothing is written outside of the state directory."""

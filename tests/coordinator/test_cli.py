@@ -106,7 +106,7 @@ def test_init_writes_keys_that_only_this_user_reads_and_names_the_next_step(tmp_
 def test_init_again_changes_nothing(commands: Commands) -> None:
     before = (commands.state / "authority" / "key.pem").read_bytes()
     _, said = commands.run("init", "--federation", "north", "--address", commands.address, code=78)
-    assert said.startswith(f"error: {commands.state} is a coordinator already; nothing was changed\n")
+    assert said.startswith(f"error: {commands.state} holds a coordinator already; nothing was changed\n")
     assert (commands.state / "authority" / "key.pem").read_bytes() == before
 
 

@@ -20,8 +20,8 @@ from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
-from wardround import rpc
 from wardround.local.durable import StorageFailed
+from wardround.records.messages import manifest_from
 from wardround.tensors.manifests import Manifest
 from wardround.v1 import federation_pb2 as pb
 
@@ -70,7 +70,7 @@ def view_of(kept: Tensors, site: str, round_number: int) -> bytes:
 def ask_for(site: FakeSite, assignment: Any, model: Any) -> tuple[Manifest, bytes]:
     request = pb.DownloadRequest(study=assignment.study, revision=assignment.revision, model=model)
     first, *chunks = site.federation.Download(request, timeout=20)
-    return rpc.manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
+    return manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
 
 
 def test_each_site_downloads_its_own_view_and_the_kept_state_is_the_plain_formula(place: Place) -> None:

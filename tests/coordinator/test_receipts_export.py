@@ -14,8 +14,9 @@ import pytest
 
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Ledger, delta
-from wardround import __version__, rpc
+from wardround import __version__
 from wardround.errors import BadData
+from wardround.records.messages import envelope_from
 from wardround.records.receipt_copy import COPY_TYPE, Statement
 from wardround.records.receipts import EMPTY_HEAD, Receipt
 from wardround.signing import canonical, dsse
@@ -102,7 +103,7 @@ def test_a_site_gets_the_copy_of_its_own_receipts_over_its_own_connection(place:
     site.answer(assignment)
     pages = list(site.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20))
     lines, said = exported(place, "a")
-    got = [rpc.envelope_from(message).document() for page in pages for message in page.envelopes]
+    got = [envelope_from(message).document() for page in pages for message in page.envelopes]
     assert got[:-1] == lines
     again = Statement.from_document(json.loads(got[-1]["payload"]))
     assert again == replace(said, time=again.time)

@@ -26,8 +26,8 @@ from tests.fl_algorithms.image_toys import IMAGES, RESNET, packed, pictures, wri
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, Hospital
-from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
+from wardround.records.messages import manifest_message
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Checked, DataFiles, Described, FilesStatus
 from wardround.signing import canonical
@@ -246,7 +246,7 @@ def offered(study: StudyFile) -> pb.StudyOffer:
         revision=1,
         digest=digest,
         document=canonical.dumps(study.document()),
-        initial_model=rpc.manifest_message(manifest),
+        initial_model=manifest_message(manifest),
         state="created",
     )
 

@@ -15,7 +15,7 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
 from wardround.local import durable
-from wardround.records.ledger.entries import Entry
+from wardround.records.ledger.entries import Entry, UploadEntry
 from wardround.tensors.manifests import TensorSpec
 
 SIZE = sum(spec.bytes for spec in SHARED)
@@ -217,7 +217,7 @@ def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, mon
     append_all = Ledger.append_all
 
     def full(self: Ledger, entries: Sequence[Entry]) -> None:
-        if any(entry.type == "upload" for entry in entries):
+        if any(isinstance(entry, UploadEntry) for entry in entries):
             raise CannotWrite("ledger/000001.jsonl: No space left on device")
         append_all(self, entries)
 

@@ -13,8 +13,8 @@ from site_agent.state.directory import SiteState
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import DPO, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
-from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, NotPermitted
+from wardround.records.messages import manifest_from
 from wardround.tensors.manifests import TensorFile, TensorSpec
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_more_may_come_than_leaves_and_only_what_leaves_is_sent(world: SiteWorld
     (taken,) = world.coordinator.wait_receipts(1)
     assert world.trainer is not None
     assert world.trainer.bases == [digest]
-    assert rpc.manifest_from(taken.opening.manifest).specs == SHARED
+    assert manifest_from(taken.opening.manifest).specs == SHARED
     (upload,) = world.lines("upload")
     assert [(row["bundle"], row["name"]) for row in upload["tensors"]] == [(spec.bundle, spec.name) for spec in SHARED]
 

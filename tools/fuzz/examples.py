@@ -43,10 +43,11 @@ from site_agent.state.site import Site
 from site_agent.state.tensors import spec_row
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
-from wardround import __version__, refusals, rpc
+from wardround import __version__, refusals
 from wardround.errors import BadData
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
+from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
@@ -278,7 +279,7 @@ class CoordinatorWorld:
         page = self.page(site, lines)
         values: dict[str, Any] = {
             "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
-            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
+            "attempt": 1, "manifest": manifest_message(manifest), "num_examples": 12, "num_validation": 5,
             "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
             "ledger": page.ledger, "new_line_hashes": page.new_line_hashes,
         }  # fmt: skip
@@ -412,7 +413,7 @@ class SiteFiles:
             digest = StudyFile.from_document(document).digest(manifest.digest())
             self.offer_message = pb.StudyOffer(
                 study=STUDY, revision=1, digest=bytes.fromhex(digest), document=canonical.dumps(document),
-                initial_model=rpc.manifest_message(manifest), state="running",
+                initial_model=manifest_message(manifest), state="running",
             )  # fmt: skip
             self.offer = offer_from(self.offer_message, "alpha")
         self.site = Site(

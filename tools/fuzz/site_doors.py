@@ -68,6 +68,7 @@ from wardround.local import control
 from wardround.records.assignment import TRAIN, Assignment, ModelRef
 from wardround.records.event import CertificateFork
 from wardround.records.invitation import Invitation, stamp
+from wardround.records.messages import envelope_message, manifest_from, manifest_message
 from wardround.records.receipt_copy import COPY_TYPE
 from wardround.records.receipts import (
     ACCEPTED,
@@ -273,7 +274,7 @@ def _download(folder: Path) -> Door:
     state.incoming.mkdir()
     manifest, payload = tensors(1)
     replies = [
-        pb.DownloadReply(manifest=rpc.manifest_message(manifest)),
+        pb.DownloadReply(manifest=manifest_message(manifest)),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=0, data=payload[:16])),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=16, data=payload[16:])),
     ]
@@ -411,7 +412,7 @@ def _receipt(folder: Path) -> Door:
     wire = in_message(pb.UploadReply.DESCRIPTOR)
 
     def reply(envelope: Envelope) -> bytes:
-        return pb.UploadReply(receipt=rpc.envelope_message(envelope)).SerializeToString()
+        return pb.UploadReply(receipt=envelope_message(envelope)).SerializeToString()
 
     def mutate(random: Random, data: bytes) -> bytes:
         message = pb.UploadReply.FromString(data)
@@ -700,7 +701,7 @@ def _copy(folder: Path) -> Door:
     path = folder / "receipts.jsonl"
 
     def replies(lines: Sequence[bytes]) -> bytes:
-        envelopes = [rpc.envelope_message(Envelope.from_document(json.loads(line))) for line in lines]
+        envelopes = [envelope_message(Envelope.from_document(json.loads(line))) for line in lines]
         return frames([pb.ReceiptsReply(envelopes=envelopes[at : at + 2]).SerializeToString()
                        for at in range(0, len(envelopes), 2)])  # fmt: skip
 
@@ -718,7 +719,7 @@ def _copy(folder: Path) -> Door:
         payload = in_json(random, statement["payload"].encode())
         signature = made.receipt_key.sign(dsse.encoding(COPY_TYPE, payload))
         last = Envelope(COPY_TYPE, payload, statement["keyid"], signature)
-        closing = pb.ReceiptsReply(envelopes=[rpc.envelope_message(last)]).SerializeToString()
+        closing = pb.ReceiptsReply(envelopes=[envelope_message(last)]).SerializeToString()
         return frames([*parts(replies(lines[:-1])), closing])
 
     seeds = [replies(made.copy(count).splitlines()) for count in (0, 1, 2)]
@@ -748,16 +749,16 @@ def _manifest(folder: Path) -> Door:
     from wardround.tensors.manifests import PayloadHasher, file_header
 
     def take(data: bytes) -> None:
-        manifest = rpc.manifest_from(tensors_pb2.Manifest.FromString(data))
+        manifest = manifest_from(tensors_pb2.Manifest.FromString(data))
         manifest.digest()
         own_part(document, "alpha", manifest)
         if len(manifest.entries) < 100:
             file_header(manifest.specs)
             PayloadHasher(manifest.specs)
-        if rpc.manifest_from(rpc.manifest_message(manifest)) != manifest:
+        if manifest_from(manifest_message(manifest)) != manifest:
             raise Broken("a manifest that does not survive being written")
 
-    seeds = [rpc.manifest_message(tensors(seed)[0]).SerializeToString() for seed in (0, 1)]
+    seeds = [manifest_message(tensors(seed)[0]).SerializeToString() for seed in (0, 1)]
     return Door(seeds, in_message(tensors_pb2.Manifest.DESCRIPTOR), take, (DecodeError,))
 
 

@@ -115,8 +115,13 @@ class ControlServer:
                 line = _first_line(connection, time.monotonic() + REQUEST_S)
                 if not line:
                     return  # somebody tried whether we listen
-                _PEER.set(peer_of(connection))
-                result = self._handler(frames.request_from(line), lambda item: _send(connection, {"progress": item}))
+                asked_by = _PEER.set(peer_of(connection))
+                try:
+                    result = self._handler(
+                        frames.request_from(line), lambda item: _send(connection, {"progress": item})
+                    )
+                finally:
+                    _PEER.reset(asked_by)
                 _send(connection, {"result": result})
             except StorageFailed as error:
                 try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wardround import __version__, rpc
+from wardround import __version__
 from wardround.errors import BadData
 from wardround.v1 import enrolment_pb2 as pb
 
@@ -18,8 +18,6 @@ class IssuedCertificate:
 
     @classmethod
     def from_message(cls, message: pb.RenewReply | pb.EnrolReply) -> "IssuedCertificate":
-        """Raises RefusedForGood: the coordinator is of a version that cannot work with this one."""
-        rpc.refuse_other_version(message.coordinator_version, "coordinator")
         return cls(message.certificate, message.authority, message.server_time_s, message.renew_after_s)
 
     def to_message(self) -> pb.RenewReply:
@@ -40,7 +38,7 @@ class Enrolled:
 
     @classmethod
     def from_message(cls, message: pb.EnrolReply) -> "Enrolled":
-        """Raises RefusedForGood: as ``IssuedCertificate``. BadData: it holds no receipt key."""
+        """Raises BadData: it holds no receipt key."""
         issued = IssuedCertificate.from_message(message)
         if len(message.receipt_key) != 32:
             raise BadData("the coordinator's reply holds no receipt key; nothing was kept")

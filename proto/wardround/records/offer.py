@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from wardround import rpc
 from wardround.errors import BadData
+from wardround.records.messages import manifest_from, manifest_message
 from wardround.records.study import STUDY_NAME, StudyFile, study_digest
 from wardround.signing import canonical
 from wardround.tensors.manifests import Manifest
@@ -48,7 +48,7 @@ class StudyOffer:
                 f"the coordinator offers `{study}` with tables too deep within tables", code="MESSAGE_MALFORMED"
             )
         file = StudyFile.from_document(document, f"study `{study}`")
-        initial_model = rpc.manifest_from(message.initial_model)
+        initial_model = manifest_from(message.initial_model)
         if file.document() != document:
             raise BadData(f"the coordinator offers `{study}` without some of its settings", code="MESSAGE_MALFORMED")
         if message.state not in STATES:
@@ -65,7 +65,7 @@ class StudyOffer:
     def to_message(self) -> pb.StudyOffer:
         return pb.StudyOffer(
             study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), state=self.state,
-            document=canonical.dumps(self.file.document()), initial_model=rpc.manifest_message(self.initial_model),
+            document=canonical.dumps(self.file.document()), initial_model=manifest_message(self.initial_model),
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from wardround.records.architectures import own_part
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
+from wardround.records.messages import envelope_from, manifest_from
 from wardround.records.offer import StudyOffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.update import LedgerStatement, UploadHeader
@@ -88,6 +89,7 @@ class Connection:
         with _explained("joining"):
             self._counted("Enrol", request)
             reply = self._enrolment.Enrol(request, timeout=CALL_S)
+        rpc.refuse_other_version(reply.coordinator_version, "coordinator")
         return Enrolled.from_message(reply)
 
     def renew(self, signing_request: bytes) -> IssuedCertificate:
@@ -100,6 +102,7 @@ class Connection:
         with _explained("renewing the certificate"):
             self._counted("Renew", request)
             reply = self._enrolment.Renew(request, timeout=CALL_S)
+        rpc.refuse_other_version(reply.coordinator_version, "coordinator")
         return IssuedCertificate.from_message(reply)
 
     def studies(self, interrupt: Interrupt, *, patient: bool) -> list[Offer]:
@@ -133,8 +136,10 @@ class Connection:
             self._federation.Declare(self._counted("Declare", declaration.to_message()), timeout=CALL_S)
 
     def watch(self, interrupt: Interrupt) -> Iterator[Event]:
-        """What the coordinator sends, as it sends it, until the connection breaks; what cannot be believed is left
-        out."""
+        """What the coordinator sends, as it sends it, until the connection breaks.
+
+        What cannot be believed is logged and left out.
+        """
         with _explained("waiting for assignments"):
             call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
             with interrupt.ending(call.cancel), _cancelled_after(call):
@@ -153,7 +158,7 @@ class Connection:
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for reply in call:
                     if reply.WhichOneof("kind") == "manifest":
-                        yield rpc.manifest_from(reply.manifest)
+                        yield manifest_from(reply.manifest)
                     else:
                         yield reply.chunk.offset, reply.chunk.data
 
@@ -201,7 +206,7 @@ class Connection:
         with _explained("asking about an upload"):
             for reply in self._federation.Upload(iter([self._counted("Upload", request)]), timeout=CALL_S):
                 if reply.WhichOneof("kind") == "receipt":
-                    return rpc.envelope_from(reply.receipt)
+                    return envelope_from(reply.receipt)
                 return None
         raise Unavailable("asking about an upload: the coordinator ended the call without an answer")
 
@@ -214,13 +219,15 @@ class Connection:
 
     def receipts(self, interrupt: Interrupt) -> Iterator[Envelope]:
         """The coordinator's copy of this site's receipts, oldest first; the last envelope is its statement about them.
-        Nothing in it is verified here."""
+
+        Nothing in it is verified here.
+        """
         with _explained("asking for the receipts"):
             request = self._counted("Receipts", pb.ReceiptsRequest(agent_version=__version__))
             call = self._federation.Receipts(request, timeout=COPY_S)
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for reply in call:
-                    yield from map(rpc.envelope_from, reply.envelopes)
+                    yield from map(envelope_from, reply.envelopes)
 
     def _counted(self, method: str, request: _Request) -> _Request:
         """``request``, which begins a call."""

@@ -133,8 +133,10 @@ class Relay:
         self._write()
 
     def _pump(self, source: socket.socket, sink: socket.socket, connection: ProxiedConnection, direction: str) -> None:
-        """Forward bytes in one direction until one end is gone. A byte counts when it has been received here, whether
-        or not it is delivered."""
+        """Forward bytes in one direction until one end is gone.
+
+        A byte counts when it has been received here, whether or not it is delivered.
+        """
         piece = memoryview(bytearray(PIECE))
         try:
             while taken := source.recv_into(piece):

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wardround import rpc
 from wardround.errors import BadData, Unavailable, WardroundError
+from wardround.records.messages import envelope_from
 from wardround.records.update import UploadHeader
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import CHUNK, PayloadHasher, TensorFile
@@ -64,7 +64,7 @@ class UploadStream:
         for reply in replies:
             sent.answered = True
             if reply.WhichOneof("kind") == "receipt":
-                return rpc.envelope_from(reply.receipt)
+                return envelope_from(reply.receipt)
             if not started:
                 self._starts.put(reply.offset)
                 started = True
