@@ -368,7 +368,6 @@ def _state(folder: Path) -> Door:
                 if shown is not None:
                     since_shown(shown, made)
         for kept in state.consents():
-            consents.pinned(kept)
             data_differences(kept.data, kept.data)
         for act in state.consent_histories():
             act.rounds, act.to_bytes()
