@@ -21,6 +21,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.common import class_logits
 from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
+from fl_algorithms.device import make_deterministic
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import BeyondFloat32
 from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
@@ -31,7 +32,6 @@ from fl_algorithms.tasks.selection import chosen
 from fl_algorithms.training import (
     Batch,
     Batches,
-    make_deterministic,
     only_trainable,
     run_steps,
     seeded,

@@ -61,12 +61,6 @@ class Phase:
     batch_size: int = 32
 
 
-def make_deterministic(threads: int) -> None:
-    """Make this process's torch give the same bits again: deterministic kernels, ``threads`` threads."""
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(threads)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from torch's default generator as one stream, and leave it as it was. Other devices' draw as it too."""

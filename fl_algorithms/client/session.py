@@ -16,7 +16,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
 from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
-from fl_algorithms.device import CPU, Device, at_home
+from fl_algorithms.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
@@ -26,7 +26,6 @@ from fl_algorithms.training import (
     Optimizers,
     Phase,
     Progress,
-    make_deterministic,
     only_trainable,
     run_steps,
     seeded,

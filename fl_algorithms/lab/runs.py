@@ -91,9 +91,8 @@ def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.device import device_for
+    from fl_algorithms.device import device_for, make_deterministic
     from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
-    from fl_algorithms.training import make_deterministic
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study

@@ -23,12 +23,12 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.client.weights import OwnWeights, own_weights
-from fl_algorithms.device import device_for
+from fl_algorithms.device import device_for, make_deterministic
 from fl_algorithms.hardware import Hardware
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.common import read_common
-from fl_algorithms.training import Progress, make_deterministic
+from fl_algorithms.training import Progress
 from site_agent.handoff import staged
 from site_agent.trainer import predictions
 from site_agent.trainer import vault as vaults
