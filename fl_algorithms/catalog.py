@@ -110,13 +110,14 @@ class MethodRow:
 
     Attributes:
         leaves, stays: for people.
-        client: called with its settings; the site half.
-        server: called with its settings, the study's sites and the leaving tensors; the server half. One with a
-            common set at the coordinator is called with the study in place of its sites.
+        client: called with its settings, gives the ``Algorithm`` that sites run.
+        server: called with its settings, the study's sites and the leaving tensors; gives the
+            server aggregator. One with a common set at the coordinator is called with the study in place of its sites.
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
-        unlike: sites' networks may share different tensors, of which the server half then keeps each network's apart.
+        unlike: sites' networks may share different tensors; the server aggregator then averages each architecture by
+            itself.
         common: who holds a copy of the study's [common] set, SITES or COORDINATOR; "": the method has no use for one.
         exposure: whether the coordinator keeps what is one site's alone apart ("coordinator"), and also sends it to
             the other sites ("sites"); a site's policy must allow that.

@@ -127,7 +127,7 @@ def model_contrast(z: Vector, z_global: Vector, z_previous: Vector, temperature:
     return -log(toward / (toward + exp(cosine(z, z_previous) / temperature)))
 
 
-# Server halves beside the mean
+# Server aggregators beside the mean
 
 
 def server_steps(

@@ -12,7 +12,7 @@ from coordinator.storage.database import Records, Row
 from coordinator.studies.lifecycle import Life, Outcome, Phase, Round, Rules
 from coordinator.updates.admission import Known
 from fl_algorithms import catalog
-from fl_algorithms.server.aggregator import ServerHalf, server_half
+from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account
 from wardround.records.architectures import own_tensors
@@ -83,13 +83,13 @@ class Study:
         return Known(self.revision, self.digest, self.file, self.shared, self.life)
 
     @cached_property
-    def half(self) -> ServerHalf:
-        """The server half of its method.
+    def half(self) -> ServerAggregator:
+        """The server aggregator of its method.
 
         Raises:
             BadData: the method as it is installed now does not know the study's settings.
         """
-        return server_half(self.file, self.shared)
+        return server_aggregator(self.file, self.shared)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:

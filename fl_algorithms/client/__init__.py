@@ -1,1 +1,1 @@
-"""The sites' half of the methods: one file each, built from the hooks of ``algorithm``."""
+"""What the methods do at a site: one file each, built from the hooks of ``algorithm``."""

@@ -1,4 +1,4 @@
-"""The hooks of a method's site half. Their defaults are FedAvg; a method replaces those in which it differs.
+"""What a method does at a site, as hooks. Their defaults are FedAvg; a method replaces those in which it differs.
 
     h1 receive         load the shared tensors                     h5 after_backward  edit gradients
     h2 before_round    snapshot, mix, distil, freeze               h6 after_step
@@ -251,7 +251,7 @@ def frozen_copy(network: nn.Module, values: Mapping[str, Tensor] | None = None) 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method's site half.
+    """What a method does at a site.
 
     Attributes:
         slots: the networks that it owns, by name. One made by ``study_network`` begins as the study's network does, any
@@ -281,7 +281,7 @@ class Algorithm:
 
 
 def algorithm_of(study: StudyFile) -> Algorithm:
-    """The site half of the study's method, with a soup if the study asks for one."""
+    """What the study's method does at a site, with a soup if the study asks for one."""
     _, _, settings = catalog.settings_of(study)
     algorithm: Algorithm = catalog.load(catalog.method(study).client)(settings)
     if isinstance(settings, MeanSettings) and settings.soup is not None:

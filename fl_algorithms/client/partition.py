@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.methods import HeadSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
@@ -261,7 +261,7 @@ def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple
 
 def coming(study: StudyFile, leaves: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """What is downloaded before each round, in the order of the payload."""
-    return server_half(study, leaves).comes if leaves else ()
+    return server_aggregator(study, leaves).comes if leaves else ()
 
 
 def _why_private(tensor: Tensor, algorithm: str) -> str:

@@ -1,4 +1,4 @@
-"""A whole study in one process, with the two halves that run at the hospitals and at the coordinator.
+"""A whole study in one process, with the code that runs at the hospitals and at the coordinator.
 
 What crosses between them is what would cross the network: float32 deltas, counts and losses in the study's told form,
 sites in sorted order. So the final model is the same bits.
@@ -18,7 +18,7 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.device import CPU, Device
 from fl_algorithms.lab.sources import find, find_common
-from fl_algorithms.server.aggregator import BlockSource, Round, ServerHalf, Specs, Update, server_half
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
@@ -70,8 +70,8 @@ def run_federation(
     }
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study) if start is None else start
-    half = server_half(study, specs_of(start))
-    model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
+    aggregator = server_aggregator(study, specs_of(start))
+    model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(start), sink))
     best, best_model = BestGlobal(), model
     accounts: list[Account] = []
     common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
@@ -79,7 +79,7 @@ def run_federation(
     for round_number in range(1, rounds + 2):
         results = {}
         for site, session in sessions.items():
-            base = downlink(half, model, site, round_number)
+            base = downlink(aggregator, model, site, round_number)
             step = session.train if round_number <= rounds else session.validate
             results[site] = step(round_number, base)
             kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
@@ -89,7 +89,7 @@ def run_federation(
                 best, best_model = judged, model
         if round_number <= rounds:
             try:
-                model, account = aggregate(study, half, model, round_number, results, common, accounts)
+                model, account = aggregate(study, aggregator, model, round_number, results, common, accounts)
             except TooFewLeft as error:
                 raise _paused(study, round_number, error) from None
             accounts.append(account)
@@ -97,10 +97,12 @@ def run_federation(
                 progress(round_number, rounds)
 
     for site, session in sessions.items():
-        finished = session.finish(best.round, downlink(half, best_model, site, rounds + 1))
+        finished = session.finish(best.round, downlink(aggregator, best_model, site, rounds + 1))
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
-    digest = manifest(model, half.kept_specs).digest() if model else None
-    return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions, tuple(accounts))
+    digest = manifest(model, aggregator.kept_specs).digest() if model else None
+    return Outcome(
+        manifest(start, aggregator.leaves).digest(), digest, best.round, kept, model, sessions, tuple(accounts)
+    )
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
@@ -142,7 +144,7 @@ def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tu
 
 def aggregate(
     study: StudyFile,
-    half: ServerHalf,
+    aggregator: ServerAggregator,
     model: Mapping[str, Tensor],
     round_number: int,
     results: Mapping[str, RoundResult],
@@ -163,7 +165,7 @@ def aggregate(
         Update(
             site,
             study.told.count(result.num_examples),
-            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in half.leaves_of(site)}),
+            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in aggregator.leaves_of(site)}),
         )
         for site, result in sorted(results.items())
     ]
@@ -171,11 +173,11 @@ def aggregate(
 
     def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            half.aggregate(Round(round_number, kept, chosen, sink, common, study.limits.max_weight))
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, common, study.limits.max_weight))
 
-        return _tensors(half.kept_specs, write)
+        return _tensors(aggregator.kept_specs, write)
 
-    return averaged(study, half, updates, before, make)
+    return averaged(study, aggregator, updates, before, make)
 
 
 def said_of_limits(accounts: Sequence[Account]) -> list[str]:
@@ -199,10 +201,12 @@ def _paused(study: StudyFile, round_number: int, error: TooFewLeft) -> BadData:
     )
 
 
-def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
+def downlink(aggregator: ServerAggregator, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
     """What ``site`` downloads of the kept tensors, by bundle and name."""
     bundles: dict[str, dict[str, Tensor]] = {}
-    for spec, source in zip(half.comes_to(site), half.sources(_source(model), site, round_number), strict=True):
+    for spec, source in zip(
+        aggregator.comes_to(site), aggregator.sources(_source(model), site, round_number), strict=True
+    ):
         bundles.setdefault(spec.bundle, {})[spec.name] = model[source]
     return bundles
 

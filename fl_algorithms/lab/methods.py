@@ -134,7 +134,7 @@ def _combinations(row: MethodRow) -> list[str]:
 
 
 def _about(row: MethodRow) -> str:
-    """The first paragraph of the method's own module, else of the one that its site half is in."""
+    """The first paragraph of the method's own module, else of the one that its client is in."""
     own = f"fl_algorithms.client.{row.name}"
     return _first_paragraph(own if _source(own) is not None else _module(row.client))
 

@@ -1,1 +1,1 @@
-"""The coordinator's half of the methods, in numpy, block by block. The lab runs the same code."""
+"""What the methods do at the coordinator, in numpy, block by block. The lab runs the same code."""

@@ -1,4 +1,4 @@
-"""The hooks of a method's server half, and the half of each study. Most methods are the mean.
+"""Server aggregators: what the coordinator does for a method, and which one a study has. Most are the mean.
 
 Three lists of tensors, which for the mean are one:
 
@@ -73,7 +73,7 @@ class Round:
         kept: the kept tensors as the round opened.
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
-        common: the common set, for a half that distils: the path of the coordinator's copy, or the set as read.
+        common: the common set, for an aggregator that distils: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
     """
 
@@ -100,11 +100,11 @@ class Round:
 
 
 def everything(kept: BlockSource, site: str, round_number: int) -> None:
-    """``sources`` of a half whose sites all download the tensors of the same name."""
+    """``sources`` of an aggregator whose sites all download the tensors of the same name."""
 
 
 @dataclass(frozen=True)
-class ServerHalf:
+class ServerAggregator:
     """What the coordinator does for a method.
 
     Attributes:
@@ -158,8 +158,8 @@ class ServerHalf:
             write_tensor(kept.spec, begin, sink)
 
 
-def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
-    """The server half of a resolved study.
+def server_aggregator(study: StudyFile, leaves: Specs) -> ServerAggregator:
+    """The server aggregator of a resolved study.
 
     Args:
         leaves: what its initial model holds, and each update too, unless networks are unlike.
@@ -169,8 +169,8 @@ def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
     whole = catalog.method(study).common == catalog.COORDINATOR  # it makes networks, of which the study tells
-    half: ServerHalf = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
-    return half
+    aggregator: ServerAggregator = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
+    return aggregator
 
 
 def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sink) -> None:

@@ -1,4 +1,4 @@
-"""FedDF's server half: the weighted mean of the sites' networks, which then learns what they say together.
+"""FedDF's server aggregator: the weighted mean of the sites' networks, which then learns what they say together.
 
     target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the common set
 
@@ -35,7 +35,7 @@ from fl_algorithms.server.aggregator import (
     BlockSource,
     Kept,
     Round,
-    ServerHalf,
+    ServerAggregator,
     Sink,
     Specs,
     Update,
@@ -61,7 +61,7 @@ class Student:
     own: Specs
 
 
-def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
+def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAggregator:
     """What is kept is a student for each network that sites train, where these are unlike each other; else one."""
     keys = {site: tuple(own_tensors(study, site, leaves)) for site in study.study.sites}
     specs = {spec.key: spec for spec in leaves}
@@ -79,10 +79,10 @@ def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHal
                     write_tensor(spec, partial(_next, reply), round_.sink)
 
     keeps = tuple(Kept(spec, spec.key) for student in students for spec in student.kept)
-    return replace(_half(leaves, keeps, students, aggregate), weighted=True)
+    return replace(_aggregator(leaves, keeps, students, aggregate), weighted=True)
 
 
-def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
+def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAggregator:
     """What is kept is a student for each site; those of one network begin alike."""
     students, keeps = [], []
     for i, site in enumerate(study.study.sites):
@@ -101,12 +101,12 @@ def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHa
                     new = answered.issuperset(student.sites)
                     write_tensor(spec, partial(_next, reply) if new else old, round_.sink)
 
-    return _half(leaves, tuple(keeps), students, aggregate)
+    return _aggregator(leaves, tuple(keeps), students, aggregate)
 
 
-def _half(
+def _aggregator(
     leaves: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
-) -> ServerHalf:
+) -> ServerAggregator:
     """Each site sends and downloads its student."""
     of = {site: student for student in students for site in student.sites}
 
@@ -114,7 +114,7 @@ def _half(
         return tuple(spec.key for spec in of[site].kept)
 
     unlike = {site: student.own for site, student in of.items() if student.own != leaves}
-    return ServerHalf(leaves, keeps, leaves, aggregate, chosen, unlike)
+    return ServerAggregator(leaves, keeps, leaves, aggregate, chosen, unlike)
 
 
 @contextmanager

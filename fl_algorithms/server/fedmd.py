@@ -1,4 +1,4 @@
-"""FedMD's server half: the mean of the sites' predictions, each site counting alike. It never sees the common set.
+"""FedMD's server aggregator: the mean of the sites' predictions, each counting alike. It never sees the common set.
 
 Which rows a round is about is drawn by the sites themselves, all from one stream; here row k of one is row k of all.
 
@@ -6,7 +6,7 @@ Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019
 https://arxiv.org/abs/1910.03581
 """
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import FedMdSettings
 from wardround.tensors.manifests import TensorSpec
 
@@ -14,7 +14,7 @@ PREDICTIONS = "predictions"  # bundle: what a site sends, of the next round's ro
 CONSENSUS = "consensus"  # bundle: what all sites download, of this round's rows; zeros before the first
 
 
-def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
     """What is kept is the last round's mean."""
     consensus = agreed(leaves)
 
@@ -26,7 +26,7 @@ def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
 
             write_tensor(mean, new, round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+    return ServerAggregator(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
 
 
 def agreed(leaves: Specs) -> Specs:

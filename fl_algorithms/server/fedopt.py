@@ -18,15 +18,15 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import ServerOptimizer, ServerSettings
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
-    """The mean's half with moments, which no site downloads."""
+def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
+    """The mean's aggregator with moments, which no site downloads."""
     server = settings.server
     if server is None:
         raise ValueError("these settings name no server optimizer")
@@ -60,7 +60,9 @@ def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> S
             for spec in moved:
                 write_tensor(moment(order, spec), partial({1: m, 2: v}[order], spec), round_.sink)
 
-    return ServerHalf(leaves, (*(Kept(spec, spec.key) for spec in leaves), *moments), leaves, aggregate, weighted=True)
+    return ServerAggregator(
+        leaves, (*(Kept(spec, spec.key) for spec in leaves), *moments), leaves, aggregate, weighted=True
+    )
 
 
 def next_first(server: ServerOptimizer, m: F64, delta: F64) -> F64:

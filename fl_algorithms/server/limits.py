@@ -21,7 +21,7 @@ from fl_algorithms.server.aggregator import (
     BLOCK,
     BeyondFloat32,
     BlockSource,
-    ServerHalf,
+    ServerAggregator,
     Specs,
     Update,
     averaging_weights,
@@ -73,7 +73,7 @@ class TooFewLeft(BadData):
 
 def averaged(
     study: StudyFile,
-    half: ServerHalf,
+    aggregator: ServerAggregator,
     updates: Sequence[Update],
     before: Sequence[Account],
     make: Callable[[Sequence[Update]], T],
@@ -89,10 +89,10 @@ def averaged(
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
         BadData: as ``make``.
     """
-    norms = {update.site: norm(update.deltas, half.leaves_of(update.site)) for update in updates}
+    norms = {update.site: norm(update.deltas, aggregator.leaves_of(update.site)) for update in updates}
     limits, left_out = {}, {}
     if study.limits.norm_multiple and study.study.max_update_norm is None:
-        limits = learned_limits(half, norms, before, study.limits.norm_multiple)
+        limits = learned_limits(aggregator, norms, before, study.limits.norm_multiple)
         left_out = {
             site: f"norm {norms[site]:.4g}, the limit is {limit:.4g}: {study.limits.norm_multiple:g} medians"
             for site, limit in limits.items()
@@ -100,7 +100,7 @@ def averaged(
         }
     kept = [update for update in updates if update.site not in left_out]
     while kept and (not left_out or len(kept) >= study.study.needed):
-        shares, capped = shares_of(half, kept, study.limits.max_weight)
+        shares, capped = shares_of(aggregator, kept, study.limits.max_weight)
         try:
             made = make(kept)
         except BeyondFloat32 as error:
@@ -126,7 +126,7 @@ def norm(deltas: BlockSource, specs: Specs) -> float:
 
 
 def learned_limits(
-    half: ServerHalf, norms: Mapping[str, float], before: Sequence[Account], multiple: float
+    aggregator: ServerAggregator, norms: Mapping[str, float], before: Sequence[Account], multiple: float
 ) -> dict[str, float]:
     """Site -> the largest norm that its update may have; a site of which too little is known is not in it.
 
@@ -135,7 +135,7 @@ def learned_limits(
     """
     alike: dict[Specs, list[str]] = {}
     for site in norms:
-        alike.setdefault(half.leaves_of(site), []).append(site)
+        alike.setdefault(aggregator.leaves_of(site), []).append(site)
     found: dict[str, float] = {}
     for specs, sites in alike.items():
         here = [norms[site] for site in sites]
@@ -143,7 +143,7 @@ def learned_limits(
             value
             for account in before[-REMEMBERED:]
             for site, value in account.norms.items()
-            if site not in account.left_out and half.leaves_of(site) == specs
+            if site not in account.left_out and aggregator.leaves_of(site) == specs
         ]
         limit = multiple * max((median_low(values) for values in (here, past) if len(values) >= ENOUGH), default=0.0)
         if limit > 0:
@@ -152,14 +152,14 @@ def learned_limits(
 
 
 def shares_of(
-    half: ServerHalf, updates: Sequence[Update], max_weight: float
+    aggregator: ServerAggregator, updates: Sequence[Update], max_weight: float
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Each site's share in the mean that it is in, and the sites whose share the cap made smaller."""
-    if not half.weighted:
+    if not aggregator.weighted:
         return {}, ()
     alike: dict[Specs, list[Update]] = {}
     for update in updates:
-        alike.setdefault(half.leaves_of(update.site), []).append(update)
+        alike.setdefault(aggregator.leaves_of(update.site), []).append(update)
     shares: dict[str, float] = {}
     capped: list[str] = []
     for some in alike.values():

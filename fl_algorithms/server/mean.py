@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import MethodSettings
 
 
@@ -24,8 +24,8 @@ class InMemory:
         return self._flat[key][start : start + count]
 
 
-def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
-    """FedAvg's half: what leaves is what is kept and what comes."""
+def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
+    """FedAvg's aggregator: what leaves is what is kept and what comes."""
 
     def aggregate(round_: Round) -> None:
         for spec in leaves:
@@ -35,4 +35,4 @@ def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
 
             write_tensor(spec, new, round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate, weighted=True)
+    return ServerAggregator(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate, weighted=True)

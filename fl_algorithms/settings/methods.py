@@ -98,7 +98,7 @@ class MethodSettings(Strict):
 
 
 class ServerSettings(MethodSettings):
-    """A method whose server half is the mean: a server optimizer may follow it."""
+    """A method whose server aggregator is the mean: a server optimizer may follow it."""
 
     server: ServerOptimizer | None = None
 

@@ -34,7 +34,7 @@ from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
-from tests.fl_algorithms.test_distillation import SITES, half_of, models, read, study_of
+from tests.fl_algorithms.test_distillation import SITES, aggregator_of, models, read, study_of
 from tests.fl_algorithms.toys import toy_common
 from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
@@ -954,7 +954,7 @@ def test_blame_of_another(method: str) -> None:
     """
     study = study_of(method, model={"name": "mlp", "hidden": [4], "norm": "batch"})
     study = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 2})})
-    half = half_of(study)
+    half = aggregator_of(study)
     base, *others = models(study, [1, 2, 3])
     deltas = [{key: (model[key] - base[key]).numpy() for key in base} for model in others]
     poison = {key: np.zeros(value.shape, "<f4") for key, value in base.items()}

@@ -111,7 +111,7 @@ def interrupted_at_one_step_after_the_other(
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
-        monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
+        monkeypatch.setattr("coordinator.studies.study.server_aggregator", toy_half)
     state = State(tmp_path / "state")
     places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
     write_initial(tmp_path / "initial.safetensors")

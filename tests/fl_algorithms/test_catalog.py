@@ -11,7 +11,7 @@ import pytest
 from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
 from tests.fl_algorithms.toys import study_tables, toy_study
 from wardround.errors import BadData
@@ -22,7 +22,7 @@ SOUP = {"compat": False, "moments": "keep", "statistics": "keep"}
 SERVER_OPTIMIZERS = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
-def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None:
+def test_the_catalogue_the_server_aggregator_and_the_labs_help_need_no_torch() -> None:
     code = (
         "import sys, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
         "import fl_algorithms.server.aggregator, fl_algorithms.server.best\n"
@@ -111,7 +111,7 @@ def test_what_is_kept_apart_is_said_of_exactly_the_methods_that_keep_something_o
     for sites in (["ash", "birch"], ["ash", "birch", "cedar"]):
         study = toy_study(name, sites=sites, optimizer="sgd", weight_decay=0.0, init_private="common")
         partition = describe(study, "ash")
-        kept[len(sites)] = len(server_half(study, partition.leaves).keeps)
+        kept[len(sites)] = len(server_aggregator(study, partition.leaves).keeps)
     assert bool(partition.apart) == bool(partition.exposure) == (kept[3] > kept[2]), kept
 
 

@@ -20,7 +20,7 @@ from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.images import sets
 from fl_algorithms.training import Batches
@@ -165,8 +165,8 @@ def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionS
 
 
 def first_download(study: StudyFile) -> Downlink:
-    half = server_half(study, describe(study, "ash").leaves)
-    return downlink(half, started(half, initial_model(study)), "ash", 1)
+    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    return downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
 
 
 @dataclass(frozen=True)

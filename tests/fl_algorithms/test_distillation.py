@@ -24,8 +24,7 @@ from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.ensemble import distilled, ensemble_targets
 from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.server import aggregator
-from fl_algorithms.server.aggregator import Round, ServerHalf, Update, server_half
+from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
 from fl_algorithms.server.dsfl import entropy_reduced
 from fl_algorithms.server.feddf import require_torch
 from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
@@ -53,8 +52,8 @@ def study_of(method: str, *, sites: int = 3, **settings: Any) -> StudyFile:
     return toy_study(method, sites=SITES[:sites], algorithm_settings=settings, **changes)
 
 
-def half_of(study: StudyFile) -> ServerHalf:
-    return server_half(study, describe(study, study.study.sites[0]).leaves)
+def aggregator_of(study: StudyFile) -> ServerAggregator:
+    return server_aggregator(study, describe(study, study.study.sites[0]).leaves)
 
 
 def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
@@ -63,23 +62,23 @@ def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
     return (raised / raised.sum(axis=1, keepdims=True)).astype("<f4")
 
 
-def after(half: ServerHalf, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
+def after(aggregator: ServerAggregator, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
     """What is kept after a round in which these sites sent these predictions."""
     payload = bytearray()
-    updates = [Update(site, 5, InMemory({half.leaves[0].key: array})) for site, array in sorted(sent.items())]
-    half.aggregate(Round(1, InMemory(kept), updates, payload.extend))
-    return read(half, payload)
+    updates = [Update(site, 5, InMemory({aggregator.leaves[0].key: array})) for site, array in sorted(sent.items())]
+    aggregator.aggregate(Round(1, InMemory(kept), updates, payload.extend))
+    return read(aggregator, payload)
 
 
-def begun(half: ServerHalf) -> dict[str, F32]:
+def begun(aggregator: ServerAggregator) -> dict[str, F32]:
     payload = bytearray()
-    half.start(InMemory({}), payload.extend)
-    return read(half, payload)
+    aggregator.start(InMemory({}), payload.extend)
+    return read(aggregator, payload)
 
 
-def read(half: ServerHalf, payload: bytearray) -> dict[str, F32]:
+def read(aggregator: ServerAggregator, payload: bytearray) -> dict[str, F32]:
     found, offset = {}, 0
-    for spec in half.kept_specs:
+    for spec in aggregator.kept_specs:
         found[spec.key] = np.frombuffer(payload, "<f4", math.prod(spec.shape), offset).reshape(spec.shape)
         offset += spec.bytes
     assert offset == len(payload)
@@ -98,9 +97,9 @@ def networks_of(session: SiteSession) -> dict[str, torch.Tensor]:
 
 
 def test_fedmds_mean_counts_each_site_alike_and_is_the_slow_one() -> None:
-    half = half_of(study_of("fedmd"))
+    aggregator = aggregator_of(study_of("fedmd"))
     sent = {site: np.random.default_rng(k).normal(size=(10, 1)).astype("<f4") for k, site in enumerate(SITES)}
-    found = after(half, begun(half), sent)["consensus/logits"]
+    found = after(aggregator, begun(aggregator), sent)["consensus/logits"]
     slow = [sum(float(sent[site][row, 0]) for site in SITES) / 3 for row in range(10)]
     np.testing.assert_allclose(found[:, 0], slow, rtol=1e-6)
 
@@ -109,11 +108,11 @@ def test_fedmds_mean_counts_each_site_alike_and_is_the_slow_one() -> None:
 def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
     settings = {"aggregation": "mean"} if method == "dsfl" else {}
     study = study_of(method, **settings)
-    half = half_of(study)
-    one = rows(1, half.leaves[0].shape)
-    kept = after(half, begun(half), dict.fromkeys(SITES, one))
+    aggregator = aggregator_of(study)
+    one = rows(1, aggregator.leaves[0].shape)
+    kept = after(aggregator, begun(aggregator), dict.fromkeys(SITES, one))
     for site in SITES:
-        (source,) = half.sources(InMemory(kept), site, 2)
+        (source,) = aggregator.sources(InMemory(kept), site, 2)
         np.testing.assert_allclose(kept[source], one, rtol=1e-6)
 
 
@@ -122,12 +121,12 @@ def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
 def test_the_size_of_blocks_changes_no_more_than_a_rounding(
     method: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = half_of(study_of(method))
-    sent = {site: rows(k, half.leaves[0].shape) for k, site in enumerate(SITES)}
-    whole = after(half, begun(half), sent)
-    monkeypatch.setattr(aggregator, "BLOCK", block)
+    aggregator = aggregator_of(study_of(method))
+    sent = {site: rows(k, aggregator.leaves[0].shape) for k, site in enumerate(SITES)}
+    whole = after(aggregator, begun(aggregator), sent)
+    monkeypatch.setattr("fl_algorithms.server.aggregator.BLOCK", block)
     monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
-    pieces = after(half, begun(half), sent)
+    pieces = after(aggregator, begun(aggregator), sent)
     assert all(np.allclose(whole[key], pieces[key], rtol=1e-6, atol=1e-7) for key in whole)
 
 
@@ -150,8 +149,8 @@ def test_dsfl_sends_the_sharpened_mean_or_the_mean() -> None:
     sent = {site: rows(k) for k, site in enumerate(SITES)}
     mean = sum(array.astype(np.float64) for array in sent.values()) / 3
     for aggregation, expected in (("era", reference.era(mean.tolist(), 0.1)), ("mean", mean)):
-        half = half_of(study_of("dsfl", aggregation=aggregation))
-        found = after(half, begun(half), sent)["consensus/probabilities"]
+        aggregator = aggregator_of(study_of("dsfl", aggregation=aggregation))
+        found = after(aggregator, begun(aggregator), sent)["consensus/probabilities"]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
 
@@ -184,7 +183,7 @@ def test_a_step_of_the_coefficients_lowers_the_loss_along_its_slow_gradient(rho:
 
 def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_under_a_strong_one() -> None:
     sent = {site: rows(k) for k, site in enumerate(SITES)}
-    free, pulled = (half_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
+    free, pulled = (aggregator_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
     kept = begun(free)
     for _ in range(300):
         kept = after(free, kept, sent)
@@ -195,11 +194,11 @@ def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_unde
 
 @pytest.mark.parametrize("compat", [False, True])
 def test_rows_of_coefficients_are_shares(compat: bool) -> None:
-    half = half_of(study_of("ktpfl", compat=compat))
-    kept = begun(half)
+    aggregator = aggregator_of(study_of("ktpfl", compat=compat))
+    kept = begun(aggregator)
     np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
     for number in range(5):
-        kept = after(half, kept, {site: rows(10 * number + k) for k, site in enumerate(SITES)})
+        kept = after(aggregator, kept, {site: rows(10 * number + k) for k, site in enumerate(SITES)})
         c = coefficients(kept)
         assert (c >= 0).all()
         np.testing.assert_allclose(c.sum(axis=1), 1, rtol=1e-5)
@@ -216,17 +215,17 @@ def test_the_released_codes_step_is_brought_near_a_hundredth_and_then_sharpened(
 
 
 def test_identical_predictions_move_no_coefficient() -> None:
-    half = half_of(study_of("ktpfl"))
-    kept = begun(half)
+    aggregator = aggregator_of(study_of("ktpfl"))
+    kept = begun(aggregator)
     for _ in range(20):
-        kept = after(half, kept, dict.fromkeys(SITES, rows(1)))
+        kept = after(aggregator, kept, dict.fromkeys(SITES, rows(1)))
     np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
 
 
 def test_a_site_that_did_not_answer_keeps_its_coefficients_and_learns_from_the_others() -> None:
-    half = half_of(study_of("ktpfl"))
-    first = after(half, begun(half), {site: rows(k) for k, site in enumerate(SITES)})
-    kept = after(half, first, {"ash": rows(7), "cedar": rows(8)})
+    aggregator = aggregator_of(study_of("ktpfl"))
+    first = after(aggregator, begun(aggregator), {site: rows(k) for k, site in enumerate(SITES)})
+    kept = after(aggregator, first, {"ash": rows(7), "cedar": rows(8)})
     before, c = coefficients(first), coefficients(kept)
     np.testing.assert_array_equal(c[1], before[1])
     np.testing.assert_array_equal(c[:, 1], before[:, 1])
@@ -328,16 +327,16 @@ def test_sites_with_other_networks_work_together(method: str) -> None:
     small, large = (study_of(method, sites=2, model={"name": "mlp", "hidden": hidden}) for hidden in ([], [7, 5]))
     assert describe(small, "ash").leaves == describe(large, "ash").leaves
     assert describe(small, "ash").comes == describe(large, "ash").comes
-    half = half_of(small)
+    aggregator = aggregator_of(small)
     sessions = {"ash": session_of(small, "ash"), "birch": session_of(large, "birch")}
-    kept: dict[str, Any] = begun(half)
+    kept: dict[str, Any] = begun(aggregator)
     for number in (1, 2, 3):
         sent = {}
         for site, session in sessions.items():
-            (source,) = half.sources(InMemory(kept), site, number)
+            (source,) = aggregator.sources(InMemory(kept), site, number)
             base = {BUNDLE[method]: {NAME[method]: torch.from_numpy(kept[source].copy())}}
             sent[site] = session.train(number, base).uplink["predictions"][NAME[method]].numpy()
-        kept = after(half, kept, sent)
+        kept = after(aggregator, kept, sent)
     assert all(np.isfinite(array).all() for array in kept.values())
 
 
@@ -443,18 +442,18 @@ def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
 
 def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
     study = study_of("pfeddf")
-    half = half_of(study)
+    aggregator = aggregator_of(study)
     start, (moved_model,) = models(study, [1])[0], models(study, [2])
     payload = bytearray()
-    half.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
-    kept = read(half, payload)
+    aggregator.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
+    kept = read(aggregator, payload)
     deltas = InMemory({key: (moved_model[key] - start[key]).numpy() for key in start})
     out = bytearray()
-    half.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
-    after = read(half, out)
+    aggregator.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
+    after = read(aggregator, out)
     assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
     assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
-    assert half.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in half.comes)
+    assert aggregator.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in aggregator.comes)
 
 
 def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
@@ -465,13 +464,13 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
         for site, model in zip(SITES, sites, strict=True)
     ]
     out = bytearray()
-    half = half_of(study)
+    aggregator = aggregator_of(study)
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
-    half.aggregate(Round(2, kept, updates, out.extend, toy_common()))
+    aggregator.aggregate(Round(2, kept, updates, out.extend, toy_common()))
     mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
     targets = targets_of(study, toy_common(), sites)
     expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
-    found = read(half, out)
+    found = read(aggregator, out)
     assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
 
 
@@ -606,19 +605,19 @@ def test_a_common_set_too_small_for_early_stopping_is_refused(fraction: float, c
 COORDINATOR = """
 import json, sys
 from pathlib import Path
-from fl_algorithms.server.halves import Round, Update, server_half
+from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 folder = Path(sys.argv[1])
 study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
 base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
-half = server_half(study, base.specs)
+aggregator = server_aggregator(study, base.specs)
 out = bytearray()
 common = folder / "common.csv"
 try:
-    half.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
+    aggregator.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
 except BadData as error:
     print(error.message, "|", error.hint)
 assert "torch" not in sys.modules
@@ -644,7 +643,7 @@ def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Pat
     here, arrays = bytearray(), [InMemory({k: t.numpy() for k, t in one.items()}) for one in (base, delta)]
     held = read_common(study, task_of(study), tmp_path / "common.csv")
     updates = [Update("ash", 5, arrays[1]), Update("birch", 7, arrays[0])]
-    half_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
+    aggregator_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
     assert (tmp_path / "out").read_bytes() == here
 
 
@@ -700,7 +699,7 @@ def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.Monk
     (base,) = models(study, [1])
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
     with pytest.raises(BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the common"):
-        half_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
+        aggregator_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
     with pytest.raises(BadData) as refused:
         require_torch("feddf")

@@ -13,7 +13,7 @@ from fl_algorithms import catalog
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
-from fl_algorithms.server.aggregator import ServerHalf, server_half
+from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
@@ -47,8 +47,8 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
     """A federation round by round; with ``restart`` every site is killed and started anew after each round."""
     data = data or {site: data_of(study, site) for site in study.study.sites}
     sessions = {site: session_of(study, site, data[site]) for site in data}
-    half = server_half(study, describe(study, study.study.sites[0]).leaves)
-    kept = started(half, initial_model(study))
+    aggregator = server_aggregator(study, describe(study, study.study.sites[0]).leaves)
+    kept = started(aggregator, initial_model(study))
     results: list[dict[str, RoundResult]] = []
     for number in range(1, study.study.rounds + 2):
         if restart:
@@ -57,18 +57,18 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
         results.append({})
         for site, session in sessions.items():
             step = session.validate if closing else session.train
-            results[-1][site] = step(number, downlink(half, kept, site, number))
+            results[-1][site] = step(number, downlink(aggregator, kept, site, number))
         if not closing:
-            kept, _ = aggregate(study, half, kept, number, results[-1], toy_common())
-    digest = manifest(kept, half.kept_specs).digest() if kept else None
+            kept, _ = aggregate(study, aggregator, kept, number, results[-1], toy_common())
+    digest = manifest(kept, aggregator.kept_specs).digest() if kept else None
     return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
 
 
-def started(half: ServerHalf, initial: dict[str, Tensor]) -> dict[str, Tensor]:
+def started(aggregator: ServerAggregator, initial: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the coordinator keeps before the first round."""
     payload, kept, offset = bytearray(), {}, 0
-    half.start(InMemory({key: tensor.numpy() for key, tensor in initial.items()}), payload.extend)
-    for spec in half.kept_specs:
+    aggregator.start(InMemory({key: tensor.numpy() for key, tensor in initial.items()}), payload.extend)
+    for spec in aggregator.kept_specs:
         kept[spec.key] = torch.frombuffer(payload[offset : offset + spec.bytes], dtype=torch.float32).reshape(
             spec.shape
         )
@@ -156,8 +156,8 @@ def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) ->
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_no_hook_writes_into_the_download(algorithm: str) -> None:
     study = noisy(algorithm)
-    half = server_half(study, describe(study, "ash").leaves)
-    base = downlink(half, started(half, initial_model(study)), "ash", 1)
+    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    base = downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
     before = {bundle: {name: tensor.clone() for name, tensor in part.items()} for bundle, part in base.items()}
     session_of(study).train(1, base)
     assert all(same_bits(before[bundle], part) for bundle, part in base.items())
@@ -192,11 +192,11 @@ def test_a_federation_of_one_site_runs(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_site_that_missed_a_round_goes_on(algorithm: str) -> None:
     study = noisy(algorithm)
-    half = server_half(study, describe(study, "ash").leaves)
-    kept = started(half, initial_model(study))
+    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    kept = started(aggregator, initial_model(study))
     session = session_of(study)
-    session.train(1, downlink(half, kept, "ash", 1))
-    result = session.train(3, downlink(half, kept, "ash", 3))
+    session.train(1, downlink(aggregator, kept, "ash", 1))
+    result = session.train(3, downlink(aggregator, kept, "ash", 3))
     assert all(torch.isfinite(delta).all() for part in result.uplink.values() for delta in part.values())
 
 

@@ -21,7 +21,7 @@ from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.architectures import own_tensors
@@ -405,9 +405,9 @@ def test_pfeddf_without_steps_is_each_site_alone_with_its_own_network() -> None:
 def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
     """The kept tensors, what is kept after the first round with these sites, and what each of them made."""
     start = initial_model(study)
-    half = server_half(study, specs_of(start))
+    aggregator = server_aggregator(study, specs_of(start))
     sessions = {site: SiteSession(study, site, task_of(study), toy_data(site)) for site in sites}
-    results = {site: session.train(1, downlink(half, start, site, 1)) for site, session in sessions.items()}
+    results = {site: session.train(1, downlink(aggregator, start, site, 1)) for site, session in sessions.items()}
     common = toy_data("ash").common
     made = {
         site: (
@@ -419,7 +419,7 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
         )
         for site in sites
     }
-    return start, aggregate(study, half, start, 1, results, common)[0], made
+    return start, aggregate(study, aggregator, start, 1, results, common)[0], made
 
 
 def test_every_student_learns_what_all_networks_say_together() -> None:

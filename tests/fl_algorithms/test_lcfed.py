@@ -14,7 +14,7 @@ from fl_algorithms.client.session import SessionState
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.server.lcfed import HEAD, HEADS
 from tests.fl_algorithms.image_toys import MASKS
 from tests.fl_algorithms.toys import U, session_of, toy_masks, toy_study
@@ -44,19 +44,19 @@ class Rounds:
         sites = study.study.sites
         data = {site: toy_masks(site, (rows or {}).get(site, 8)) for site in sites}
         self.sessions = {site: session_of(study, site, data[site]) for site in sites}
-        self.half = server_half(study, describe(study, sites[0]).leaves)
+        self.aggregator = server_aggregator(study, describe(study, sites[0]).leaves)
         first = initial_model(study)
-        self.kept = {kept.spec.key: first[kept.source].clone() for kept in self.half.keeps}
+        self.kept = {kept.spec.key: first[kept.source].clone() for kept in self.aggregator.keeps}
         self.number = 0
 
     def run(self, only: tuple[str, ...] | None = None) -> dict[str, Any]:
         self.number += 1
         results = {
-            site: session.train(self.number, downlink(self.half, self.kept, site, self.number))
+            site: session.train(self.number, downlink(self.aggregator, self.kept, site, self.number))
             for site, session in self.sessions.items()
             if only is None or site in only
         }
-        self.kept, _ = aggregate(self.study, self.half, self.kept, self.number, results)
+        self.kept, _ = aggregate(self.study, self.aggregator, self.kept, self.number, results)
         return results
 
 
@@ -269,7 +269,7 @@ def test_every_site_sees_every_sites_head_as_it_last_was() -> None:
     assert torch.equal(rounds.kept[f"{HEADS}/0.weight"], heads[0])  # ash did not answer
     assert not torch.equal(rounds.kept[f"{HEADS}/1.weight"], heads[1])
     for place, site in enumerate(rounds.study.study.sites):
-        base = downlink(rounds.half, rounds.kept, site, 3)
+        base = downlink(rounds.aggregator, rounds.kept, site, 3)
         assert torch.equal(base[HEAD]["weight"], rounds.kept[f"{HEADS}/{place}.weight"])
         for other in heads:
             assert torch.equal(base[HEADS][f"{other}.weight"], rounds.kept[f"{HEADS}/{other}.weight"])
@@ -323,7 +323,7 @@ def test_masks_are_learned_better_than_before_training() -> None:
     data = {site: toy_masks(site) for site in study.study.sites}
     outcome = run_federation(study, task_of(study), data)
     rounds = Rounds(study)
-    before = session_of(study, "ash", data["ash"]).validate(1, downlink(rounds.half, rounds.kept, "ash", 1))
+    before = session_of(study, "ash", data["ash"]).validate(1, downlink(rounds.aggregator, rounds.kept, "ash", 1))
     after, start = outcome.checkpoints["ash"]["latest"].val_loss, before.metrics["val_loss"]
     assert after is not None
     assert start is not None
