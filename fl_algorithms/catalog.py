@@ -76,14 +76,15 @@ COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a 
 class TaskRow:
     """A learning problem that a hospital may have data for.
 
-    ``ranges`` has, for each metric that a study may tell, its lowest and highest value: what lies outside is told as
-    the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has ``LOSS_RANGE``.
+    ``ranges`` has, for each metric that a study may report, its lowest and highest value: what lies outside is
+    reported as the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has
+    ``LOSS_RANGE``.
     """
 
     name: str
     settings: type[Strict]
     implementation: str  # called with the settings
-    metrics: tuple[str, ...]  # the names that a study may tell, beside val_loss
+    metrics: tuple[str, ...]  # the names that a study may report, beside val_loss
     gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 

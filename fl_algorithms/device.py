@@ -73,8 +73,8 @@ class Device:
         return torch.autocast(self.where.type, dtype=self.precision)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Around training: say in a sentence what this device cannot do.
+    def explaining_errors(self) -> Iterator[None]:
+        """Around training: what this device cannot do becomes an error of ours, with a hint.
 
         Raises:
             TryAgain: its memory is full.

@@ -26,7 +26,7 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSet
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
-from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, ReportedSection, StudyFile
 
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-say.md has what was measured
 
@@ -41,10 +41,10 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         source: the file's name, for messages.
 
     Raises:
-        BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that does not take the task's data, a network, a training or a common set that lacks what the
-            method needs, images of several sizes where it needs one, an assignment of a network that the study does not
-            have or to a site that is not in it, or a method that runs only in the lab.
+        BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
+            have, a network that does not take the task's data, a network, a training or a common set that lacks what
+            the method needs, images of several sizes where it needs one, an assignment of a network that the study does
+            not have or to a site that is not in it, or a method that runs only in the lab.
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
@@ -65,7 +65,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     _refuse_odd_assignment(study, source)
     _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
     _refuse_unlike_sizes(study, method_row, source)
-    told = _with_ranges(study.told, task_row, source)
+    reported = _with_ranges(study.reported, task_row, source)
     return study.model_copy(
         update={
             "task": named(task_row.name, task_settings),
@@ -73,43 +73,43 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "networks": dict(sorted(networks.items())),
             "assigned": dict(sorted(study.assigned.items())),
             "algorithm": named(method_row.name, method_settings),
-            "told": told,
+            "reported": reported,
             "limits": _filled(study),
             "common": study.common if method_row.common else None,
         }
     )
 
 
-def _with_ranges(told: ToldSection, row: TaskRow, source: str) -> ToldSection:
-    """With the range of each told metric, as the study narrows it or as the task has it."""
-    for name in told.metrics:
+def _with_ranges(reported: ReportedSection, row: TaskRow, source: str) -> ReportedSection:
+    """With the range of each reported metric, as the study narrows it or as the task has it."""
+    for name in reported.metrics:
         if name not in (VAL_LOSS, *row.metrics):
             raise BadData(
-                f"{source}: `metrics` in [told] names `{name}`, which task `{row.name}` does not have",
+                f"{source}: `metrics` in [reported] names `{name}`, which task `{row.name}` does not have",
                 hint=nearest(name, (VAL_LOSS, *row.metrics)),
             )
-    for name in told.ranges:
-        if name not in told.metrics:
+    for name in reported.ranges:
+        if name not in reported.metrics:
             raise BadData(
-                f"{source}: `ranges` in [told] names `{name[:40]}`, which the study does not tell",
-                hint=nearest(name, told.metrics),
+                f"{source}: `ranges` in [reported] names `{name[:40]}`, which the study does not report",
+                hint=nearest(name, reported.metrics),
             )
     ranges = {}
-    for name in sorted(told.metrics):
+    for name in sorted(reported.metrics):
         whole = row.range_of(name)
         if whole is None:
             raise BadData(
-                f"{source}: task `{row.name}` says no range for its metric `{name}`, so it cannot be told",
+                f"{source}: task `{row.name}` says no range for its metric `{name}`, so it cannot be reported",
                 hint="whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out",
             )
-        low, high = ranges[name] = told.ranges.get(name, whole)
+        low, high = ranges[name] = reported.ranges.get(name, whole)
         if low < whole[0] or high > whole[1]:
             raise BadData(
-                f"{source}: `ranges` in [told] gives `{name}` {low:g} to {high:g}, the task has {whole[0]:g} to "
+                f"{source}: `ranges` in [reported] gives `{name}` {low:g} to {high:g}, the task has {whole[0]:g} to "
                 f"{whole[1]:g}",
                 hint="a study may narrow a range and not widen it",
             )
-    return told.model_copy(update={"ranges": ranges})
+    return reported.model_copy(update={"ranges": ranges})
 
 
 def _filled(study: StudyFile) -> LimitsSection:

@@ -139,10 +139,10 @@ class Batches:
             for _ in range(count):
                 yield self.next()
             return
-        wanted, told = itertools.tee(itertools.islice(self._coming, count))
-        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in wanted)
+        to_make, to_take = itertools.tee(itertools.islice(self._coming, count))
+        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in to_make)
         with closing(ahead(make, requests, workers, torch.get_num_threads())) as made:
-            for (x, y), coming in zip(made, told, strict=False):
+            for (x, y), coming in zip(made, to_take, strict=False):
                 yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
 
     def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
@@ -302,9 +302,9 @@ def run_steps(
     """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step.
 
     Raises:
-        TryAgain, BadData: as ``Batches.take`` and ``Device.told``; or rows cannot be read.
+        TryAgain, BadData: as ``Batches.take`` and ``Device.explaining_errors``; or rows cannot be read.
     """
-    with closing(batches.take(steps)) as taken, device.told():
+    with closing(batches.take(steps)) as taken, device.explaining_errors():
         for step, batch in enumerate(taken, start=1):
             optimizer.zero_grad(set_to_none=True)
             with device.arithmetic():

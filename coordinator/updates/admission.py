@@ -142,7 +142,7 @@ def is_as_declared(claim: Claim, known: Known, first: tuple[int, int] | None = N
     own = own_tensors(known.file, claim.site, known.shared)
     if refusal := _manifest_refusal(claim.manifest.specs, () if closing else tuple(own.values())):
         return refusal
-    told = known.file.told
+    told = known.file.reported
     names = [name for name, _ in claim.metrics]
     if len(set(names)) != len(names) or not set(names) <= set(told.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11

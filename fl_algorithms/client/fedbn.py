@@ -24,7 +24,7 @@ def fedbn(settings: MeanSettings) -> Algorithm:
 
 
 def norm_layers(network: nn.Module) -> list[str]:
-    """The names of all tensors of norm layers, told by the layer's type: what a network calls them says nothing."""
+    """The names of all tensors of norm layers, chosen by the layer's type: what a network calls them says nothing."""
     return [
         f"{place}.{name}" if place else name
         for place, module in network.named_modules(remove_duplicate=False)

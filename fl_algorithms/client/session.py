@@ -63,7 +63,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round gave. Counts and metrics are raw; the study's [told] says how they may be told.
+    """What a round gave. Counts and metrics are raw; the study's [reported] says how they are reported.
 
     Attributes:
         uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
@@ -181,7 +181,7 @@ class SiteSession:
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
-            progress: told (steps done, steps in all) of each phase now and then.
+            progress: called with (steps done, steps in all) of each phase now and then.
 
         Raises:
             BadData: ``base`` is not the shared tensors.

@@ -212,8 +212,8 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
     return resolve(study, lab=True, source=path.name)
 
 
-def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "dict[str, Tensor]":
-    """The study's initial model, from ``weights`` where they have it; ``told``: say what is from where."""
+def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
+    """The study's initial model, from ``weights`` where they have it; ``verbose``: say what is from where."""
     if weights is None:
         from fl_algorithms.client.partition import initial_model
 
@@ -221,7 +221,7 @@ def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "d
     from fl_algorithms.lab.weights import weighted
 
     start = weighted(study, weights)
-    if told:
+    if verbose:
         say(f"{len(start.tensors) - len(start.drawn)} of {len(start.tensors)} shared tensors are from {weights}")
         for name in start.drawn:
             say(f"as drawn, not in the file: {name}")
@@ -243,7 +243,7 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None,
             for site, site_data in sites.items():
                 for warning in site_data.warnings:
                     say(f"warning: {site}: {warning}")
-        start = _initial(one, weights, told=not outcomes)
+        start = _initial(one, weights, verbose=not outcomes)
         outcomes.append(run_federation(one, task, sites, start=start, device=device))
         for sentence in said_of_limits(outcomes[-1].accounts):
             say(f"warning: {sentence}")

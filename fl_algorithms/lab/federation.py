@@ -1,6 +1,6 @@
 """A whole study in one process, with the code that runs at the hospitals and at the coordinator.
 
-What crosses between them is what would cross the network: float32 deltas, counts and losses in the study's told form,
+What crosses between them is what would cross the network: float32 deltas, counts and losses as the study reports them,
 sites in sorted order. So the final model is the same bits.
 """
 
@@ -84,7 +84,7 @@ def run_federation(
             results[site] = step(round_number, base)
             kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
         if row.one_global_model:
-            judged = best.offered(round_number - 1, told_losses(study, results), study.limits.max_weight)
+            judged = best.offered(round_number - 1, reported_losses(study, results), study.limits.max_weight)
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
@@ -132,12 +132,13 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
     return {site: replace(found, common=common.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
-def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
+def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
     """What each site tells of the model it downloaded; none where the study tells no validation loss."""
-    if catalog.VAL_LOSS not in study.told.metrics:
+    if catalog.VAL_LOSS not in study.reported.metrics:
         return []
+    form = study.reported
     return [
-        (study.told.metric(catalog.VAL_LOSS, result.metrics[catalog.VAL_LOSS]), study.told.count(result.num_validation))
+        (form.metric(catalog.VAL_LOSS, result.metrics[catalog.VAL_LOSS]), form.count(result.num_validation))
         for _, result in sorted(results.items())
     ]
 
@@ -151,8 +152,8 @@ def aggregate(
     common: Common | None = None,
     before: Sequence[Account] = (),
 ) -> tuple[dict[str, Tensor], Account]:
-    """What the coordinator keeps next, by the code that it runs, with counts as they are told; and whose updates are in
-    it.
+    """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
+    are in it.
 
     Args:
         common: the common set, where the coordinator distils.
@@ -164,7 +165,7 @@ def aggregate(
     updates = [
         Update(
             site,
-            study.told.count(result.num_examples),
+            study.reported.count(result.num_examples),
             _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in aggregator.leaves_of(site)}),
         )
         for site, result in sorted(results.items())

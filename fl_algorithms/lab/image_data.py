@@ -30,7 +30,7 @@ def skin(
 ) -> Made:
     """Dermoscopy of the four sources of HAM10000, and at 32 pixels the ISIC 2017 archive as a fifth.
 
-    Arrays: images (n, size, size, 3); melanoma (no, yes); diagnosis (unknown where nobody told); patient, the lesion.
+    Arrays: images (n, size, size, 3); melanoma (no, yes); diagnosis (unknown where there is none); patient, the lesion.
     Whatever is asked for, no lesion is in two places.
 
     Args:

@@ -79,7 +79,7 @@ def versions(device: "Device") -> dict[str, str]:
 
 
 def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
-    """The job's result file. A failure is told, so that the other jobs go on."""
+    """The job's result file. A failure is recorded, so that the other jobs go on."""
     try:
         return json.dumps(perform(job, folder, hardware), indent=1, ensure_ascii=False, allow_nan=False).encode()
     except WardroundError as error:

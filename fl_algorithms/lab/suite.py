@@ -220,7 +220,7 @@ def load(path: Path) -> Suite:
     written = tables.get("row", [])
     for number, row in enumerate(written if isinstance(written, list) else [], start=1):
         called = row.get("name", f"number {number}") if isinstance(row, dict) else f"number {number}"
-        check(RowSection, row, f"{path.name}: row `{called}`")  # told with its name, which the whole file's check lacks
+        check(RowSection, row, f"{path.name}: row `{called}`")  # with its name, which the whole file's check lacks
     parsed = check(SuiteFile, tables, path.name)
     names = [row.name for row in parsed.row]
     for name in names:

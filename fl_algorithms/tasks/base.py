@@ -123,7 +123,7 @@ class Task(Protocol):
 
         Args:
             site, seed: key the split's random stream; a study's own.
-            validation_fraction: of the usable rows, or of the patients where they are told, in (0, 1), rounded down.
+            validation_fraction: of the usable rows, or of the patients where they are known, in (0, 1), rounded down.
 
         Raises:
             BadData: a file is not what the study needs. The message has file, line and column and never a value.

@@ -144,7 +144,7 @@ class Offer:
 
     @property
     def metrics(self) -> list[str]:
-        return list(self.document["told"]["metrics"])
+        return list(self.document["reported"]["metrics"])
 
     @property
     def rounds(self) -> int:

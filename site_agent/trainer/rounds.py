@@ -470,7 +470,7 @@ def _key(asked: _Asked, data: SiteData, state: Kept | None) -> tuple[str, ...]:
 
 def _numbers(study: StudyFile, result: RoundResult) -> dict[str, Any]:
     """What may be told of a round beside the tensors, in the form that the study says."""
-    told = study.told
+    told = study.reported
     return {
         "num_examples": told.count(result.num_examples),
         "num_validation": told.count(result.num_validation),

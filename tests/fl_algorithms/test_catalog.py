@@ -205,20 +205,20 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
             id="network without extractors",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["val_loss", "acuracy"]}),
-            "study.toml: `metrics` in [told] names `acuracy`, which task `tabular` does not have",
+            study_tables(reported={"metrics": ["val_loss", "acuracy"]}),
+            "study.toml: `metrics` in [reported] names `acuracy`, which task `tabular` does not have",
             "did you mean `accuracy`?",
             id="metric",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["val_loss"], "ranges": {"val_los": [0, 1]}}),
-            "study.toml: `ranges` in [told] names `val_los`, which the study does not tell",
+            study_tables(reported={"metrics": ["val_loss"], "ranges": {"val_los": [0, 1]}}),
+            "study.toml: `ranges` in [reported] names `val_los`, which the study does not report",
             "did you mean `val_loss`?",
             id="range of no metric",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["accuracy"], "ranges": {"accuracy": [0, 2]}}),
-            "study.toml: `ranges` in [told] gives `accuracy` 0 to 2, the task has 0 to 1",
+            study_tables(reported={"metrics": ["accuracy"], "ranges": {"accuracy": [0, 2]}}),
+            "study.toml: `ranges` in [reported] gives `accuracy` 0 to 2, the task has 0 to 1",
             "a study may narrow a range and not widen it",
             id="wider range",
         ),
@@ -263,21 +263,21 @@ def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monke
     monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
     told = {"metrics": ["val_loss", "accuracy"]}
     with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables(told=told)))
-    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be told"
+        resolve(StudyFile.model_validate(study_tables(reported=told)))
+    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be reported"
     hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
     assert (refusal.value.message, refusal.value.hint) == (said, hint)
     ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
     monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": ranged})
-    found = resolve(StudyFile.model_validate(study_tables(told=told))).told.ranges
+    found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
     assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
 
 
 def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
     told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
-    study = resolve(StudyFile.model_validate(study_tables(told=told)))
-    assert study.told.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
-    assert study.document()["told"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
+    study = resolve(StudyFile.model_validate(study_tables(reported=told)))
+    assert study.reported.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
+    assert study.document()["reported"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
     assert resolve(study) == study
 
 

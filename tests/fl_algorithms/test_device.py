@@ -316,15 +316,15 @@ def test_weights_rounded_without_a_gradient_carry_one_later() -> None:
 
 def test_what_a_device_cannot_do_is_said_in_a_sentence() -> None:
     torch.use_deterministic_algorithms(True)
-    with pytest.raises(BadData) as told, FORCED.told():
+    with pytest.raises(BadData) as told, FORCED.explaining_errors():
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))  # has none on the CPU either
     assert told.value.message == (
         "the study's network or loss needs `put_`, which forced cannot compute to the same bits twice"
     )
     assert told.value.hint == "train this study on the CPU: `--device cpu`"
-    with pytest.raises(TryAgain, match="the memory of forced is full"), FORCED.told():
+    with pytest.raises(TryAgain, match="the memory of forced is full"), FORCED.explaining_errors():
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="something else"), FORCED.told():
+    with pytest.raises(RuntimeError, match="something else"), FORCED.explaining_errors():
         raise RuntimeError("something else")
 
 

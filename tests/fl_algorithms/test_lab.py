@@ -16,7 +16,7 @@ from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
-from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, said_of_limits, told_losses
+from fl_algorithms.lab.federation import Outcome, load_sites, manifest, reported_losses, run_federation, said_of_limits
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
@@ -104,22 +104,22 @@ def test_a_round_is_the_weighted_mean_of_what_the_sites_would_send() -> None:
 
 def test_counts_weigh_as_they_are_told() -> None:
     data = {"ash": toy_data("ash", rows=30), "birch": toy_data("birch", rows=10)}
-    digests = {counts: federate(toy_study(told={"counts": counts}), data).digest for counts in ("exact", "uniform")}
+    digests = {counts: federate(toy_study(reported={"counts": counts}), data).digest for counts in ("exact", "uniform")}
     same = {"ash": toy_data("ash", rows=10), "birch": toy_data("birch", rows=10)}
-    alike = {counts: federate(toy_study(told={"counts": counts}), same).digest for counts in ("exact", "uniform")}
+    alike = {counts: federate(toy_study(reported={"counts": counts}), same).digest for counts in ("exact", "uniform")}
     assert digests["exact"] != digests["uniform"]
     assert alike["exact"] == alike["uniform"]
 
 
 def test_losses_are_told_with_the_studys_digits_and_rows() -> None:
-    study = toy_study(told={"digits": 2, "counts": "bucketed"})
+    study = toy_study(reported={"digits": 2, "counts": "bucketed"})
     results = {site: session_of(study, site).train(1, start_of(study)) for site in ("birch", "ash")}
     wanted = [(f"{results[site].metrics['val_loss']:.2g}", 8) for site in ("ash", "birch")]  # 9 rows: the bucket is 8
-    assert told_losses(study, results) == wanted
+    assert reported_losses(study, results) == wanted
 
 
 def test_a_study_that_tells_no_loss_has_no_global_checkpoint() -> None:
-    outcome = federate(toy_study(told={"metrics": ["accuracy"]}))
+    outcome = federate(toy_study(reported={"metrics": ["accuracy"]}))
     assert outcome.best_round is None
     assert all("best_global" not in kinds for kinds in outcome.checkpoints.values())
 
@@ -349,4 +349,4 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
 def test_a_loss_beyond_its_range_is_told_as_the_bound_so_that_a_site_that_diverges_goes_on() -> None:
     study = toy_study("fedavg")
     result = RoundResult({}, 22, 9, {"val_loss": 3e7}, ())
-    assert told_losses(study, {"ash": result}) == [("1e+06", 9)]
+    assert reported_losses(study, {"ash": result}) == [("1e+06", 9)]

@@ -416,7 +416,7 @@ def test_with_every_site_the_global_control_is_the_mean_of_the_sites() -> None:
 
 def test_the_first_round_of_scaffold_is_fedavg_of_sites_that_count_alike() -> None:
     data = {site: toy_data(site, rows=rows) for site, rows in zip(SITES, (22, 40, 13), strict=True)}
-    mean = Federation.of(study_of("fedavg", told={"counts": "uniform"}, **PLAIN_SGD), data)
+    mean = Federation.of(study_of("fedavg", reported={"counts": "uniform"}, **PLAIN_SGD), data)
     controlled = Federation.of(study_of("scaffold"), data)
     mean.round()
     controlled.round()

@@ -44,7 +44,7 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     study = {"name": "toy", "sites": ["ash", "birch"], "rounds": 3, "seed": 5}
     training: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "local_steps": 6}
     settings = SETTINGS_OF.get(algorithm, {}) | changes.pop("algorithm_settings", {})
-    tables: dict[str, Any] = {"told": changes.pop("told", {}), "checkpoints": changes.pop("checkpoints", {})}
+    tables: dict[str, Any] = {"reported": changes.pop("reported", {}), "checkpoints": changes.pop("checkpoints", {})}
     for key, value in changes.items():
         (study if key in study or key == "quorum" else training)[key] = value
     if "local_epochs" in training:

@@ -11,7 +11,7 @@ from fl_algorithms.resolving import resolve
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, changes, number_bits, round_bits, settings
 from site_agent.state.directory import Offer
-from wardround.records.study import ToldSection, load
+from wardround.records.study import ReportedSection, load
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
 DESCRIBED: dict[str, Any] = {
@@ -29,7 +29,7 @@ def small(**training: Any) -> dict[str, Any]:
     return {
         "study": {"name": "hearts", "title": "", "rounds": 3, "sites": ["a", "b"]},
         "training": {"local_steps": 1, "learning_rate": "0.001", **training},
-        "told": {"metrics": ["val_loss"], "digits": 4, "counts": "exact"},
+        "reported": {"metrics": ["val_loss"], "digits": 4, "counts": "exact"},
     }
 
 
@@ -109,8 +109,8 @@ def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
 
 
 def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
-    """Every decimal that ``ToldSection.number`` can write for a value in the range, counted one by one."""
-    told = ToldSection(digits=1)
+    """Every decimal that ``ReportedSection.number`` can write for a value in the range, counted one by one."""
+    told = ReportedSection(digits=1)
     smallest = [float(f"{m}e{e}") for m, e in itertools.product(range(1, 10), range(-323, 1)) if float(f"{m}e{e}") <= 1]
     written = {told.number(value) for value in [0.0, -0.0, *smallest]} | {"null"}
     assert number_bits(1, 0, 1) == (len(written) - 1).bit_length()
@@ -137,7 +137,7 @@ def test_a_setting_stands_under_the_heading_that_its_table_has() -> None:
     headings = {line.name: heading for heading, lines in made.groups for line in lines}
     assert headings["algorithm.mu"] == "What is computed here, on this hospital's patients"
     assert headings["study.rounds"] == "Who takes part, how often and until when"
-    assert headings["told.metrics"] == headings["leaves w"] == "What leaves this hospital, each round"
+    assert headings["reported.metrics"] == headings["leaves w"] == "What leaves this hospital, each round"
 
 
 def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_another() -> None:

@@ -5,7 +5,7 @@ import pytest
 from site_agent.gateway.consent.facts import row
 from site_agent.state.directory import Journal, Offer
 
-OFFER = Offer("trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "told": {"metrics": []}}, [])
+OFFER = Offer("trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "reported": {"metrics": []}}, [])
 
 
 @pytest.mark.parametrize(("journal", "round_"), [(2, 2), (3, 3), (4, 3)])

@@ -67,7 +67,7 @@ width = 0.0625
 [algorithm]
 name = "fedbn"
 
-[told]
+[reported]
 metrics = ["val_loss", "auc"]
 """
 )
@@ -81,7 +81,7 @@ channels = 1
 name = "unet"
 widths = [4, 8]
 
-[told]
+[reported]
 metrics = ["val_loss", "dice"]
 
 [algorithm]
@@ -117,7 +117,7 @@ def policy_for(studies: list[StudyFile]) -> str:
     shared = {key for study in studies for key in initial_model(study)}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
     rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
-    metrics = sorted({metric for study in studies for metric in study.told.metrics})
+    metrics = sorted({metric for study in studies for metric in study.reported.metrics})
     return (
         f'[study]\ncoordinator = "{Name(FEDERATION, "coordinator").uri}"\nstudies = ["*"]\n'
         f"[tensors]\nallow = [\n{rules}]\n"

@@ -101,7 +101,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Stud
         "model": told.get("model", MLP),
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
-        "told": {"metrics": ["val_loss", "accuracy"]},
+        "reported": {"metrics": ["val_loss", "accuracy"]},
         "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
         **{table: told[table] for table in ("networks", "assigned") if table in told},
     }

@@ -101,7 +101,7 @@ def study_document(**study: Any) -> dict[str, Any]:
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
-        "told": {"metrics": ["val_loss", "accuracy"]},
+        "reported": {"metrics": ["val_loss", "accuracy"]},
     }
     return resolve(StudyFile.model_validate(tables)).document()
 
@@ -443,7 +443,7 @@ class SiteFiles:
 
 
 def consent_to(offer: Offer) -> Consent:
-    lines = {"study.rounds": "3", "told.counts": "exact"}
+    lines = {"study.rounds": "3", "reported.counts": "exact"}
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
         metrics=offer.metrics, counts="exact",

@@ -1,6 +1,6 @@
 """Several sites' images as if they were one site's: what central training learns from. For the lab alone.
 
-A patient, and an image, is told by site and name: the same name at two sites is two people.
+A patient, and an image, is known by site and name: the same name at two sites is two people.
 """
 
 import os

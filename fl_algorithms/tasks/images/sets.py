@@ -121,7 +121,7 @@ class ImageSet:
         path: the .npz file or the folder, for messages.
         names: of each image; places from 0 where they came as arrays.
         y: class of each, int64 (n,); or of each pixel, uint8 (n, *size); None for images to be predicted.
-        patients: of each image; () where nobody told.
+        patients: of each image; () where the data do not say.
         digests: role -> what was read.
         sides: of each image to be predicted, before it was brought to the study's size.
     """

@@ -21,7 +21,7 @@ from wardround.signing import canonical
 
 EPSILON = 1e-9  # added to each standard deviation, as FLamby does
 MAX_MAGNITUDE = 1e100  # of a cell; its square still has room in float64
-MAX_STANDARDISED = 1e6  # a cell so far from all that the fit has seen is told as this far, and float32 stays finite
+MAX_STANDARDISED = 1e6  # a cell so far from all that the fit has seen counts as this far, and float32 stays finite
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, Floats]  # feature -> (n,): the number, or the category's index; nan where missing

@@ -8,7 +8,7 @@
     [algorithm]    a method of the catalogue and its settings
     [training]     the local steps
     [checkpoints]  how the best models are chosen
-    [told]         which numbers leave beside the tensors, and how exactly
+    [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
     [common]       a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
@@ -131,8 +131,8 @@ class CheckpointSection(Strict):
     loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
 
 
-class ToldSection(Strict):
-    """The numbers that leave beside the tensors, and how exactly they are told.
+class ReportedSection(Strict):
+    """The numbers that leave beside the tensors, and how exactly they are reported.
 
     ``ranges`` is metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
     """
@@ -159,27 +159,27 @@ class ToldSection(Strict):
         return ranges
 
     def count(self, n: int) -> int:
-        """A number of records as it is told: itself, the nearest power of two below or at it, or 1."""
+        """A number of records as it is reported: itself, the nearest power of two below or at it, or 1."""
         if self.counts == "uniform":
             return 1
         return 1 << (n.bit_length() - 1) if self.counts == "bucketed" and n > 0 else n
 
     def number(self, value: float | None) -> str:
-        """A metric as it is told: a decimal string of ``digits`` significant digits, or "null"."""
+        """A metric as it is reported: a decimal string of ``digits`` significant digits, or "null"."""
         if value is None:
             return "null"
-        told = f"{value:.{self.digits}g}"
-        return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
+        text = f"{value:.{self.digits}g}"
+        return text if math.isfinite(float(text)) else "null"  # after rounding, which can reach infinity
 
     def metric(self, name: str, value: float | None) -> str:
-        """Metric ``name`` as it is told: cut to its range, then as ``number``. What is not finite is "null"."""
+        """Metric ``name`` as it is reported: cut to its range, then as ``number``. What is not finite is "null"."""
         if value is None or not math.isfinite(value):
             return "null"
         low, high = self.ranges.get(name, (-math.inf, math.inf))
         return self.number(min(max(value, low), high))
 
     def has_form(self, text: str) -> bool:
-        """Whether ``text`` is a number as this study tells numbers: "null", or so many digits and no more."""
+        """Whether ``text`` is a number as this study reports numbers: "null", or so many digits and no more."""
         return text == "null" or (bool(DECIMAL.fullmatch(text)) and self.number(float(text)) == text)
 
     def is_in_range(self, name: str, text: str) -> bool:
@@ -202,7 +202,7 @@ class LimitsSection(Strict):
     norm_multiple: float | None = (
         None  # an update's largest norm in medians; 0: none is learned; None: resolving fills it
     )
-    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # told by one site, of training or validation rows
+    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # that one site reports, of training or validation
     count_growth: float = Field(
         default=2.0, ge=1, le=1000
     )  # of a site's counts over those of its first accepted update
@@ -231,7 +231,7 @@ class StudyFile(Strict):
     algorithm: Named
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
-    told: ToldSection = ToldSection()
+    reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
     common: CommonSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
@@ -279,7 +279,7 @@ class StudyFile(Strict):
             norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
         else:
             norm = "nothing limits an update's norm"
-        rows = f"a site tells at most {limits.max_examples} rows, and {limits.count_growth:g} times what it told first"
+        rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
         return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
 
     def digest(self, initial_model: str) -> str:

@@ -30,7 +30,7 @@ HEADINGS = (TAKES_PART, COMPUTED, LEAVES, OWN, STAYS, LIMITS, POLICY, OTHER)
 UNDER = {  # where a setting stands, by the longest of these that its name begins with
     "study.": TAKES_PART, "study.seed": COMPUTED, "study.threads": COMPUTED, "task.": COMPUTED, "model.": COMPUTED,
     "networks.": COMPUTED, "assigned.": COMPUTED, "algorithm.": COMPUTED, "training.": COMPUTED,
-    "checkpoints.": COMPUTED, "common.": COMPUTED, "told.": LEAVES,
+    "checkpoints.": COMPUTED, "common.": COMPUTED, "reported.": LEAVES,
 }  # fmt: skip
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")
@@ -206,7 +206,7 @@ def _sums(offer: Offer) -> list[tuple[str, str]]:
 
 
 def _numbers(offer: Offer) -> list[tuple[str, str]]:
-    found = round_bits(offer.document["told"])
+    found = round_bits(offer.document["reported"])
     in_all = (
         f"{len(offer.metrics) + COUNTS} numbers beside the tensors, each round and once more at the end: "
         f"at most {sum(bits for _, _, bits in found)} bits a round"

@@ -13,12 +13,12 @@ from site_agent.gateway.consent.account import SHORT, Account, Line, setting_cha
 from site_agent.gateway.exit.policy import Asked
 from site_agent.state.directory import APPROVED, WITHDRAWN, Consent, Offer, Shown, exposed, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
-from wardround.records.study import StudyFile, ToldSection
+from wardround.records.study import ReportedSection, StudyFile
 from wardround.tensors.manifests import TensorSpec
 from wardround.v1.federation_pb2 import RefusalCode
 
 ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
-SAID_APART = ("told.metrics ", "told.counts ")  # in sentences of their own
+SAID_APART = ("reported.metrics ", "reported.counts ")  # in sentences of their own
 DECLINED = frozenset(name for name, _ in RefusalCode.items() if name.startswith("DECLINED_"))
 LEAF_FIELDS = ("bundle", "name", "dtype", "shape", "bytes")
 
@@ -82,7 +82,7 @@ def grant(
     """
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
-        metrics=offer.metrics, counts=offer.document["told"]["counts"], stays=described["stays"], data=data,
+        metrics=offer.metrics, counts=offer.document["reported"]["counts"], stays=described["stays"], data=data,
         rows=checked["rows"], validation_rows=checked["validation_rows"], approved_by=person, approved_at=now_text(),
         state=APPROVED, comes=[{key: row[key] for key in LEAF_FIELDS} for row in described["comes"]],
         exposure=described["exposure"], apart=described["apart"], document=offer.document, attempts=ATTEMPTS,
@@ -249,7 +249,7 @@ def check_tensors(found: tuple[TensorSpec, ...], approved: list[dict[str, Any]],
 
 
 def check_numbers(
-    metrics: dict[str, str], num_examples: int, num_validation: int, consent: Consent, told: ToldSection
+    metrics: dict[str, str], num_examples: int, num_validation: int, consent: Consent, told: ReportedSection
 ) -> None:
     """Refuse any number that was not approved, is told more exactly than approved, or is outside its range; and any
     count but that of the approved data, which is known since it was approved: a trainer has nothing to say by it.
@@ -282,8 +282,8 @@ def check_numbers(
             )
 
 
-def told_of(study: Offer | Consent) -> ToldSection:
-    return StudyFile.from_document(study.document, f"study `{study.study}`").told
+def told_of(study: Offer | Consent) -> ReportedSection:
+    return StudyFile.from_document(study.document, f"study `{study.study}`").reported
 
 
 def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None = None) -> list[str]:
@@ -302,7 +302,7 @@ def differences(consent: Consent, offer: Offer, described: dict[str, Any] | None
     found += _tensor_differences(consent.leaves, offer.leaves)
     found += [f"metric `{name}` would now leave" for name in offer.metrics if name not in consent.metrics]
     found += [f"metric `{name}` would no longer leave" for name in consent.metrics if name not in offer.metrics]
-    counts = offer.document["told"]["counts"]
+    counts = offer.document["reported"]["counts"]
     if counts != consent.counts:
         found.append(f"counts would be told {counts}, approved was {consent.counts}")
     settings = setting_changes(consent.document, offer.document) if consent.document else []

@@ -33,7 +33,7 @@ def begins_with(weights: dict[str, Any]) -> str:
 
 def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
     """What scripts ask of a study by name; ``account`` has all of it. ``described`` is what the trainer says."""
-    told = offer.document["told"]
+    told = offer.document["reported"]
     return {
         "sites": offer.document["study"]["sites"],
         "algorithm": offer.document["algorithm"]["name"],

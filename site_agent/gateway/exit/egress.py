@@ -29,7 +29,7 @@ from site_agent.state.directory import Consent, Journal
 from wardround import refusals
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable
 from wardround.records.receipts import OutOfOrder, Receipt
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import MAX_HEADER, MODEL, Entry, Manifest, TensorFile, TensorSpec
@@ -95,7 +95,13 @@ def _facts(journal: Journal, destination: str, manifest_sha256: str) -> dict[str
 
 
 def record(
-    ledger: Ledger, gate: Gate, meter: Meter, journal: Journal, consent: Consent, told: ToldSection, file: Path | None
+    ledger: Ledger,
+    gate: Gate,
+    meter: Meter,
+    journal: Journal,
+    consent: Consent,
+    told: ReportedSection,
+    file: Path | None,
 ) -> Departure | None:
     """Check an update against consent and policy and write it into the ledger, after what was said beside updates.
 
@@ -157,7 +163,7 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> Departure | N
 
 
 def send(
-    departure: Departure, line: Line, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection,
+    departure: Departure, line: Line, ledger: Ledger, gate: Gate, consent: Consent, told: ReportedSection,
     interrupt: Interrupt,
 ) -> Receipt:  # fmt: skip
     """Send it, as often as the line breaks, until there is a receipt; the receipt is in the ledger when this returns.
@@ -194,7 +200,7 @@ def send(
 
 
 def _let_out_again(
-    departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate, consent: Consent, told: ToldSection
+    departure: Departure, last: Tried | None, ledger: Ledger, gate: Gate, consent: Consent, told: ReportedSection
 ) -> None:
     """Write the line under which a departure is sent once more, if the policy allows it and the quotas have room.
 

@@ -17,7 +17,7 @@ from site_agent.gateway.exit.policy import Asked, Decision, Policy
 from site_agent.state.directory import COUNTS, Consent, Journal
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.tensors.manifests import TensorSpec
 
 
@@ -62,7 +62,12 @@ class Gate:
         return policies.parse(data, self.path)
 
     def refuse_denied(
-        self, journal: Journal, consent: Consent, told: ToldSection, specs: Sequence[TensorSpec], metrics: Sequence[str]
+        self,
+        journal: Journal,
+        consent: Consent,
+        told: ReportedSection,
+        specs: Sequence[TensorSpec],
+        metrics: Sequence[str],
     ) -> None:
         """Let these tensors and metrics of a round pass, or write that they are blocked into the ledger.
 
@@ -74,7 +79,7 @@ class Gate:
         self._refuse(journal, decisions, "nothing was sent")
 
     def refuse_again(
-        self, place: Place, consent: Consent, told: ToldSection, specs: Sequence[TensorSpec], metrics: Sequence[str]
+        self, place: Place, consent: Consent, told: ReportedSection, specs: Sequence[TensorSpec], metrics: Sequence[str]
     ) -> None:
         """The same for what is sent again, whose numbers were counted when it was recorded.
 
@@ -123,8 +128,8 @@ class Gate:
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
 
     def _decisions(
-        self, place: Place, consent: Consent, told: ToldSection, specs: Sequence[TensorSpec], metrics: Sequence[str],
-        numbers: int,
+        self, place: Place, consent: Consent, told: ReportedSection, specs: Sequence[TensorSpec],
+        metrics: Sequence[str], numbers: int,
     ) -> list[Decision]:  # fmt: skip
         """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
         policy = self._policy_for(place)
