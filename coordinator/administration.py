@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.members.certificate_status import Standing
 from coordinator.members.enrolment import Authority, Enrolment
-from coordinator.models import public_data
+from coordinator.models import public_data as public_data_sets
 from coordinator.models.aggregation import begin
 from coordinator.state_directory import State
 from coordinator.storage import database
@@ -124,9 +124,9 @@ class Operations:
                 hint="the service and the command are of different versions: restart the service",
             )
         wanted(fields, **FIELDS.get(name, {"study": str}))
-        if name == "create" and fields.get("common") is not None:
-            wanted(fields, common=str)
-        if unknown := fields.keys() - {*FIELDS.get(name, ("study",)), *(("common",) if name == "create" else ())}:
+        if name == "create" and fields.get("public_data") is not None:
+            wanted(fields, public_data=str)
+        if unknown := fields.keys() - {*FIELDS.get(name, ("study",)), *(("public_data",) if name == "create" else ())}:
             raise UsageProblem(f"the command `{name}` takes no `{min(unknown)[:40]}`")
         return self._commands[name](**fields)
 
@@ -221,19 +221,19 @@ class Operations:
             raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
         return row
 
-    def create(self, document: Any, initial: str, common: str | None = None) -> dict[str, Any]:
+    def create(self, document: Any, initial: str, public_data: str | None = None) -> dict[str, Any]:
         """Make a resolved study known to its sites.
 
         Args:
             initial: path of the initial shared tensors, a safetensors file.
-            common: path of the common set, where the coordinator distils on it.
+            public_data: path of the public data set, where the coordinator distils on it.
 
         Raises:
             NeedsPerson: a study of that name runs.
             BadData: the document is no study, the tensors are not finite float32, or what distilling needs is missing.
         """
         file = StudyFile.from_document(document)
-        public_data.prepare(file, self._parts.blobs, None if common is None else Path(common))
+        public_data_sets.prepare(file, self._parts.blobs, None if public_data is None else Path(public_data))
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
             digest = file.digest(tensors.manifest().digest())

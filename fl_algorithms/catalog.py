@@ -66,7 +66,7 @@ from wardround.records.study import DEFAULT_NETWORK, Named, StudyFile
 VAL_LOSS = "val_loss"
 LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
 SHARE = (0.0, 1.0)
-COMMON = "common"  # the folder of the common set in the lab's data
+PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
 SITES, COORDINATOR = "sites", "coordinator"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
 # image of which every pixel is judged
@@ -113,13 +113,14 @@ class MethodRow:
         leaves, stays: for people.
         client: called with its settings, gives the ``Algorithm`` that sites run.
         server: called with its settings, the study's sites and the leaving tensors; gives the
-            server aggregator. One with a common set at the coordinator is called with the study in place of its sites.
+            server aggregator. One with a public data set at the coordinator is called with the study in place of its
+            sites.
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
         unlike: sites' networks may share different tensors; the server aggregator then averages each architecture by
             itself.
-        common: who holds a copy of the study's [common] set, SITES or COORDINATOR; "": the method has no use for one.
+        public_data: who holds a copy of the study's public data set, SITES or COORDINATOR; "": the method needs none.
         exposure: whether the coordinator keeps what is one site's alone apart ("coordinator"), and also sends it to
             the other sites ("sites"); a site's policy must allow that.
         apart: what that is, for people.
@@ -141,7 +142,7 @@ class MethodRow:
     unlike: bool = False
     exposure: str = ""
     apart: str = ""
-    common: str = ""
+    public_data: str = ""
     lab_only: bool = False
 
 
@@ -260,31 +261,31 @@ METHODS: Mapping[str, MethodRow] = {
         ),
         _method(
             "fedmd", "FedMD", "Li and Wang, 2019, https://arxiv.org/abs/1910.03581",
-            "its scores (logits) of rows of the common set", "records, the whole network, optimizer state",
-            settings=FedMdSettings, server="fl_algorithms.server.fedmd:fedmd", common=SITES,
+            "its scores (logits) of rows of the public data set", "records, the whole network, optimizer state",
+            settings=FedMdSettings, server="fl_algorithms.server.fedmd:fedmd", public_data=SITES,
         ),
         _method(
             "dsfl", "DS-FL", "Itahara et al., IEEE TMC 2023, https://arxiv.org/abs/2008.06180",
-            "its class probabilities of rows of the common set", "records, the whole network, optimizer state",
-            settings=DsFlSettings, server="fl_algorithms.server.dsfl:dsfl", common=SITES,
+            "its class probabilities of rows of the public data set", "records, the whole network, optimizer state",
+            settings=DsFlSettings, server="fl_algorithms.server.dsfl:dsfl", public_data=SITES,
         ),
         _method(
             "ktpfl", "KT-pFL", "Zhang et al., NeurIPS 2021, https://arxiv.org/abs/2111.02625",
-            "its softened class probabilities of rows of the common set; the mixture made for each site is kept apart",
+            "its softened class probabilities of rows of the public data set; the mixture made for it is kept apart",
             "records, the whole network, optimizer state", settings=KtPflSettings,
-            server="fl_algorithms.server.ktpfl:ktpfl", common=SITES, exposure="coordinator",
+            server="fl_algorithms.server.ktpfl:ktpfl", public_data=SITES, exposure="coordinator",
             apart="the mixture of all sites' predictions that is made for the site, and how much of each is in it",
         ),
         _method(
             "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
             "records, optimizer state", client="fedavg", settings=FedDfSettings,
-            server="fl_algorithms.server.feddf:feddf", one_global_model=True, unlike=True, common=COORDINATOR,
+            server="fl_algorithms.server.feddf:feddf", one_global_model=True, unlike=True, public_data=COORDINATOR,
         ),
         _method(
             "pfeddf", "pFedDF", "FedDF with a student for each site: an interpretation of a baseline of KT-pFL, "
             "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
             client="fedavg", settings=FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", unlike=True,
-            common=COORDINATOR, exposure="coordinator",
+            public_data=COORDINATOR, exposure="coordinator",
             apart="the site's own network, after it has learnt from the others'",
         ),
         _method(

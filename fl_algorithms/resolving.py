@@ -5,7 +5,6 @@ What is installed, and what it needs, stands in ``fl_algorithms.catalog``.
 
 from fl_algorithms.catalog import (
     COLUMNS,
-    COMMON,
     COORDINATOR,
     IMAGES,
     MASKS,
@@ -21,7 +20,7 @@ from fl_algorithms.catalog import (
     settings_of,
     task,
 )
-from fl_algorithms.settings.methods import CommonSettings, FedDfSettings, HeadSettings, MethodSettings
+from fl_algorithms.settings.methods import DistillationSettings, FedDfSettings, HeadSettings, MethodSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
@@ -34,7 +33,8 @@ MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-s
 def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
-    [common] is left out where the method has no use for it, so that one file can be run with methods of both kinds.
+    [public_data] is left out where the method has no use for it, so that one file can be run with methods of both
+    kinds.
 
     Args:
         lab: also take the methods that run only in the lab.
@@ -42,9 +42,9 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
-            have, a network that does not take the task's data, a network, a training or a common set that lacks what
-            the method needs, images of several sizes where it needs one, an assignment of a network that the study does
-            not have or to a site that is not in it, or a method that runs only in the lab.
+            have, a network that does not take the task's data, a network, a training or a public data set that lacks
+            what the method needs, images of several sizes where it needs one, an assignment of a network that the study
+            does not have or to a site that is not in it, or a method that runs only in the lab.
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
@@ -63,7 +63,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         _refuse_unfit(one, method_row, found, method_settings, where)
         networks[label] = named(row.name, found)
     _refuse_odd_assignment(study, source)
-    _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
+    _refuse_without_public_data(study, method_row, task_settings, method_settings, source)
     _refuse_unlike_sizes(study, method_row, source)
     reported = _with_ranges(study.reported, task_row, source)
     return study.model_copy(
@@ -75,7 +75,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "algorithm": named(method_row.name, method_settings),
             "reported": reported,
             "limits": _filled(study),
-            "common": study.common if method_row.common else None,
+            "public_data": study.public_data if method_row.public_data else None,
         }
     )
 
@@ -158,7 +158,7 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str,
 def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
     """A coordinator that distils asks every site's network about the same images."""
     sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
-    if row.common != COORDINATOR or len(set(sizes.values())) == 1:
+    if row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
         return
     found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
     raise BadData(
@@ -211,19 +211,17 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
         )
 
 
-def _refuse_without_common_set(
+def _refuse_without_public_data(
     study: StudyFile, row: MethodRow, data: Strict, method: MethodSettings, source: str
 ) -> None:
-    """What a method that works on a common set asks of it, and of the task: the same input at every party."""
-    if not row.common:
+    """What a method that works on a public data set asks of it, and of the task: the same input at every party."""
+    if not row.public_data:
         return
-    if study.common is None:
+    if study.public_data is None:
         raise BadData(
-            f"{source}: algorithm `{row.name}` needs a common set: [common] with `digest` and `rows`",
-            hint=f"`fl-lab common {source} PATH` reads one and prints that table",
+            f"{source}: algorithm `{row.name}` needs a public data set: [public_data] with `digest` and `rows`",
+            hint=f"`fl-lab public-data {source} PATH` reads one and prints that table",
         )
-    if COMMON in study.study.sites:
-        raise BadData(f"{source}: a site is called `{COMMON}`, as the common set is in the lab", hint="rename the site")
     if task(study).gives == MASKS:
         raise BadData(
             f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task(study).name}` judges pixels"
@@ -234,18 +232,19 @@ def _refuse_without_common_set(
             f"{source}: algorithm `{row.name}` needs every input on one scale at all parties, [task] gives none for "
             f"{', '.join(f'`{name}`' for name in unscaled[:SHOWN_NAMES])}"
             + (f" and {len(unscaled) - SHOWN_NAMES} more" if len(unscaled) > SHOWN_NAMES else ""),
-            hint="`mean` and `std` of each, from the literature or from the common set itself",
+            hint="`mean` and `std` of each, from the literature or from the public data set itself",
         )
-    if isinstance(method, CommonSettings) and (method.subset or 0) > study.common.rows:
+    if isinstance(method, DistillationSettings) and (method.subset or 0) > study.public_data.rows:
         raise BadData(
-            f"{source}: `subset` in [algorithm] is {method.subset}, the common set has {study.common.rows} rows"
+            f"{source}: `subset` in [algorithm] is {method.subset}, the public data set has "
+            f"{study.public_data.rows} rows"
         )
-    stopping = method.early_stopping if isinstance(method, FedDfSettings) else None
-    if stopping is not None and not 0 < stopping.held_out(study.common.rows) < study.common.rows - 1:
+    stopping, rows = method.early_stopping if isinstance(method, FedDfSettings) else None, study.public_data.rows
+    if stopping is not None and not 0 < stopping.held_out(rows) < rows - 1:
         raise BadData(
-            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(study.common.rows)} of the common "
-            f"set's {study.common.rows} rows, and needs 1 of them at least and 2 to learn from",
-            hint="another `fraction`, or a larger common set",
+            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(rows)} of the public data set's "
+            f"{rows} rows, and needs 1 of them at least and 2 to learn from",
+            hint="another `fraction`, or a larger public data set",
         )
 
 

@@ -343,7 +343,7 @@ def calibrated(
     return answers
 
 
-# Methods that use a common set
+# Methods that use a public data set
 
 
 def era(rows: list[Vector], temperature: float) -> list[Vector]:

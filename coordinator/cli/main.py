@@ -196,8 +196,9 @@ def study_create(
     initial: Annotated[
         Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, of `fl-lab init`.")
     ] = None,
-    common: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The common set, for a method that distils here (.csv, .npz).")
+    public_data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The public data set, for a method that distils here (.csv, .npz)."),
     ] = None,
     setting: SetOption = None,
 ) -> None:
@@ -206,8 +207,8 @@ def study_create(
     resolved = _resolved(file, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else _make_initial(file, Path(folder), setting)
-        here = None if common is None else str(common.resolve())
-        answer = _ask(state, "create", document=resolved.document(), initial=str(path), common=here)
+        here = None if public_data is None else str(public_data.resolve())
+        answer = _ask(state, "create", document=resolved.document(), initial=str(path), public_data=here)
     print(f"{answer['id']} {answer['study_digest']}", flush=True)
     if not answer["new"]:
         say(f"Study `{answer['id']}` is known with exactly this content, at revision {answer['revision']}")

@@ -61,7 +61,7 @@ def aggregate(
     before: Sequence[Account],
     round_number: int,
     label: str,
-    common: Path | None = None,
+    public_data: Path | None = None,
 ) -> tuple[Manifest, Account]:
     """Make durable what is kept after a round. Returns its manifest, and what became of each update.
 
@@ -71,7 +71,7 @@ def aggregate(
         kept: digest of what was kept when the round opened.
         spooled: the accepted updates, in any order. before: the accounts of the closed rounds, the last one last.
         label: of the file while it is written.
-        common: the coordinator's copy of the common set, for a half that distils.
+        public_data: the coordinator's copy of the public data set, where the method distils here.
 
     Raises:
         DamagedSpools: some updates are not what was accepted.
@@ -95,7 +95,7 @@ def aggregate(
 
         def make(chosen: Sequence[Update]) -> Manifest:
             with blobs.new_model(half.kept_specs, label) as new:
-                half.aggregate(Round(round_number, newest, chosen, new.write, common, study.limits.max_weight))
+                half.aggregate(Round(round_number, newest, chosen, new.write, public_data, study.limits.max_weight))
                 return new.keep()
 
         return averaged(study, half, accepted, before, make)

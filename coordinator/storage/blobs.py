@@ -2,7 +2,7 @@
 
 models/DIGEST.safetensors      a model, named by the digest of its manifest
 uploads/ID.safetensors         an update on its way in: the header first, then the payload as it comes
-common/DIGEST.csv or .npz      a study's common set, where the coordinator distils on it
+public_data/DIGEST.csv or .npz a study's public data set, where the coordinator distils on it
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         self._models = folder / "models"
         self._uploads = folder / "uploads"
-        self.common = folder / "common"
+        self.public_data = folder / "public_data"
         make_folder(self._models)
         make_folder(self._uploads)
 

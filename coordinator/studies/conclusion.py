@@ -79,8 +79,8 @@ def _aggregated(records: Store, blobs: Blobs, study: Study, one: Round) -> tuple
             assert upload is not None
             spooled.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
     label = f"{study.name}-{study.revision}-{one.number}"
-    common = public_data.copy_of(study.file, blobs)
-    return aggregate(blobs, study.file, study.half, study.newest, spooled, before, one.number, label, common)
+    copy = public_data.copy_of(study.file, blobs)
+    return aggregate(blobs, study.file, study.half, study.newest, spooled, before, one.number, label, copy)
 
 
 def _say(study: Study, one: Round, account: Account) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fl_algorithms import catalog
 from fl_algorithms.device import CPU, Device, device_of
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
-from fl_algorithms.tasks.base import Common, Inputs, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -115,15 +115,17 @@ class Context:
         return self.study.study.sites.index(self.site)
 
     @property
-    def common(self) -> Common:
-        """The study's common set.
+    def public_data(self) -> PublicData:
+        """The study's public data set.
 
         Raises:
             BadData: it was not read.
         """
-        if self.data.common is None:
-            raise BadData(f"algorithm `{self.study.algorithm.name}` needs the study's common set, which was not read")
-        return self.data.common
+        if self.data.public_data is None:
+            raise BadData(
+                f"algorithm `{self.study.algorithm.name}` needs the study's public data set, which was not read"
+            )
+        return self.data.public_data
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""

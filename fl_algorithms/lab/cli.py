@@ -81,19 +81,19 @@ def init(
 
 
 @app.command()
-def common(
+def public_data(
     study: StudyArgument,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The set: a CSV or .npz file, or a folder of images.")],
     setting: SetOption = None,
     variant: VariantOption = "",
 ) -> None:
-    """Read a set without patients as the study's task does, and print the [common] table that pins it."""
+    """Read a set without patients as the study's task does, and print the [public_data] table that pins it."""
     loaded = study_file.load(study, setting, variant)
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.tasks.common import common_digest, read_common
+    from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
-    found = read_common(loaded.model_copy(update={"common": None}), task_of(loaded), path)
-    print(f'[common]\ndigest = "{common_digest(path)}"\nrows = {len(found.x)}')
+    found = read_public_data(loaded.model_copy(update={"public_data": None}), task_of(loaded), path)
+    print(f'[public_data]\ndigest = "{public_data_digest(path)}"\nrows = {len(found.x)}')
     say(f"next: put this into {study}, and give every site a copy of {path.name}")
 
 

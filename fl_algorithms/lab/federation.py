@@ -17,13 +17,13 @@ from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.device import CPU, Device
-from fl_algorithms.lab.sources import find, find_common
+from fl_algorithms.lab.sources import find, find_public_data
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.tasks.base import Common, SiteData, Task
-from fl_algorithms.tasks.common import read_common, require_common
+from fl_algorithms.tasks.base import PublicData, SiteData, Task
+from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
@@ -57,7 +57,7 @@ def run_federation(
 
     Args:
         task: the study's; the sites' own ones are made of it.
-        data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
+        data: site -> its data, for each of the study's sites; with the public data set, if the method needs one.
         start: the initial model; without it as the study's seed draws it.
 
     Raises:
@@ -74,7 +74,7 @@ def run_federation(
     model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(start), sink))
     best, best_model = BestGlobal(), model
     accounts: list[Account] = []
-    common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
+    public_data = next(iter(data.values())).public_data if row.public_data == catalog.COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
         results = {}
@@ -89,7 +89,7 @@ def run_federation(
                 best, best_model = judged, model
         if round_number <= rounds:
             try:
-                model, account = aggregate(study, aggregator, model, round_number, results, common, accounts)
+                model, account = aggregate(study, aggregator, model, round_number, results, public_data, accounts)
             except TooFewLeft as error:
                 raise _paused(study, round_number, error) from None
             accounts.append(account)
@@ -107,29 +107,29 @@ def run_federation(
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
-    it comes the common set in ``folder/common``, where the method needs one. Images are of the size that the site's
-    network sees, those of the common set too.
+    it comes the public data set in ``folder/public_data``, where the method needs one. Images are of the size that the
+    site's network sees, those of the public data set too.
 
     Args:
         test: False leaves what is for testing unopened.
 
     Raises:
-        BadData: a site has nothing there, or what the task refuses; or the common set is not the study's.
+        BadData: a site has nothing there, or what the task refuses; or the public data set is not the study's.
     """
     sources = find(study, folder, test=test)
     tasks = {site: task_at(study, task, site) for site in sources}
-    common: dict[tuple[int, ...], Common] = {}  # by a sample's shape
-    if catalog.method(study).common:
-        path = find_common(folder)
-        require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
+    public_data: dict[tuple[int, ...], PublicData] = {}  # by a sample's shape
+    if catalog.method(study).public_data:
+        path = find_public_data(folder)
+        require_public_data(study, path, "`fl-lab public-data STUDY.toml PATH` prints the table for this one")
         by_shape = {own.input_shape: own for own in tasks.values()}
-        common = {shape: read_common(study, own, path) for shape, own in by_shape.items()}
+        public_data = {shape: read_public_data(study, own, path) for shape, own in by_shape.items()}
     fraction = study.checkpoints.validation_fraction
     data = {
         site: own.load(sources[site], site=site, seed=study.study.seed, validation_fraction=fraction)
         for site, own in tasks.items()
     }
-    return {site: replace(found, common=common.get(tasks[site].input_shape)) for site, found in data.items()}
+    return {site: replace(found, public_data=public_data.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
 def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
@@ -149,14 +149,14 @@ def aggregate(
     model: Mapping[str, Tensor],
     round_number: int,
     results: Mapping[str, RoundResult],
-    common: Common | None = None,
+    public_data: PublicData | None = None,
     before: Sequence[Account] = (),
 ) -> tuple[dict[str, Tensor], Account]:
     """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
     are in it.
 
     Args:
-        common: the common set, where the coordinator distils.
+        public_data: the public data set, where the coordinator distils.
         before: the accounts of the rounds before.
 
     Raises:
@@ -174,7 +174,7 @@ def aggregate(
 
     def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            aggregator.aggregate(Round(round_number, kept, chosen, sink, common, study.limits.max_weight))
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight))
 
         return _tensors(aggregator.kept_specs, write)
 

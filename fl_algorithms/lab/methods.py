@@ -109,8 +109,9 @@ def _needs(row: MethodRow) -> list[str]:
         needs.append('`init_private = "common"`')
     if row.validation:
         needs.append("validation rows, for the method itself")
-    if row.common:
-        needs.append(f"a common set at {'every site' if row.common == catalog.SITES else 'the coordinator'}: [common]")
+    if row.public_data:
+        holder = "every site" if row.public_data == catalog.SITES else "the coordinator"
+        needs.append(f"a public data set at {holder}: [public_data]")
     return needs
 
 

@@ -61,17 +61,17 @@ def require_tests(study: StudyFile, folder: Path, sources: Mapping[str, Source])
             )
 
 
-def find_common(folder: Path) -> Path:
-    """The common set of the lab's data: ``folder/common/common.csv``, ``common.npz`` or the folder ``images`` there.
+def find_public_data(folder: Path) -> Path:
+    """The lab's copy of the public data set, in ``folder/public_data``: public_data.csv, public_data.npz or images.
 
     Raises:
         BadData: there is none of them.
     """
-    there = [folder / catalog.COMMON / name for name in ("common.csv", "common.npz", "images")]
+    there = [folder / catalog.PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
     found = next((path for path in there if path.exists()), None)
     if found is None:
         names = ", ".join(map(str, there[:-1])) + f" nor {there[-1]}"
-        raise BadData(f"the study needs a common set, and there is neither {names}", hint="put a copy of it there")
+        raise BadData(f"the study needs a public data set, and there is neither {names}", hint="put a copy of it there")
     return found
 
 

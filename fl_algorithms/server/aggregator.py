@@ -73,7 +73,7 @@ class Round:
         kept: the kept tensors as the round opened.
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
-        common: the common set, for an aggregator that distils: the path of the coordinator's copy, or the set as read.
+        public_data: for an aggregator that distils: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
     """
 
@@ -81,7 +81,7 @@ class Round:
     kept: BlockSource
     updates: Sequence[Update]
     sink: Sink
-    common: object = None
+    public_data: object = None
     max_weight: float = 1.0
 
     def mean_delta(self, key: str, start: int, count: int, sites: Collection[str] | None = None) -> F64:
@@ -168,7 +168,7 @@ def server_aggregator(study: StudyFile, leaves: Specs) -> ServerAggregator:
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
-    whole = catalog.method(study).common == catalog.COORDINATOR  # it makes networks, of which the study tells
+    whole = catalog.method(study).public_data == catalog.COORDINATOR  # it makes networks, of which the study tells
     aggregator: ServerAggregator = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
     return aggregator
 

@@ -1,9 +1,9 @@
 """FedDF's server aggregator: the weighted mean of the sites' networks, which then learns what they say together.
 
-    target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the common set
+    target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the public data set
 
-The coordinator holds a copy of the common set, and sees each site's network on its own. ``pfeddf`` distils into one
-student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
+The coordinator holds a copy of the public data set, and sees each site's network on its own. ``pfeddf`` distils into
+one student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
 sites train unlike networks, ``feddf`` has a student for each of these, which begins as the mean of its own sites' and
 learns from all.
 
@@ -124,15 +124,15 @@ def distilled(
     """The students' payloads after they have learnt from the teachers, one after another, as a stream to be read.
 
     Raises:
-        BadData: torch is missing, there is no common set, or the process that distils failed.
+        BadData: torch is missing, there is no public data set, or the process that distils failed.
         BeyondFloat32: what one site's network says is no number.
     """
     name = study.algorithm.name
-    if round_.common is None:
-        raise BadData(f"algorithm `{name}` distils at the coordinator, which has no copy of the common set")
-    path = str(round_.common) if isinstance(round_.common, Path) else None
+    if round_.public_data is None:
+        raise BadData(f"algorithm `{name}` distils at the coordinator, which has no copy of the public data set")
+    path = str(round_.public_data) if isinstance(round_.public_data, Path) else None
     head = {
-        "study": study.document(), "round": round_.number, "common": path,
+        "study": study.document(), "round": round_.number, "public_data": path,
         "students": [site for site, _ in students], "teachers": [site for site, _ in teachers],
     }  # fmt: skip
 
@@ -145,7 +145,7 @@ def distilled(
         request, reply = io.BytesIO(), io.BytesIO()
         ask(request)
         request.seek(0)
-        catalog.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.common)
+        catalog.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.public_data)
         reply.seek(0)
         reply.readline()
         yield reply

@@ -1,4 +1,4 @@
-"""FedMD's server aggregator: the mean of the sites' predictions, each counting alike. It never sees the common set.
+"""FedMD's server aggregator: the mean of the sites' predictions, each counting alike. It never sees the rows.
 
 Which rows a round is about is drawn by the sites themselves, all from one stream; here row k of one is row k of all.
 

@@ -73,8 +73,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Common:
-    """A study's common set as each party reads it: no patients, the same rows in the same order everywhere.
+class PublicData:
+    """A study's public data set as each party reads it: no patients, the same rows in the same order everywhere.
 
     ``y`` is int64 (n,), class indices, where the method asks for them.
     """
@@ -100,7 +100,7 @@ class SiteData:
     digest: str
     warnings: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    common: Common | None = None  # from a file of its own, which the study pins and ``digest`` does not
+    public_data: PublicData | None = None  # from a file of its own, which the study pins and ``digest`` does not
 
 
 class Task(Protocol):
@@ -175,10 +175,10 @@ class Pooling(Protocol):
 
 
 @runtime_checkable
-class ReadsCommon(Protocol):
-    """What a task may also offer: to read a study's common set."""
+class ReadsPublicData(Protocol):
+    """What a task may also offer: to read a study's public data set."""
 
-    def read_common(self, path: Path, *, labelled: bool) -> Common:
+    def read_public_data(self, path: Path, *, labelled: bool) -> PublicData:
         """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labelled``.
 
         Raises:

@@ -27,7 +27,7 @@ from fl_algorithms.device import device_for, make_deterministic
 from fl_algorithms.hardware import Hardware
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData, Task
-from fl_algorithms.tasks.common import read_common
+from fl_algorithms.tasks.public_data import read_public_data
 from fl_algorithms.training import Progress
 from site_agent.handoff import staged
 from site_agent.trainer import predictions
@@ -125,8 +125,8 @@ class Rounds:
         """Read a hospital's data as a study would.
 
         Raises:
-            BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the common set is not the study's,
-                or the weights are no file for its network.
+            BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the public data set is not the
+                study's, or the weights are no file for its network.
         """
         source = tables.source(self._state, name)
         seen = changes.at(source)  # before it is read: what is changed meanwhile is another from then on
@@ -145,7 +145,7 @@ class Rounds:
             "test_rows": None if data.test is None else len(data.test),
             "gives": catalog.task(study.file).gives,
             "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
-            "common": study.file.common.digest if data.common is not None and study.file.common is not None else "",
+            "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
             "weights": self._weights(study, source),
             "seen": {"data": seen["data"], "weights": seen["weights"]},
             "warnings": warnings,
@@ -286,8 +286,8 @@ class Rounds:
         network = _label(asked.study.file, asked.study.site, source.network)
         tables.must_be_approved_network(name, asked.data_name, asked.study.network, network)
         tables.must_be_approved(name, asked.data_name, approved, tables.digest_now(source))
-        if _needs_common(asked.study.file):
-            tables.common_of(asked.study.file, asked.data_name, source)
+        if _needs_public_data(asked.study.file):
+            tables.public_data_of(asked.study.file, asked.data_name, source)
         key = (asked.study.digest, asked.study.site, canonical.digest(source.model_dump()), approved)
         if self._data is None or self._data[0] != key:
             data = self._load(asked.study, asked.data_name, source)
@@ -296,13 +296,13 @@ class Rounds:
         return self._data[1]
 
     def _load(self, study: _Installed, name: str, source: tables.DataSource) -> SiteData:
-        common = tables.common_of(study.file, name, source) if _needs_common(study.file) else None
+        path = tables.public_data_of(study.file, name, source) if _needs_public_data(study.file) else None
         try:
             data = study.task.load(
                 source.files, site=study.site, seed=study.file.study.seed,
                 validation_fraction=study.file.checkpoints.validation_fraction,
             )  # fmt: skip
-            return data if common is None else replace(data, common=read_common(study.file, study.task, common))
+            return data if path is None else replace(data, public_data=read_public_data(study.file, study.task, path))
         except BadData as error:
             raise BadData(error.message, hint=error.hint, code=tables.DATA_INVALID) from None
 
@@ -434,8 +434,8 @@ def _counts(y: torch.Tensor, classes: int) -> list[int]:
     return [int((y == place).flatten(1).any(1).sum()) for place in range(classes)]
 
 
-def _needs_common(study: StudyFile) -> bool:
-    return catalog.method(study).common == catalog.SITES
+def _needs_public_data(study: StudyFile) -> bool:
+    return catalog.method(study).public_data == catalog.SITES
 
 
 def _label(study: StudyFile, site: str, chosen: str) -> str:

@@ -35,7 +35,7 @@ from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
 from tests.fl_algorithms.test_distillation import SITES, aggregator_of, models, read, study_of
-from tests.fl_algorithms.toys import toy_common
+from tests.fl_algorithms.toys import toy_public_data
 from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
@@ -966,11 +966,11 @@ def test_blame_of_another(method: str) -> None:
 
     def make(chosen: Any) -> bytes:
         out = bytearray()
-        half.aggregate(Round(1, kept, chosen, out.extend, toy_common(), study.limits.max_weight))
+        half.aggregate(Round(1, kept, chosen, out.extend, toy_public_data(), study.limits.max_weight))
         return bytes(out)
 
     made, account = averaged(study, half, updates, (), make)
-    said = "norm 1.1, of which the network says of the common set what is no number"
+    said = "norm 1.1, of which the network says of the public data set what is no number"
     assert account.left_out == {"cedar": said}
     assert made == make(updates[:2])
     assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])

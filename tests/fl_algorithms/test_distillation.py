@@ -31,11 +31,11 @@ from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import EarlyStopping
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common
-from fl_algorithms.tasks.common import common_digest, read_common
+from fl_algorithms.tasks.base import PublicData
+from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 from fl_algorithms.training import seeded
 from tests import reference
-from tests.fl_algorithms.toys import session_of, toy_common, toy_data, toy_study
+from tests.fl_algorithms.toys import session_of, toy_data, toy_public_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
@@ -278,9 +278,9 @@ def test_distillation_brings_a_sites_predictions_to_what_came(method: str) -> No
     target = logits if method == "fedmd" else soft
     assert target.shape == shape
     session = session_of(study)
-    start = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    start = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)
     session.train(2, {BUNDLE[method]: {NAME[method]: target}})
-    end = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    end = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)
     assert (end - logits).abs().mean() < 0.5 * (start - logits).abs().mean()
 
 
@@ -288,7 +288,7 @@ def test_softened_predictions_leave_kt_pfl() -> None:
     study = study_of("ktpfl", temperature=4.0)
     session = session_of(study)
     result = session.train(1, {"mixture": {"probabilities": torch.zeros(10, 2)}})
-    logits = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)[:, 0]
+    logits = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)[:, 0]
     sent = result.uplink["predictions"]["probabilities"]
     torch.testing.assert_close(sent[:, 1], torch.sigmoid(logits / 4))
     torch.testing.assert_close(sent.sum(dim=1), torch.ones(10))
@@ -305,20 +305,20 @@ def test_the_transfer_is_done_once_by_whoever_comes_late_too() -> None:
     assert first.export_state().meta["notes"] == {"transferred": True}
     steps: list[int] = []
     first.train(2, consensus, lambda step, total: steps.append(total))
-    assert steps == [1, 6]  # one batch of the common rows, then [training]
+    assert steps == [1, 6]  # one batch of the public rows, then [training]
     late, told = session_of(transfer), []
     late.train(3, consensus, lambda step, total: told.append(total))
     assert told == [3, 1, 6]
 
 
-def test_the_transfer_learns_the_classes_of_the_common_set() -> None:
+def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:
     study = study_of("fedmd", transfer={"epochs": 150}, distil_learning_rate=0.05)
     study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
-    session, common = session_of(study), toy_common()
+    session, public_data = session_of(study), toy_public_data()
     session.train(1, {"consensus": {"logits": torch.zeros(10, 1)}})
-    logits = compute_logits(session._context.algorithm, session._context.networks, common.x)
-    assert common.y is not None
-    assert torch.equal((logits[:, 0] > 0).long(), common.y)
+    logits = compute_logits(session._context.algorithm, session._context.networks, public_data.x)
+    assert public_data.y is not None
+    assert torch.equal((logits[:, 0] > 0).long(), public_data.y)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -369,9 +369,9 @@ def both(study: StudyFile, sites: list[str] | None = None) -> Any:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
 
 
-def targets_of(study: StudyFile, common: Common, teachers: list[Any]) -> torch.Tensor:
+def targets_of(study: StudyFile, public_data: PublicData, teachers: list[Any]) -> torch.Tensor:
     """What teachers of one network say together."""
-    return ensemble_targets(common, [(study, teacher) for teacher in teachers])
+    return ensemble_targets(public_data, [(study, teacher) for teacher in teachers])
 
 
 def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
@@ -398,10 +398,10 @@ def test_pfeddf_without_steps_is_each_site_alone() -> None:
 
 def test_the_ensembles_target_is_the_slow_one_whatever_the_teachers_order() -> None:
     study = study_of("feddf")
-    teachers, common = models(study, [1, 2, 3]), toy_common()
-    found = targets_of(study, common, teachers)
-    backwards = targets_of(study, common, teachers[::-1])
-    logits = [Restored(study, task_of(study), teacher).logits(common.x)[:, 0].tolist() for teacher in teachers]
+    teachers, public_data = models(study, [1, 2, 3]), toy_public_data()
+    found = targets_of(study, public_data, teachers)
+    backwards = targets_of(study, public_data, teachers[::-1])
+    logits = [Restored(study, task_of(study), teacher).logits(public_data.x)[:, 0].tolist() for teacher in teachers]
     slow = [1 / (1 + math.exp(-sum(row) / 3)) for row in zip(*logits, strict=True)]
     np.testing.assert_allclose(found[:, 1], slow, rtol=1e-5)
     np.testing.assert_allclose(found.sum(dim=1), 1, rtol=1e-6)
@@ -412,29 +412,32 @@ def test_a_student_that_says_what_the_teachers_say_stays() -> None:
     """The gradient is nought but for rounding, of which Adam makes steps as of any other: plain distances are small."""
     study = study_of("feddf", distil_steps=1, distil_learning_rate=1e-4)
     (network,) = models(study, [4])
-    targets = targets_of(study, toy_common(), [network, network, network])
-    after = distilled(study, toy_common(), network, targets, 1)
+    targets = targets_of(study, toy_public_data(), [network, network, network])
+    after = distilled(study, toy_public_data(), network, targets, 1)
     assert all((after[name] - network[name]).abs().max() <= 1.1e-4 for name in network)
 
 
 def test_a_student_comes_to_say_what_the_teachers_say() -> None:
-    study, common = study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10), toy_common()
+    study, public_data = (
+        study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10),
+        toy_public_data(),
+    )
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
+    targets = targets_of(study, public_data, teachers)
     task = task_of(study)
     gaps = [
-        float((Restored(study, task, network).probabilities(common.x).float() - targets).abs().mean())
-        for network in (student, distilled(study, common, student, targets, 1))
+        float((Restored(study, task, network).probabilities(public_data.x).float() - targets).abs().mean())
+        for network in (student, distilled(study, public_data, student, targets, 1))
     ]
     assert gaps[1] < 0.2 * gaps[0]
 
 
 def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
-    study, common = study_of("feddf", distil_steps=4), toy_common()
+    study, public_data = study_of("feddf", distil_steps=4), toy_public_data()
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    unlabelled = replace(common, y=None)
-    one, other = (distilled(study, held, student, targets, 1) for held in (common, unlabelled))
+    targets = targets_of(study, public_data, teachers)
+    unlabelled = replace(public_data, y=None)
+    one, other = (distilled(study, held, student, targets, 1) for held in (public_data, unlabelled))
     assert all(torch.equal(one[name], other[name]) for name in one)
     # Adam moves a weight by little more than its rate, and the rates of the cosine sum to less than all steps' first.
     assert all((one[name] - student[name]).abs().max() <= 4 * 1.1e-3 for name in one)
@@ -449,7 +452,7 @@ def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
     kept = read(aggregator, payload)
     deltas = InMemory({key: (moved_model[key] - start[key]).numpy() for key in start})
     out = bytearray()
-    aggregator.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
+    aggregator.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_public_data()))
     after = read(aggregator, out)
     assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
     assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
@@ -466,26 +469,28 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
     out = bytearray()
     aggregator = aggregator_of(study)
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
-    aggregator.aggregate(Round(2, kept, updates, out.extend, toy_common()))
+    aggregator.aggregate(Round(2, kept, updates, out.extend, toy_public_data()))
     mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
-    targets = targets_of(study, toy_common(), sites)
-    expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
+    targets = targets_of(study, toy_public_data(), sites)
+    expected = distilled(study, toy_public_data(), {key: value.float() for key, value in mean.items()}, targets, 2)
     found = read(aggregator, out)
     assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
 
 
-def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.Tensor, round_number: int) -> Any:
+def slow_student(
+    study: StudyFile, public_data: PublicData, student: Any, targets: torch.Tensor, round_number: int
+) -> Any:
     """Of a table and 3 steps: every batch, gradient, cut and step written out."""
     model = Restored(study, task_of(study), student)
     (network,) = model.networks.values()
     network.train()
-    assert isinstance(common.x, torch.Tensor)
+    assert isinstance(public_data.x, torch.Tensor)
     generator = torch.Generator().manual_seed(stream_seed(study.study.seed, "", round_number, "shuffle.distil"))
     batches = [torch.randperm(10, generator=generator)[:8].split(4) for _ in range(2)]
     optimizer = torch.optim.Adam(network.parameters())
     for step, places in enumerate((*batches[0], *batches[1])[:3]):
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / 3)) / 2
-        one = network(common.x[places])
+        one = network(public_data.x[places])
         logits = torch.cat((torch.zeros_like(one), one), dim=1)
         wanted = targets[places]
         loss = (wanted * (wanted.log() - torch.log_softmax(logits, dim=1))).sum() / len(places)
@@ -501,11 +506,11 @@ def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.
 
 
 def test_a_student_takes_the_slow_steps() -> None:
-    study, common = study_of("feddf", distil_steps=3), toy_common()
+    study, public_data = study_of("feddf", distil_steps=3), toy_public_data()
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    found = distilled(study, common, student, targets, 2)
-    slow = slow_student(study, common, student, targets, 2)
+    targets = targets_of(study, public_data, teachers)
+    found = distilled(study, public_data, student, targets, 2)
+    slow = slow_student(study, public_data, student, targets, 2)
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, slow[name], rtol=0, atol=1e-6)
         assert not torch.equal(tensor, student[name])
@@ -559,7 +564,7 @@ def test_the_held_out_rows_say_which_step_is_kept() -> None:
     study = stopped()
     (student,) = models(study, [1])
     targets = torch.tensor([0.01, 0.99]).expand(10, 2)
-    agreeing, contrary = (replace(toy_common(), y=torch.full((10,), label)) for label in (1, 0))
+    agreeing, contrary = (replace(toy_public_data(), y=torch.full((10,), label)) for label in (1, 0))
     stays = distilled(study, contrary, student, targets, 1)
     assert all(torch.equal(stays[name], student[name]) for name in student)
     moved_on = distilled(study, agreeing, student, targets, 1)
@@ -569,37 +574,39 @@ def test_the_held_out_rows_say_which_step_is_kept() -> None:
 
 
 def test_classes_are_asked_of_the_held_out_rows_alone_and_these_are_in_no_batch() -> None:
-    study, common = stopped(), toy_common()
+    study, public_data = stopped(), toy_public_data()
     out = held_out_rows(study)
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    assert common.y is not None
+    targets = targets_of(study, public_data, teachers)
+    assert public_data.y is not None
     y = targets.argmax(dim=1)
-    found = distilled(study, replace(common, y=y), student, targets, 1)
+    found = distilled(study, replace(public_data, y=y), student, targets, 1)
     turned, other = 1 - y, targets.clone()
     turned[out], other[out] = y[out], 1 - targets[out]
-    again = distilled(study, replace(common, y=turned), student, other, 1)
+    again = distilled(study, replace(public_data, y=turned), student, other, 1)
     assert all(torch.equal(found[name], again[name]) for name in student)
-    with pytest.raises(BadData, match="`early_stopping` in \\[algorithm\\] needs the common set's classes"):
-        distilled(study, replace(common, y=None), student, targets, 1)
+    with pytest.raises(BadData, match="`early_stopping` in \\[algorithm\\] needs the public data set's classes"):
+        distilled(study, replace(public_data, y=None), student, targets, 1)
 
 
 def test_a_federation_with_early_stopping_reads_the_classes(tmp_path: Path) -> None:
-    path = tmp_path / "common.csv"
+    path = tmp_path / "public_data.csv"
     path.write_text("\n".join(["u,v,w", *(f"{k},1,2" for k in range(10))]) + "\n")
     study = stopped()
-    assert len(read_common(study_of("feddf"), task_of(study), path).x) == 10
+    assert len(read_public_data(study_of("feddf"), task_of(study), path).x) == 10
     with pytest.raises(BadData, match="no column `ill`"):
-        read_common(study, task_of(study), path)
+        read_public_data(study, task_of(study), path)
     assert both(study).digest == both(study).digest
     assert "early_stopping" not in study_of("feddf").algorithm.settings
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.09, 0), (0.9, 9)])
-def test_a_common_set_too_small_for_early_stopping_is_refused(fraction: float, count: int) -> None:
+def test_a_public_data_set_too_small_for_early_stopping_is_refused(fraction: float, count: int) -> None:
     with pytest.raises(BadData) as refused:
         stopped(fraction=fraction)
-    assert f"`early_stopping` in [algorithm] holds out {count} of the common set's 10 rows" in refused.value.message
+    assert (
+        f"`early_stopping` in [algorithm] holds out {count} of the public data set's 10 rows" in refused.value.message
+    )
 
 
 COORDINATOR = """
@@ -615,9 +622,9 @@ study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
 base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
 aggregator = server_aggregator(study, base.specs)
 out = bytearray()
-common = folder / "common.csv"
+public_data = folder / "public_data.csv"
 try:
-    aggregator.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
+    aggregator.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, public_data))
 except BadData as error:
     print(error.message, "|", error.hint)
 assert "torch" not in sys.modules
@@ -628,12 +635,12 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize("settings", [{}, {"early_stopping": STOPPING}], ids=["all-steps", "early-stopping"])
 def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = [f"{k},{-k}.5,{k * k / 10},no" for k in range(10)]
-    (tmp_path / "common.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
+    (tmp_path / "public_data.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
     study = study_of("feddf", sites=2, **settings)
-    common = study.common
-    assert common is not None
-    right = common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    study = study.model_copy(update={"common": right})
+    public_data = study.public_data
+    assert public_data is not None
+    right = public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    study = study.model_copy(update={"public_data": right})
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     base, delta = models(study, [1, 2])
     for name, tensors in (("base", base), ("delta", delta)):
@@ -641,18 +648,20 @@ def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", COORDINATOR, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     here, arrays = bytearray(), [InMemory({k: t.numpy() for k, t in one.items()}) for one in (base, delta)]
-    held = read_common(study, task_of(study), tmp_path / "common.csv")
+    held = read_public_data(study, task_of(study), tmp_path / "public_data.csv")
     updates = [Update("ash", 5, arrays[1]), Update("birch", 7, arrays[0])]
     aggregator_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
     assert (tmp_path / "out").read_bytes() == here
 
 
 def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> None:
-    (tmp_path / "common.csv").write_text("u,v,w,ill\n" + "".join(f"{k},{-k}.5,{k * k / 10},no\n" for k in range(10)))
+    (tmp_path / "public_data.csv").write_text(
+        "u,v,w,ill\n" + "".join(f"{k},{-k}.5,{k * k / 10},no\n" for k in range(10))
+    )
     study = study_of("feddf", sites=2, model={"name": "mlp", "hidden": [4], "norm": "batch"})
-    assert study.common is not None
-    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    study = study.model_copy(update={"common": right})
+    assert study.public_data is not None
+    right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    study = study.model_copy(update={"public_data": right})
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     (base,) = models(study, [1])
     delta = {key: torch.zeros_like(tensor) for key, tensor in base.items()}
@@ -661,19 +670,19 @@ def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> No
         safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
     script = COORDINATOR.replace('print(error.message, "|", error.hint)', "print(error.site, error.message)")
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
-    said = "ash the network says of the common set what is no number\n"
+    said = "ash the network says of the public data set what is no number\n"
     assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
 
 
 def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "common.csv").write_text("u,v,w,ill\n")
+    (tmp_path / "public_data.csv").write_text("u,v,w,ill\n")
     study = study_of("feddf")
     head = {
         "study": study.document(),
         "round": 1,
-        "common": str(tmp_path / "common.csv"),
+        "public_data": str(tmp_path / "public_data.csv"),
         "students": ["ash"],
         "teachers": [],
     }
@@ -682,23 +691,25 @@ def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     monkeypatch.setattr(sys, "stdout", out)
     ensemble.main()
     said = json.loads(out.buffer.getvalue())
-    assert "is not the common set of study `toy`" in said["error"]
+    assert "is not the public data set of study `toy`" in said["error"]
     assert said["hint"] == "create the study again with the right file"
-    assert study.common is not None
-    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    head["study"] = study.model_copy(update={"common": right}).document()
-    (tmp_path / "common.csv").write_text("")
+    assert study.public_data is not None
+    right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    head["study"] = study.model_copy(update={"public_data": right}).document()
+    (tmp_path / "public_data.csv").write_text("")
     with pytest.raises(BadData):
         ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n"), io.BytesIO())
     with pytest.raises(BadData, match="what is to be distilled was cut short"):
-        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_common())
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_public_data())
 
 
 def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     study = study_of("feddf", sites=1)
     (base,) = models(study, [1])
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
-    with pytest.raises(BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the common"):
+    with pytest.raises(
+        BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the public data"
+    ):
         aggregator_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
     with pytest.raises(BadData) as refused:

@@ -18,7 +18,7 @@ from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
 from fl_algorithms.tasks.base import SiteData, Split
-from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_common
+from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_public_data
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
@@ -59,7 +59,7 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
             step = session.validate if closing else session.train
             results[-1][site] = step(number, downlink(aggregator, kept, site, number))
         if not closing:
-            kept, _ = aggregate(study, aggregator, kept, number, results[-1], toy_common())
+            kept, _ = aggregate(study, aggregator, kept, number, results[-1], toy_public_data())
     digest = manifest(kept, aggregator.kept_specs).digest() if kept else None
     return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
 

@@ -408,7 +408,7 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
     aggregator = server_aggregator(study, specs_of(start))
     sessions = {site: SiteSession(study, site, task_of(study), toy_data(site)) for site in sites}
     results = {site: session.train(1, downlink(aggregator, start, site, 1)) for site, session in sessions.items()}
-    common = toy_data("ash").common
+    public_data = toy_data("ash").public_data
     made = {
         site: (
             catalog.network_of(study, site),
@@ -419,21 +419,21 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
         )
         for site in sites
     }
-    return start, aggregate(study, aggregator, start, 1, results, common)[0], made
+    return start, aggregate(study, aggregator, start, 1, results, public_data)[0], made
 
 
 def test_every_student_learns_what_all_networks_say_together() -> None:
     study = distilling(steps=6, networks={"deep": {"name": "mlp", "hidden": [5, 3]}})
     start, after, made = a_round(study, ["ash", "birch", "cedar"])
-    common = toy_data("ash").common
-    assert common is not None
-    targets = ensemble_targets(common, list(made.values()))
-    logits = [Restored(one, task_of(one), model).logits(common.x) for one, model in made.values()]
+    public_data = toy_data("ash").public_data
+    assert public_data is not None
+    targets = ensemble_targets(public_data, list(made.values()))
+    logits = [Restored(one, task_of(one), model).logits(public_data.x) for one, model in made.values()]
     torch.testing.assert_close(targets[:, 1], torch.sigmoid(sum(logits) / 3).squeeze(1))
     for sites, bundle in ((["ash"], ""), (["birch", "cedar"], "network_0/")):
         one, own = made[sites[0]]
         begins = {key: sum(made[site][1][key] for site in sites) / len(sites) for key in own}
-        wanted = distilled(one, common, begins, targets, 1)
+        wanted = distilled(one, public_data, begins, targets, 1)
         for key, tensor in wanted.items():
             torch.testing.assert_close(after[bundle + key], tensor, rtol=1e-4, atol=1e-5)
             assert not torch.equal(after[bundle + key], start[bundle + key])

@@ -29,13 +29,13 @@ from tests import reference
 from tests.fl_algorithms.image_toys import (
     CLASSES,
     IMAGES,
-    common_bytes,
     image_study,
     image_task,
     labelled,
     load,
     packed,
     pictures,
+    public_bytes,
     settings_of,
     write_images,
     write_table,
@@ -507,8 +507,8 @@ def site_folders(folder: Path) -> Path:
     for seed, site in enumerate(("ash", "birch")):
         packed(folder / site / "train.npz", n=18, seed=seed)
         packed(folder / site / "test.npz", n=6, seed=seed + 10)
-    (folder / "common").mkdir()
-    (folder / "common" / "common.npz").write_bytes(common_bytes())
+    (folder / "public_data").mkdir()
+    (folder / "public_data" / "public_data.npz").write_bytes(public_bytes())
     return folder
 
 
@@ -536,8 +536,8 @@ SPATIAL = sorted(
 
 @pytest.mark.parametrize("algorithm", SPATIAL)
 def test_every_method_for_divided_networks_trains_on_images(tmp_path: Path, algorithm: str) -> None:
-    common = {"init_private": "common"} if catalog.METHODS[algorithm].same_start else {}
-    study = image_study(algorithm=algorithm, local_steps=1, **common)
+    same_start = {"init_private": "common"} if catalog.METHODS[algorithm].same_start else {}
+    study = image_study(algorithm=algorithm, local_steps=1, **same_start)
     task = task_of(study)
     outcome = run_federation(study, task, load_sites(study, task, site_folders(tmp_path)))
     assert outcome.digest != outcome.initial_digest

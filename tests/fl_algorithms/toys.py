@@ -15,14 +15,14 @@ from fl_algorithms.client.session import RoundResult, SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
 from fl_algorithms.training import Phase
 from tests.fl_algorithms.image_toys import MASKS, SIDE
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 
 FEATURES = 3
-COMMON_ROWS = 10
+PUBLIC_ROWS = 10
 FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3]}
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
 U: dict[str, Any] = {"name": "unet", "widths": [2, 4], "norm": "none"}
@@ -50,10 +50,10 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     if "local_epochs" in training:
         training.pop("local_steps")
     features: list[Any] = ["u", "v", "w"]
-    if algorithm in catalog.METHODS and catalog.METHODS[algorithm].common:
+    if algorithm in catalog.METHODS and catalog.METHODS[algorithm].public_data:
         features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
-        tables["common"] = {"digest": "c0" * 32, "rows": COMMON_ROWS}
-        if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+        tables["public_data"] = {"digest": "c0" * 32, "rows": PUBLIC_ROWS}
+        if catalog.METHODS[algorithm].public_data == catalog.COORDINATOR:
             settings = {"distil_steps": 3, "distil_batch_size": 4, **settings}
     return {
         "study": study,
@@ -84,13 +84,13 @@ def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> Sit
         y = (x @ plane + 0.5 * torch.randn(n, generator=generator) > 0).long()
         return Split(x, y)
 
-    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64, common=toy_common())
+    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64, public_data=toy_public_data())
 
 
-def toy_common(rows: int = COMMON_ROWS) -> Common:
+def toy_public_data(rows: int = PUBLIC_ROWS) -> PublicData:
     """Rows of nobody, the same at every site."""
     x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(3))
-    return Common(x, (x.sum(dim=1) > 0).long())
+    return PublicData(x, (x.sum(dim=1) > 0).long())
 
 
 def toy_masks(site: str, rows: int = 22, seed: int = 1) -> SiteData:

@@ -31,7 +31,7 @@ SITES = ("ash", "birch", "cedar")
 FEATURES = ("age", "dose", "pressure")
 LABEL = "ill"
 SCALE = ((55.0, 0.0, 120.0), (20.0, 1.0, 15.0))  # mean and std of each feature, where the study gives them
-COMMON_ROWS = 12
+PUBLIC_ROWS = 12
 WAIT_S = 60
 FEDERATION = "methods"
 
@@ -82,7 +82,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     },
 }
 FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
-DISTILLING = sorted(name for name, row in catalog.METHODS.items() if row.common == catalog.COORDINATOR)
+DISTILLING = sorted(name for name, row in catalog.METHODS.items() if row.public_data == catalog.COORDINATOR)
 METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
@@ -93,7 +93,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Stud
     name = f"short-{method.replace('_', '-')}" + ("" if told is None else "-again")
     told = SETTINGS[method] if told is None else told
     features: list[Any] = list(FEATURES)
-    if catalog.METHODS[method].common:
+    if catalog.METHODS[method].public_data:
         features = [{"name": name, "mean": mean, "std": std} for name, mean, std in zip(FEATURES, *SCALE, strict=True)]
     tables: dict[str, Any] = {
         "study": {"name": name, "sites": list(SITES), "rounds": 2, "threads": 1},
@@ -102,7 +102,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Stud
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
         "reported": {"metrics": ["val_loss", "accuracy"]},
-        "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
+        "public_data": {"digest": hashlib.sha256(table(PUBLIC_ROWS, seed=9).encode()).hexdigest(), "rows": PUBLIC_ROWS},
         **{table: told[table] for table in ("networks", "assigned") if table in told},
     }
     return resolve(StudyFile.model_validate(tables))
@@ -149,9 +149,9 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distils = catalog.method(study).common == catalog.COORDINATOR
-        common = str(self.data / "common" / "common.csv") if distils else None
-        self._ask("create", document=study.document(), initial=str(initial), common=common)
+        distils = catalog.method(study).public_data == catalog.COORDINATOR
+        public_data = str(self.data / "public_data" / "public_data.csv") if distils else None
+        self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 
         def approve(site: str) -> None:
             service = self.site(site).control
@@ -175,8 +175,8 @@ class Federation:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("methods")
     data = folder / "data"
-    (data / "common").mkdir(parents=True)
-    (data / "common" / "common.csv").write_bytes(table(COMMON_ROWS, seed=9).encode())
+    (data / "public_data").mkdir(parents=True)
+    (data / "public_data" / "public_data.csv").write_bytes(table(PUBLIC_ROWS, seed=9).encode())
     for seed, site in enumerate(SITES):
         (data / site).mkdir()
         (data / site / "train.csv").write_bytes(table(30 + 10 * seed, seed).encode())
@@ -187,7 +187,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         federation = Federation(world, data)
         for site in SITES:
             federation.site(site).policy.write_text(policy)
-            world.ask_site(site, "data", "common", "patients", data / "common" / "common.csv")
+            world.ask_site(site, "data", "public-data", "patients", data / "public_data" / "public_data.csv")
         yield federation
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, Made, SiteData, Source, Split
+from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.images.augment import augmented
 from fl_algorithms.tasks.images.files import Array
 from fl_algorithms.tasks.images.pool import pooled
@@ -258,8 +258,9 @@ def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -
     return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std, images.sides), list(images.names)
 
 
-def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> Common:
-    """A study's common set, on the study's scale and never augmented; with the class of each where ``classes`` are.
+def public_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> PublicData:
+    """A study's public data set, on the study's scale and never augmented; with the class of each where ``classes``
+    are.
 
     Raises:
         BadData: as ``imagesets``; or classes are wanted of a folder.
@@ -269,7 +270,7 @@ def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     elif path.is_dir():
         raise BadData(
             f"{path}: a folder has no classes",
-            hint="a common set with classes is one .npz file, as a site's arrays",
+            hint="a public data set with classes is one .npz file, as a site's arrays",
         )
     else:
         plain = Source({"arrays": path}, patient="")
@@ -279,7 +280,7 @@ def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     mean, std = statistics(images.pixels, settings)
     still = settings.model_copy(update={"augment": Augmentation()})
     rows = ImageRows(images.pixels, torch.arange(len(images)), still, mean, std)
-    return Common(rows, None if images.y is None else torch.from_numpy(images.y))
+    return PublicData(rows, None if images.y is None else torch.from_numpy(images.y))
 
 
 def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:

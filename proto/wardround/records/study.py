@@ -10,7 +10,7 @@
     [checkpoints]  how the best models are chosen
     [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
-    [common]       a set without patients that every party holds a copy of, for the methods that need one
+    [public_data]  a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
 
 ``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
@@ -215,8 +215,10 @@ class LimitsSection(Strict):
         return multiple
 
 
-class CommonSection(Strict):
-    """A set without patients. Each party reads its own copy; ``fl_algorithms.tasks.common`` says what the digest is."""
+class PublicDataSection(Strict):
+    """A data set without patients, of which each party reads its own copy. ``fl_algorithms.tasks.public_data`` computes
+    the digest.
+    """
 
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     rows: int = Field(ge=1, le=10_000_000)
@@ -233,7 +235,7 @@ class StudyFile(Strict):
     checkpoints: CheckpointSection = CheckpointSection()
     reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
-    common: CommonSection | None = None
+    public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
 
@@ -250,8 +252,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned] and [common] stand in it where the study uses them; [limits] always, because it holds
-        where nobody wrote it.
+        [networks], [assigned] and [public_data] stand in it where the study uses them; [limits] always, because it
+        holds where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.
@@ -265,8 +267,8 @@ class StudyFile(Strict):
         for table in ("networks", "assigned"):
             if not document[table]:
                 del document[table]
-        if self.common is None:
-            del document["common"]
+        if self.public_data is None:
+            del document["public_data"]
         return document
 
     def bounds(self) -> tuple[str, ...]:

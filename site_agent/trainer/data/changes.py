@@ -29,7 +29,7 @@ def look(state: Path, name: str) -> dict[str, Any]:
 def at(named: DataSource) -> dict[str, Any]:
     """``look``, at what ``named`` says."""
     found: dict[str, Any] = {"bytes": 0, "missing": [], "unreadable": []}
-    paths = {**named.paths, **({"common": Path(named.common)} if named.common is not None else {})}
+    paths = {**named.paths, **({"public_data": Path(named.public_data)} if named.public_data is not None else {})}
     rows = [(role, *row) for role, path in paths.items() for row in _status(role, path, found)]
     found["bytes"] = sum(row[2] for row in rows)
     said = {key: text for key, text in named.told().items() if key not in ("digest", "weights")}
