@@ -1,9 +1,10 @@
 """A study with every default filled in, or the first thing in it that does not fit together. No torch.
 
-What is installed, and what it needs, stands in ``fl_algorithms.catalog``.
+What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
-from fl_algorithms.catalog import (
+from fl_algorithms.catalog import each_network, method, model, settings_of, task
+from fl_algorithms.registry import (
     COLUMNS,
     COORDINATOR,
     IMAGES,
@@ -12,13 +13,8 @@ from fl_algorithms.catalog import (
     VAL_LOSS,
     MethodRow,
     TaskRow,
-    each_network,
-    method,
-    model,
     nearest,
     row_of,
-    settings_of,
-    task,
 )
 from fl_algorithms.settings.methods import DistillationSettings, FedDfSettings, HeadSettings, MethodSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings

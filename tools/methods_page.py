@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the catalogue; a test compares. ``python -m tools.methods_page``"""
+"""Writes docs/methods.md from the registry; a test compares. ``python -m tools.methods_page``"""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from fl_algorithms.lab.methods import SHOWN, overview
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 HEAD = """# Methods
 
-Written by `python -m tools.methods_page` from the catalogue (`fl_algorithms/catalog.py`), which `fl-lab methods`
+Written by `python -m tools.methods_page` from the registry (`fl_algorithms/registry.py`), which `fl-lab methods`
 prints. `fl-lab methods NAME` has a method's settings. Each federated one runs in the lab and across hospitals with the
 same code and ends with the same digest.
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.server.feddf import require_torch
 from wardround.errors import BadData
 from wardround.local import durable
@@ -61,4 +61,4 @@ def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
 
 def distils(study: StudyFile) -> bool:
     """Whether the study's method distils at the coordinator."""
-    return catalog.method(study).public_data == catalog.COORDINATOR
+    return catalog.method(study).public_data == registry.COORDINATOR

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.device import CPU, Device, device_of
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
@@ -155,8 +155,8 @@ def study_network(study: StudyFile, task: Task) -> nn.Module:
     _, settings, _ = catalog.settings_of(study)
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
     row, shape = catalog.model(study), task.input_shape
-    inputs = shape[0] if row.takes == catalog.COLUMNS else shape
-    network: nn.Module = catalog.load(row.implementation)(settings, inputs, outputs)
+    inputs = shape[0] if row.takes == registry.COLUMNS else shape
+    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
     return network
 
 
@@ -285,9 +285,9 @@ class Algorithm:
 def algorithm_of(study: StudyFile) -> Algorithm:
     """What the study's method does at a site, with a soup if the study asks for one."""
     _, _, settings = catalog.settings_of(study)
-    algorithm: Algorithm = catalog.load(catalog.method(study).client)(settings)
+    algorithm: Algorithm = registry.load(catalog.method(study).client)(settings)
     if isinstance(settings, MeanSettings) and settings.soup is not None:
-        algorithm = catalog.load("fl_algorithms.client.fedsoup:with_soup")(algorithm, settings.soup)
+        algorithm = registry.load("fl_algorithms.client.fedsoup:with_soup")(algorithm, settings.soup)
     return algorithm
 
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.methods import HeadSettings
@@ -52,7 +52,7 @@ class Partition:
         leaves: in the order of the payload.
         stays: networks' and the method's own.
         comes: what is downloaded before each round, in the order of the payload.
-        exposure, apart: as in ``fl_algorithms.catalog.MethodRow``; "" where the method as it is set exposes nothing.
+        exposure, apart: as in ``fl_algorithms.registry.MethodRow``; "" where the method as it is set exposes nothing.
         parameters: numbers in the parameters of all the method's networks, as `fl-lab size` counts them.
     """
 
@@ -100,7 +100,7 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
     exposure, said = catalog.exposure(study), catalog.kept_apart(study)
     if apart and not exposure:  # the mean of one site's network is that network
-        exposure, said = catalog.COORDINATOR, "the site's own network, which no other site trains"
+        exposure, said = registry.COORDINATOR, "the site's own network, which no other site trains"
     return Partition(leaves, private + kept, comes, exposure, parameters, said)
 
 
@@ -175,7 +175,7 @@ def refuse_unlike_networks(study: StudyFile) -> bool:
 def task_of(study: StudyFile) -> Task:
     """The study's task, ready to read data. Images are of the size that the default network sees."""
     settings, _, _ = catalog.settings_of(catalog.network_of(study, site=""))
-    task: Task = catalog.load(catalog.task(study).implementation)(settings)
+    task: Task = registry.load(catalog.task(study).implementation)(settings)
     return task
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
 from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
@@ -284,7 +284,7 @@ class SiteSession:
         if round_number > 1:
             checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
             checkpoints += self._compete(round_number - 1, trained=False)
-        return {catalog.VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
+        return {registry.VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
 
     def _compete(self, model_round: int, *, trained: bool) -> list[Checkpoint]:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces."""

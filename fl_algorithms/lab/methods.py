@@ -1,4 +1,4 @@
-"""`fl-lab methods`: the catalogue for people. Reads rows, settings and docstrings; imports no torch."""
+"""`fl-lab methods`: the registry of methods for people. Reads rows, settings and docstrings; imports no torch."""
 
 import ast
 import difflib
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_algorithms import catalog
-from fl_algorithms.catalog import MethodRow
+from fl_algorithms import registry
+from fl_algorithms.registry import MethodRow
 from wardround.errors import UsageProblem
 
 MEAN = "fl_algorithms.server.mean:mean"
@@ -21,7 +21,7 @@ SHOWN = {
 
 def overview() -> list[dict[str, Any]]:
     """Every method: what a hospital asks first."""
-    return [_facts(row) for row in catalog.METHODS.values()]
+    return [_facts(row) for row in registry.METHODS.values()]
 
 
 def card(name: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def card(name: str) -> dict[str, Any]:
     Raises:
         UsageProblem: there is none of that name.
     """
-    row = catalog.METHODS.get(name)
+    row = registry.METHODS.get(name)
     if row is None:
         raise UsageProblem(f"there is no method `{name[:60]}`", hint=_nearest(name))
     return {
@@ -110,7 +110,7 @@ def _needs(row: MethodRow) -> list[str]:
     if row.validation:
         needs.append("validation rows, for the method itself")
     if row.public_data:
-        holder = "every site" if row.public_data == catalog.SITES else "the coordinator"
+        holder = "every site" if row.public_data == registry.SITES else "the coordinator"
         needs.append(f"a public data set at {holder}: [public_data]")
     return needs
 
@@ -141,7 +141,7 @@ def _about(row: MethodRow) -> str:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, catalog.METHODS, n=1)
+    close = difflib.get_close_matches(name, registry.METHODS, n=1)
     return f"did you mean `{close[0]}`?" if close else "`fl-lab methods` lists them"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -18,7 +18,7 @@ MASKED = {
     "images": "images", "masks": "masks", "labels": "patients.csv",
     "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
 }  # fmt: skip
-LAYOUTS = {catalog.COLUMNS: TABLES, catalog.IMAGES: (ARRAYS, LABELLED), catalog.MASKS: (ARRAYS, MASKED)}
+LAYOUTS = {registry.COLUMNS: TABLES, registry.IMAGES: (ARRAYS, LABELLED), registry.MASKS: (ARRAYS, MASKED)}
 
 
 def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
@@ -67,7 +67,7 @@ def find_public_data(folder: Path) -> Path:
     Raises:
         BadData: there is none of them.
     """
-    there = [folder / catalog.PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
+    there = [folder / registry.PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
     found = next((path for path in there if path.exists()), None)
     if found is None:
         names = ", ".join(map(str, there[:-1])) + f" nor {there[-1]}"

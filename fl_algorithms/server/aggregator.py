@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.settings.methods import ServerSettings
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -168,8 +168,9 @@ def server_aggregator(study: StudyFile, leaves: Specs) -> ServerAggregator:
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
-    whole = catalog.method(study).public_data == catalog.COORDINATOR  # it makes networks, of which the study tells
-    aggregator: ServerAggregator = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
+    distils = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
+    make = registry.load(implementation)
+    aggregator: ServerAggregator = make(settings, study if distils else study.study.sites, leaves)
     return aggregator
 
 

@@ -28,7 +28,7 @@ from typing import IO
 
 import numpy as np
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.server.aggregator import (
     F64,
     BeyondFloat32,
@@ -145,7 +145,7 @@ def distilled(
         request, reply = io.BytesIO(), io.BytesIO()
         ask(request)
         request.seek(0)
-        catalog.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.public_data)
+        registry.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.public_data)
         reply.seek(0)
         reply.readline()
         yield reply

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.session import Restored
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
@@ -38,7 +38,7 @@ def rows_for(
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
     gives = catalog.task(study).gives
-    fitting = ("table",) if gives == catalog.COLUMNS else ("images", "arrays")
+    fitting = ("table",) if gives == registry.COLUMNS else ("images", "arrays")
     if len(given) != 1 or not given.keys() <= set(fitting):
         found = " and ".join(map(kinds.option, given)) or "nothing"
         raise UsageProblem(
@@ -54,7 +54,7 @@ def rows_for(
     if out.exists() and path.exists() and out.samefile(path):
         what = "table" if form == "table" else "file of images"
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
-    (outputs.folder if gives == catalog.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
+    (outputs.folder if gives == registry.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
 
 

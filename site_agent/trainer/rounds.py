@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.client.weights import OwnWeights, own_weights
@@ -435,7 +435,7 @@ def _counts(y: torch.Tensor, classes: int) -> list[int]:
 
 
 def _needs_public_data(study: StudyFile) -> bool:
-    return catalog.method(study).public_data == catalog.SITES
+    return catalog.method(study).public_data == registry.SITES
 
 
 def _label(study: StudyFile, site: str, chosen: str) -> str:

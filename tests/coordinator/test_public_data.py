@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.models import public_data
 from coordinator.storage.blobs import Blobs
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -86,7 +86,7 @@ def test_torch_is_asked_for_before_any_site_hears_of_the_study(
 
 
 def test_only_feddf_and_pfeddf_distil_here() -> None:
-    distilling = {name for name in catalog.METHODS if public_data.distils(toy_study(name, **PLAIN.get(name, {})))}
+    distilling = {name for name in registry.METHODS if public_data.distils(toy_study(name, **PLAIN.get(name, {})))}
     assert distilling == {"feddf", "pfeddf"}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
@@ -35,9 +35,9 @@ def image_study(
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
     public_data, distilling = {}, {}
-    if catalog.METHODS[algorithm].public_data == catalog.COORDINATOR:
+    if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
         distilling = {"distil_steps": 1, "distil_batch_size": 4}
-    if catalog.METHODS[algorithm].public_data:
+    if registry.METHODS[algorithm].public_data:
         task = {**task, "mean": [0.25], "std": [0.25]}
         public_data = {"public_data": {"digest": hashlib.sha256(public_bytes()).hexdigest(), "rows": PUBLIC_ROWS}}
     steps = {"optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1, "batch_size": 4, "local_steps": 3}

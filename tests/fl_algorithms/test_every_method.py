@@ -1,4 +1,4 @@
-"""What holds for every method of the catalogue, whatever it does."""
+"""What holds for every installed method, whatever it does."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
@@ -22,15 +22,15 @@ from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_public_dat
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
-METHODS = list(catalog.METHODS)
-FEDERATED = [name for name, row in catalog.METHODS.items() if not row.lab_only]
-MEANS = [name for name, row in catalog.METHODS.items() if issubclass(row.settings, MeanSettings)]
+METHODS = list(registry.METHODS)
+FEDERATED = [name for name, row in registry.METHODS.items() if not row.lab_only]
+MEANS = [name for name, row in registry.METHODS.items() if issubclass(row.settings, MeanSettings)]
 NOISY: dict[str, Any] = {"name": "mlp", "hidden": [4, 3], "dropout": 0.3, "norm": "batch"}
 
 
 def noisy(algorithm: str, **changes: Any) -> StudyFile:
     """A study whose network has all that could go wrong: dropout, statistics, an integer buffer."""
-    needs = catalog.METHODS[algorithm].needs
+    needs = registry.METHODS[algorithm].needs
     if TWO_EXTRACTORS not in needs:
         changes["model"] = {**U, "norm": "batch", "dropout": 0.3} if DEPTHS in needs else NOISY
     return fit(algorithm, **changes)

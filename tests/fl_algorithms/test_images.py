@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.lab.federation import load_sites, run_federation
@@ -530,13 +530,13 @@ def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algor
 
 
 SPATIAL = sorted(
-    name for name, row in catalog.METHODS.items() if not row.lab_only and row.needs <= {BODY_AND_HEAD, NORM_LAYERS}
+    name for name, row in registry.METHODS.items() if not row.lab_only and row.needs <= {BODY_AND_HEAD, NORM_LAYERS}
 )
 
 
 @pytest.mark.parametrize("algorithm", SPATIAL)
 def test_every_method_for_divided_networks_trains_on_images(tmp_path: Path, algorithm: str) -> None:
-    same_start = {"init_private": "common"} if catalog.METHODS[algorithm].same_start else {}
+    same_start = {"init_private": "common"} if registry.METHODS[algorithm].same_start else {}
     study = image_study(algorithm=algorithm, local_steps=1, **same_start)
     task = task_of(study)
     outcome = run_federation(study, task, load_sites(study, task, site_folders(tmp_path)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
@@ -86,7 +86,7 @@ def lab(*args: Any) -> Any:
 def test_the_same_study_gives_the_same_model_and_another_seed_another(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(catalog.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
     first = federate(toy_study(algorithm))
     assert first.digest == federate(toy_study(algorithm)).digest
     assert first.digest != federate(toy_study(algorithm, seed=6)).digest

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import frozen_copy
 from fl_algorithms.client.apfl import Mixture, alpha_gradient, mixed_outputs, mixed_weights
 from fl_algorithms.client.fedbn import norm_layers
@@ -207,8 +207,8 @@ def test_lg_fedavg_that_shares_everything_is_fedavg() -> None:
 
 def test_lg_fedavg_that_shares_nothing_is_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     client = "tests.fl_algorithms.toys:lg_that_shares_nothing"
-    row = replace(catalog.METHODS["silo"], name="lg-nothing", client=client)
-    monkeypatch.setitem(catalog.METHODS, "lg-nothing", row)  # type: ignore[arg-type]
+    row = replace(registry.METHODS["silo"], name="lg-nothing", client=client)
+    monkeypatch.setitem(registry.METHODS, "lg-nothing", row)  # type: ignore[arg-type]
     assert_same_models(federation(toy_study("lg-nothing")), federation(toy_study("silo")))
 
 
@@ -456,7 +456,7 @@ def test_what_ditto_sends_is_fedavgs_whatever_lambda_is(lam: float, iterator: st
 
 def test_ditto_with_zero_lambda_trains_the_private_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     client = "tests.fl_algorithms.toys:alone_with_dittos_stream"
-    monkeypatch.setitem(catalog.METHODS, "silo", replace(catalog.METHODS["silo"], client=client))  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "silo", replace(registry.METHODS["silo"], client=client))  # type: ignore[arg-type]
     alone = private_of(toy_study("silo"), 3)
     ditto = toy_study("ditto", algorithm_settings={"lam": 0.0})
     assert same_bits(of_slot(private_of(ditto, 3), "personal"), alone)

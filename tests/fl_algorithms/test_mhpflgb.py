@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.mhpflgb import BYPASS, FUSION, fused, own_head
 from fl_algorithms.client.partition import build, describe, initial_model, task_of
@@ -269,9 +269,9 @@ def test_without_both_nothing_would_be_shared() -> None:
 # Which networks fit
 
 
-@pytest.mark.parametrize("name", [name for name, row in catalog.MODELS.items() if row.takes != catalog.COLUMNS])
+@pytest.mark.parametrize("name", [name for name, row in registry.MODELS.items() if row.takes != registry.COLUMNS])
 def test_every_network_for_images_takes_part(name: str) -> None:
-    task = IMAGES if catalog.MODELS[name].takes == catalog.IMAGES else MASKS
+    task = IMAGES if registry.MODELS[name].takes == registry.IMAGES else MASKS
     model: dict[str, Any] = {"name": name, "stem": "small", "width": 0.1} if task is IMAGES else {**U, "name": name}
     task = {**task, "size": [16, 16]}
     study = study_of(task, model, widths=[2, 3])

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import compute_logits
 from fl_algorithms.client.distillation import rows_of_round
 from fl_algorithms.client.partition import task_of
@@ -191,7 +191,7 @@ def test_a_study_that_lacks_what_the_method_needs_is_refused(changes: dict[str, 
 
 
 def test_no_site_can_be_called_as_the_labs_folder_of_the_public_data_set() -> None:
-    assert not SITE_NAME.fullmatch(catalog.PUBLIC_DATA)
+    assert not SITE_NAME.fullmatch(registry.PUBLIC_DATA)
 
 
 def test_pixels_and_images_without_a_scale_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SessionState
@@ -24,7 +24,7 @@ METHODS = ["fedavg", "fenda", "fedsoup", "silo", "two-networks"]
 
 @pytest.fixture(autouse=True)
 def _two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
 
 
 def run_rounds(study: StudyFile, *, restart: bool) -> tuple[list[Any], SessionState]:

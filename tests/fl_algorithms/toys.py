@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
 from fl_algorithms.client.lg_fedavg import lg_fedavg
 from fl_algorithms.client.partition import initial_model, task_of
@@ -50,10 +50,10 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     if "local_epochs" in training:
         training.pop("local_steps")
     features: list[Any] = ["u", "v", "w"]
-    if algorithm in catalog.METHODS and catalog.METHODS[algorithm].public_data:
+    if algorithm in registry.METHODS and registry.METHODS[algorithm].public_data:
         features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
         tables["public_data"] = {"digest": "c0" * 32, "rows": PUBLIC_ROWS}
-        if catalog.METHODS[algorithm].public_data == catalog.COORDINATOR:
+        if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
             settings = {"distil_steps": 3, "distil_batch_size": 4, **settings}
     return {
         "study": study,
@@ -158,7 +158,7 @@ def two_networks(settings: MethodSettings) -> Algorithm:
     return Algorithm(slots=slots, shares=(Share(), Share("bypass", matching("head.*"))), phases=phases, infer=infer)
 
 
-TWO_NETWORKS = catalog.MethodRow(
+TWO_NETWORKS = registry.MethodRow(
     name="two-networks",
     title="Two networks",
     paper="none",
@@ -169,8 +169,8 @@ TWO_NETWORKS = catalog.MethodRow(
 
 
 def fit(algorithm: str, **changes: Any) -> StudyFile:
-    """A small study of any method of the catalogue, with the training that the method asks for."""
-    row = catalog.METHODS[algorithm]
+    """A small study of any installed method, with the training that the method asks for."""
+    row = registry.METHODS[algorithm]
     if row.plain_sgd:
         changes |= {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
     if row.same_start:

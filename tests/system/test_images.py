@@ -12,7 +12,7 @@ import safetensors.torch
 from PIL import Image
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
 from fl_algorithms.resolving import resolve
@@ -226,7 +226,7 @@ def test_arrays_with_masks_reach_the_same_bits_as_the_lab(federation: Federation
     assert len(list(out.iterdir())) == ROWS["ash"]
 
 
-@pytest.mark.parametrize("method", [name for name, row in catalog.METHODS.items() if DEPTHS in row.needs])
+@pytest.mark.parametrize("method", [name for name, row in registry.METHODS.items() if DEPTHS in row.needs])
 def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     method: str, federation: Federation, tmp_path: Path
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     for site in SITES:
         consent = SiteState(federation.world.state / site).consent(study.study.name)
         assert consent is not None
-        assert (consent.exposure, consent.apart) == (catalog.METHODS[method].exposure, catalog.METHODS[method].apart)
+        assert (consent.exposure, consent.apart) == (registry.METHODS[method].exposure, registry.METHODS[method].apart)
 
 
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:

@@ -1,4 +1,4 @@
-"""Every method of the catalogue in one running federation, a short study each, against the lab: the same bits."""
+"""Every installed method in one running federation, a short study each, against the lab: the same bits."""
 
 import csv
 import hashlib
@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
@@ -81,19 +81,19 @@ UNLIKE: dict[str, dict[str, Any]] = {
         "early_stopping": {"every": 2, "patience": 4, "fraction": 0.25},
     },
 }
-FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
-DISTILLING = sorted(name for name, row in catalog.METHODS.items() if row.public_data == catalog.COORDINATOR)
-METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
+FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
+DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == registry.COORDINATOR)
+METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
 def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> StudyFile:
     """A resolved study of two rounds of three steps. ``told``: in place of what SETTINGS has."""
     if method not in SETTINGS:
-        pytest.fail(f"method `{method}` is in the catalogue and not in SETTINGS of {Path(__file__).name}: add it")
+        pytest.fail(f"method `{method}` is in the registry and not in SETTINGS of {Path(__file__).name}: add it")
     name = f"short-{method.replace('_', '-')}" + ("" if told is None else "-again")
     told = SETTINGS[method] if told is None else told
     features: list[Any] = list(FEATURES)
-    if catalog.METHODS[method].public_data:
+    if registry.METHODS[method].public_data:
         features = [{"name": name, "mean": mean, "std": std} for name, mean, std in zip(FEATURES, *SCALE, strict=True)]
     tables: dict[str, Any] = {
         "study": {"name": name, "sites": list(SITES), "rounds": 2, "threads": 1},
@@ -149,7 +149,7 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distils = catalog.method(study).public_data == catalog.COORDINATOR
+        distils = catalog.method(study).public_data == registry.COORDINATOR
         public_data = str(self.data / "public_data" / "public_data.csv") if distils else None
         self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 
@@ -209,7 +209,7 @@ def test_a_federation_reaches_the_same_bits_as_the_lab(
         consent = federation.site(site).consent(study.study.name)
         assert consent is not None
         alone = told is UNLIKE and site not in UNLIKE["assigned"]
-        assert consent.exposure == ("coordinator" if alone else catalog.METHODS[method].exposure)
+        assert consent.exposure == ("coordinator" if alone else registry.METHODS[method].exposure)
 
 
 def test_every_ledger_of_that_federation_verifies(federation: Federation) -> None:

@@ -5,7 +5,7 @@
     [model]        an installed network and its sizes
     [networks.X]   another network that sites may train, called X
     [assigned]     site = X; the others train [model]
-    [algorithm]    a method of the catalogue and its settings
+    [algorithm]    an installed method and its settings
     [training]     the local steps
     [checkpoints]  how the best models are chosen
     [reported]     which numbers leave beside the tensors, and how exactly
@@ -90,7 +90,7 @@ class StudySection(Strict):
 
 
 class Named(BaseModel):
-    """A table that names something installed; its other keys are that thing's settings, checked by the catalogue."""
+    """A table that names something installed; its other keys are that thing's settings, checked by the catalog."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
