@@ -29,7 +29,7 @@ def public_data_digest(path: Path) -> str:
                 return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}") from None
-    from fl_algorithms.tasks.images.sets import files_in
+    from fl_algorithms.tasks.images.files import files_in
 
     return canonical.digest([[name, public_data_digest(file)] for name, file in files_in(path).items()])
 

@@ -105,10 +105,9 @@ def _write_masks(
     out: Path,
     force: bool,
 ) -> None:
-    from fl_algorithms.tasks.images.files import mask_at
+    from fl_algorithms.tasks.images.files import mask_at, stem
     from fl_algorithms.tasks.images.nifti import NIFTI
     from fl_algorithms.tasks.images.rows import ImageRows
-    from fl_algorithms.tasks.images.sets import stem
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]

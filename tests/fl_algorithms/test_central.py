@@ -21,8 +21,9 @@ from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Source, Split
+from fl_algorithms.tasks.images.labels import classes_among
 from fl_algorithms.tasks.images.pool import pooled as pooled_images
-from fl_algorithms.tasks.images.sets import ImageSet, classes_among, read_set
+from fl_algorithms.tasks.images.sets import ImageSet, read_set
 from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.image_toys import (
     CLASSES,

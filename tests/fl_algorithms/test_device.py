@@ -22,7 +22,7 @@ from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.tasks.images import sets
+from fl_algorithms.tasks.images import pixels
 from fl_algorithms.training import Batches
 from tests.fl_algorithms.far_device import FAR, Far, elsewhere
 from tests.fl_algorithms.image_toys import (
@@ -52,7 +52,7 @@ FORCED = Device(precision=torch.bfloat16, channels_last=True, name="forced")  # 
 
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "MIB", 1)
+    monkeypatch.setattr(pixels, "MIB", 1)
 
 
 def folders(root: Path, *, masks: bool) -> Path:

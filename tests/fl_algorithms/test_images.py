@@ -20,9 +20,10 @@ from fl_algorithms.settings.images import Augmentation, ImageSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Source, Split, in_parts
-from fl_algorithms.tasks.images import sets
+from fl_algorithms.tasks.images import pixels
 from fl_algorithms.tasks.images.augment import augmented, uniform
-from fl_algorithms.tasks.images.sets import Pixels, source_digest
+from fl_algorithms.tasks.images.pixels import Pixels
+from fl_algorithms.tasks.images.sets import source_digest
 from fl_algorithms.tasks.selection import chosen, joined, rows_at
 from fl_algorithms.training import Batches
 from tests import reference
@@ -146,7 +147,7 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 ) -> None:
     source, task = labelled(tmp_path), image_task()
     kept = load(task, source)
-    monkeypatch.setattr(sets, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
+    monkeypatch.setattr(pixels, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
     assert torch.equal(everything(load(task, source)), everything(kept))
     small = load(image_task(cache_mib=500), source)
     assert torch.equal(everything(small), everything(kept))
@@ -158,15 +159,15 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 def test_the_number_of_decoders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: int) -> None:
     source, task = labelled(tmp_path), image_task(cache_mib=500)
     kept = everything(load(image_task(), source))
-    monkeypatch.setattr(sets, "MIB", 1)
-    monkeypatch.setattr(sets, "DECODERS", decoders)
+    monkeypatch.setattr(pixels, "MIB", 1)
+    monkeypatch.setattr(pixels, "DECODERS", decoders)
     monkeypatch.setattr(Pixels.__init__, "__defaults__", (decoders,))
     assert torch.equal(everything(load(task, source)), kept)
 
 
 def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = labelled(tmp_path)
-    monkeypatch.setattr(sets, "MIB", 1)
+    monkeypatch.setattr(pixels, "MIB", 1)
     data = load(image_task(cache_mib=500), source)
     write_images(tmp_path / "images", list(pictures(12, seed=9)[0]))
     with pytest.raises(BadData, match=r"not the file that was read at the start"):

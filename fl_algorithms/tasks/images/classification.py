@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.images.labels import LabelSource, classes_among
 from fl_algorithms.tasks.images.rows import (
     ImageRows,
     about_classes,
@@ -25,7 +26,6 @@ from fl_algorithms.tasks.images.rows import (
     new_images,
     public_images,
 )
-from fl_algorithms.tasks.images.sets import Found, classes_among
 from fl_algorithms.tasks.metrics import scores
 
 SMALLEST = 1e-12  # of 1 - p_y, whose power has no slope at 0 when gamma is below 1
@@ -72,8 +72,8 @@ class ImageTask:
         )
         return self._with_warnings(data), tests
 
-    def _classes_of(self, found: Found) -> NDArray[np.int64]:
-        return classes_among(found, self.classes)
+    def _classes_of(self, labels: LabelSource) -> NDArray[np.int64]:
+        return classes_among(labels, self.classes)
 
     def _with_warnings(self, data: SiteData) -> SiteData:
         parts = {"training part": data.train, "validation part": data.validation, "test set": data.test}

@@ -304,3 +304,27 @@ def unit(array: Array) -> NDArray[np.float32]:
     if array.dtype.kind == "u":
         return array.astype(np.float32) * np.float32(1 / np.iinfo(array.dtype).max)
     return array.astype(np.float32)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Every file below ``folder`` by its name there, in the order of the names; hidden ones are skipped.
+
+    Raises:
+        BadData: the folder cannot be read or has none.
+    """
+    if not folder.is_dir():
+        raise BadData(f"{folder}: not a folder")
+    try:
+        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    except OSError as error:
+        raise BadData(f"{folder}: {error.strerror}") from None
+    seen = {name: path for name, path in sorted(found.items()) if not any(p.startswith(".") for p in name.split("/"))}
+    if not seen:
+        raise BadData(f"{folder}: no files in it")
+    return seen
+
+
+def stem(name: str) -> str:
+    """Without the ending that says how the file is read."""
+    kind = kind_of(Path(name))
+    return name[: len(name) - len(kind)] if kind else name

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.settings.images import PixelSettings
-from fl_algorithms.tasks.images.sets import ByPlace, ImageSet
+from fl_algorithms.tasks.images.pixels import ByPlace
+from fl_algorithms.tasks.images.sets import ImageSet
 
 
 class PooledPixels:

@@ -1,7 +1,7 @@
 """What the image tasks share: rows of images, their scale, and who is in which split."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.images.augment import augmented
-from fl_algorithms.tasks.images.files import Array
+from fl_algorithms.tasks.images.labels import ReadLabels, classes_among
+from fl_algorithms.tasks.images.pixels import ByPlace
 from fl_algorithms.tasks.images.pool import pooled
-from fl_algorithms.tasks.images.sets import ByPlace, Found, ImageSet, classes_among, digest_of, read_plain, read_set
+from fl_algorithms.tasks.images.sets import ImageSet, digest_of, read_plain, read_set
 from wardround.errors import BadData
 
 STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
@@ -96,7 +97,7 @@ class FileRows:
 def load_images(
     source: Source,
     settings: PixelSettings,
-    read_y: Callable[[Found], Array],
+    read_y: ReadLabels,
     *,
     masks: bool,
     site: str,
@@ -119,7 +120,7 @@ def load_images(
 def load_pooled_images(
     sources: Mapping[str, Source],
     settings: PixelSettings,
-    read_y: Callable[[Found], Array],
+    read_y: ReadLabels,
     *,
     masks: bool,
     site: str,
@@ -140,9 +141,7 @@ def load_pooled_images(
     return data, {name: _part(images, torch.arange(len(images)), settings, scale) for name, images in tests.items()}
 
 
-def _both(
-    source: Source, settings: PixelSettings, read_y: Callable[[Found], Array], masks: bool
-) -> tuple[ImageSet, ImageSet | None]:
+def _both(source: Source, settings: PixelSettings, read_y: ReadLabels, masks: bool) -> tuple[ImageSet, ImageSet | None]:
     """The training images and those to test."""
     whole = read_set(source, settings, read_y, test=False, masks=masks)
     test = read_set(source, settings, read_y, test=True, masks=masks)
@@ -275,7 +274,7 @@ def public_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     else:
         plain = Source({"arrays": path}, patient="")
         own = settings.model_copy(update={"patient": ""})
-        images = read_set(plain, own, lambda found: classes_among(found, classes), test=False, masks=False)
+        images = read_set(plain, own, lambda labels: classes_among(labels, classes), test=False, masks=False)
     assert images is not None
     mean, std = statistics(images.pixels, settings)
     still = settings.model_copy(update={"augment": Augmentation()})
