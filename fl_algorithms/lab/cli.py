@@ -15,7 +15,8 @@ from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
 from wardround.local import outputs
 from wardround.records import study as study_file
-from wardround.records.study import Named, StudyFile
+from wardround.records.schema import toml_bytes
+from wardround.records.study import Named, PublicDataSection, StudyFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +94,8 @@ def public_data(
     from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
     found = read_public_data(loaded.model_copy(update={"public_data": None}), task_of(loaded), path)
-    print(f'[public_data]\ndigest = "{public_data_digest(path)}"\nrows = {len(found.x)}')
+    section = PublicDataSection(digest=public_data_digest(path), rows=len(found.x))
+    print(toml_bytes({"public_data": section.model_dump()}).decode(), end="")
     say(f"next: put this into {study}, and give every site a copy of {path.name}")
 
 

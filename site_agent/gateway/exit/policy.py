@@ -23,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 
 from site_agent.state.directory import COUNTS, exposed
 from wardround.errors import BadData, NeedsPerson
-from wardround.records.schema import Strict, check, parse_toml
+from wardround.records.schema import Strict, check, parse_toml, toml_value
 from wardround.records.study import METRIC_NAME
 from wardround.tensors.manifests import ITEM_BYTES, TensorSpec
 
@@ -319,25 +319,25 @@ def draft(asked: Asked, site: str) -> str:
         "# Nothing leaves that no rule allows; deny beats allow; one denied tensor blocks the whole update.",
         "",
         "[study]",
-        f"coordinator = {_toml(asked.coordinator)}",
-        f"studies = [{_toml(asked.study)}]",
+        f"coordinator = {toml_value(asked.coordinator)}",
+        f"studies = [{toml_value(asked.study)}]",
         "",
         "[tensors]",
         "deny = []",
         "allow = [",
         *(
-            f"  {{ match = {_toml(spec.key)}, dtype = [{_toml(spec.dtype)}], max_bytes = {spec.bytes} }},"
+            f"  {{ match = {toml_value(spec.key)}, dtype = [{toml_value(spec.dtype)}], max_bytes = {spec.bytes} }},"
             for spec in asked.tensors
         ),
         "]",
         "",
         "[metrics]",
         "allow = [",
-        *(f"  {{ name = {_toml(name)}, digits = {asked.digits}, min_records = 1 }}," for name in asked.metrics),
+        *(f"  {{ name = {toml_value(name)}, digits = {asked.digits}, min_records = 1 }}," for name in asked.metrics),
         "]",
         "",
         "[counts]                       # exact, bucketed (a power of two) or uniform (1)",
-        f"form = {_toml(asked.counts)}",
+        f"form = {toml_value(asked.counts)}",
         "",
         *_drafted_models(asked),
         "",
@@ -386,7 +386,3 @@ def _shown(item: Any) -> str:
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _toml(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

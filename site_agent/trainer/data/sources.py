@@ -33,7 +33,7 @@ from fl_algorithms.tasks.tables.table import data_digest
 from site_agent.trainer.data import kinds
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.local import durable
-from wardround.records.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, read_toml, toml_bytes
 from wardround.records.study import NETWORK_LABEL, StudyFile
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
@@ -163,8 +163,14 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
             f"data `{name}` is already {next(iter(known[name].paths.values()))}",
             hint="add `--replace` if this is meant; studies approved with the old data must then be approved again",
         )
-    tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
-    durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
+    tables = {key: item.told() for key, item in sorted({**known, name: added}.items())}
+    try:
+        data = toml_bytes(tables)
+    except BadData:
+        raise UsageProblem(
+            "a path that is not UTF-8 cannot be kept in data.toml", hint="rename the file or its folder"
+        ) from None
+    durable.write_file(state / "data.toml", data, mode=FILE_MODE)
 
 
 def name_public_data(state: Path, name: str, path: Path) -> None:
@@ -274,21 +280,3 @@ def _sha256(path: Path) -> str:
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}", code=DATA_INVALID) from None
     return digest.hexdigest()
-
-
-def _as_toml(name: str, named: DataSource) -> str:
-    lines = [f"{key} = {_quoted(value)}" for key, value in named.told().items()]
-    return "\n".join([f"[{name}]", *lines, ""])
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string. Control characters become escapes, the rest stands as it is."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else _escape(c) for c in escaped) + '"'
-
-
-def _escape(character: str) -> str:
-    number = ord(character)
-    if 0xD800 <= number <= 0xDFFF:
-        raise UsageProblem("a path that is not UTF-8 cannot be kept in data.toml", hint="rename the file or its folder")
-    return f"\\u{number:04X}" if number <= 0xFFFF else f"\\U{number:08X}"
