@@ -28,9 +28,9 @@ def exposure(study: StudyFile) -> str:
     return method(study).exposure if settings.exposes else ""
 
 
-def kept_apart(study: StudyFile) -> str:
-    """What of a site the coordinator keeps apart, in words; "" where the method as it is set keeps nothing so."""
-    return method(study).apart if exposure(study) else ""
+def personalized(study: StudyFile) -> str:
+    """What the coordinator keeps of each single site, in words; "" where the method as it is set keeps nothing so."""
+    return method(study).personalized if exposure(study) else ""
 
 
 def network_label(study: StudyFile, site: str, chosen: str = "") -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.distillation import class_logits
-from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
+from fl_algorithms.client.partition import all_tensors, build, task_of, upload_specs
 from fl_algorithms.device import make_deterministic
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import BeyondFloat32
@@ -65,7 +65,7 @@ def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None 
         require_public_data(study, path, "create the study again with the right file")
         public_data = read_public_data(study, task_of(study), path)
     own = {site: catalog.network_of(study, site) for site in (*head["students"], *head["teachers"])}
-    specs = {site: leaving(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
+    specs = {site: upload_specs(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
     students, teachers = (
         [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
     )

@@ -86,7 +86,7 @@ class MethodRow:
     """A method.
 
     Attributes:
-        leaves, stays: for people.
+        upload, private: what a site sends and what never leaves it, for people.
         client: called with its settings, gives the ``Algorithm`` that sites run.
         server: called with its settings, the study's sites and the leaving tensors; gives the
             server aggregator. One with a public data set at the coordinator is called with the study in place of its
@@ -97,16 +97,16 @@ class MethodRow:
         unlike: sites' networks may share different tensors; the server aggregator then averages each architecture by
             itself.
         public_data: who holds a copy of the study's public data set, SITES or COORDINATOR; "": the method needs none.
-        exposure: whether the coordinator keeps what is one site's alone apart ("coordinator"), and also sends it to
+        exposure: whether the coordinator keeps something of each single site ("coordinator"), and also sends it to
             the other sites ("sites"); a site's policy must allow that.
-        apart: what that is, for people.
+        personalized: what that is, for people.
     """
 
     name: str
     title: str
     paper: str
-    leaves: str
-    stays: str
+    upload: str
+    private: str
     client: str
     settings: type[methods.MethodSettings] = methods.MeanSettings
     server: str = "fl_algorithms.server.mean:mean"
@@ -117,7 +117,7 @@ class MethodRow:
     validation: bool = False  # also used by the method itself, not only to choose checkpoints
     unlike: bool = False
     exposure: str = ""
-    apart: str = ""
+    personalized: str = ""
     public_data: str = ""
     lab_only: bool = False
 
@@ -129,9 +129,9 @@ MCMAHAN = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
 REDDI = "Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295"
 
 
-def _method(name: str, title: str, paper: str, leaves: str, stays: str, **more: Any) -> MethodRow:
+def _method(name: str, title: str, paper: str, upload: str, private: str, **more: Any) -> MethodRow:
     client = more.pop("client", name)
-    return MethodRow(name, title, paper, leaves, stays, f"fl_algorithms.client.{client}:{client}", **more)
+    return MethodRow(name, title, paper, upload, private, f"fl_algorithms.client.{client}:{client}", **more)
 
 
 METHODS: Mapping[str, MethodRow] = {
@@ -164,13 +164,13 @@ METHODS: Mapping[str, MethodRow] = {
             "fedfomo", "FedFomo", "Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565",
             "the whole network, kept apart and sent to other sites; what others' networks are worth here",
             "records, validation losses, optimizer state", settings=methods.FedFomoSettings,
-            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites", apart=OWN,
+            server="fl_algorithms.server.fedfomo:fedfomo", validation=True, exposure="sites", personalized=OWN,
         ),
         _method(
             "fedsm", "FedSM", "Xu et al., CVPR 2022, https://arxiv.org/abs/2203.10144",
             "a global network, a personal one that is kept apart and sent to all sites, the selector and its moments",
             "records, optimizer state", settings=methods.FedSmSettings, server="fl_algorithms.server.fedsm:fedsm",
-            exposure="sites", apart="the site's personal network",
+            exposure="sites", personalized="the site's personal network",
         ),
         _method(
             "fenda", "FENDA-FL", "Fatemi Tavakoli et al., 2023, https://arxiv.org/abs/2309.16825",
@@ -234,7 +234,7 @@ METHODS: Mapping[str, MethodRow] = {
             "the body with the channel selection; the head, kept apart and sent to all sites (not without calibration)",
             "records, the calibration, optimizer state", settings=methods.LcFedSettings,
             server="fl_algorithms.server.lcfed:lcfed", needs=frozenset({BODY_AND_HEAD, DEPTHS}), exposure="sites",
-            apart="the site's head",
+            personalized="the site's head",
         ),
         _method(
             "fedmd", "FedMD", "Li and Wang, 2019, https://arxiv.org/abs/1910.03581",
@@ -251,7 +251,7 @@ METHODS: Mapping[str, MethodRow] = {
             "its softened class probabilities of rows of the public data set; the mixture made for it is kept apart",
             "records, the whole network, optimizer state", settings=methods.KtPflSettings,
             server="fl_algorithms.server.ktpfl:ktpfl", public_data=SITES, exposure="coordinator",
-            apart="the mixture of all sites' predictions that is made for the site, and how much of each is in it",
+            personalized="the mixture of all sites' predictions made for the site, and how much of each is in it",
         ),
         _method(
             "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
@@ -263,7 +263,7 @@ METHODS: Mapping[str, MethodRow] = {
             "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
             client="fedavg", settings=methods.FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", unlike=True,
             public_data=COORDINATOR, exposure="coordinator",
-            apart="the site's own network, after it has learnt from the others'",
+            personalized="the site's own network, after it has learnt from the others'",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,

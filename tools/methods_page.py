@@ -28,9 +28,9 @@ def page() -> str:
         title, _, link = str(row["paper"]).rpartition(", https://")
         method = f"[{row['title']}](https://{link}), {title}" if title else f"{row['title']}: {row['paper']}"
         needs = "; ".join(row["needs"]) or "–"
-        rows.append(f"| {name} | {method} | {row['leaves']} | {row['stays']} | {needs} |\n")
+        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} |\n")
         if row["exposure"]:
-            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['apart'])}.\n")
+            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
     shown = "Off unless a hospital's policy allows it in `[models]`:\n\n" + "".join(exposed)
     return HEAD + "".join(rows) + TAIL + shown
 

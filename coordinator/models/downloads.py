@@ -52,7 +52,7 @@ class Downloads:
         manifest = self._manifest(kept)
         with TensorFile(self._blobs.model(kept)) as file:
             sources = study.half.sources(file, site, number + 1)
-        return Download(view(manifest, sources, study.half.comes_to(site)), kept, sources)
+        return Download(view(manifest, sources, study.half.download_of(site)), kept, sources)
 
     def _manifest(self, digest: str) -> Manifest:
         """Of a kept file; every site's view is of the same one, so the last is remembered."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
-from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
+from fl_algorithms.client.partition import all_tensors, build, download_specs, restore, upload_specs
 from fl_algorithms.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
@@ -164,7 +164,9 @@ class SiteSession:
             Optimizers(study.training),
             device=device,
         )
-        self._brought = {spec.key for spec in coming(study, leaving(study, algorithm, networks))}  # by each download
+        self._brought = {
+            spec.key for spec in download_specs(study, upload_specs(study, algorithm, networks))
+        }  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""

@@ -101,7 +101,7 @@ def run_federation(
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
     digest = manifest(model, aggregator.kept_specs).digest() if model else None
     return Outcome(
-        manifest(start, aggregator.leaves).digest(), digest, best.round, kept, model, sessions, tuple(accounts)
+        manifest(start, aggregator.upload).digest(), digest, best.round, kept, model, sessions, tuple(accounts)
     )
 
 
@@ -166,7 +166,7 @@ def aggregate(
         Update(
             site,
             study.reported.count(result.num_examples),
-            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in aggregator.leaves_of(site)}),
+            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in aggregator.upload_of(site)}),
         )
         for site, result in sorted(results.items())
     ]
@@ -206,7 +206,7 @@ def downlink(aggregator: ServerAggregator, model: Mapping[str, Tensor], site: st
     """What ``site`` downloads of the kept tensors, by bundle and name."""
     bundles: dict[str, dict[str, Tensor]] = {}
     for spec, source in zip(
-        aggregator.comes_to(site), aggregator.sources(_source(model), site, round_number), strict=True
+        aggregator.download_of(site), aggregator.sources(_source(model), site, round_number), strict=True
     ):
         bundles.setdefault(spec.bundle, {})[spec.name] = model[source]
     return bundles

@@ -50,7 +50,7 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         title = f"{row['title']} (lab only)" if row["lab_only"] else row["title"]
         needs = "; ".join(row["needs"]) or "–"
-        table.add_row(row["name"], title, row["leaves"], row["stays"], needs, row["exposure"] or "–")
+        table.add_row(row["name"], title, row["upload"], row["private"], needs, row["exposure"] or "–")
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print("next: `fl-lab methods NAME` for its settings and how it works")
@@ -66,9 +66,9 @@ def print_card(found: Mapping[str, Any]) -> None:
     facts = Table.grid(padding=(0, 2))
     for what, said in (
         ("paper", found["paper"]),
-        ("leaves", found["leaves"]),
-        ("stays", found["stays"]),
-        ("single models", SHOWN[found["exposure"]].format(found["apart"])),
+        ("leaves", found["upload"]),
+        ("stays", found["private"]),
+        ("single models", SHOWN[found["exposure"]].format(found["personalized"])),
         ("needs", "; ".join(found["needs"]) or "nothing particular"),
         ("coordinator", found["server"]),
         ("combines with", "; ".join(found["combines_with"]) or "nothing"),
@@ -91,11 +91,11 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "name": row.name,
         "title": row.title,
         "paper": row.paper,
-        "leaves": row.leaves,
-        "stays": row.stays,
+        "upload": row.upload,
+        "private": row.private,
         "needs": _needs(row),
         "exposure": row.exposure,
-        "apart": row.apart,
+        "personalized": row.personalized,
         "one_global_model": row.one_global_model,
         "lab_only": row.lab_only,
     }
@@ -146,7 +146,7 @@ def _nearest(name: str) -> str:
 
 
 def _server(row: MethodRow) -> str:
-    if row.leaves == "nothing":
+    if row.upload == "nothing":
         return "none: nothing is sent"
     return "the mean, weighted by rows" if row.server == MEAN else _first_paragraph(_module(row.server))
 

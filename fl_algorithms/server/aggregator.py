@@ -2,9 +2,9 @@
 
 Three lists of tensors, which for the mean are one:
 
-    leaves   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
+    upload   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
     keeps    what the coordinator keeps between rounds, in one file
-    comes    what a site downloads: for each, the kept tensor that it is, which may differ from site to site
+    download what a site downloads: for each, the kept tensor that it is, which may differ from site to site
 
 Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``unlike`` has its list.
 """
@@ -108,16 +108,16 @@ class ServerAggregator:
     """What the coordinator does for a method.
 
     Attributes:
-        sources: (kept tensors, site, round) -> for each of ``comes`` the key of the kept tensor that this site
+        sources: (kept tensors, site, round) -> for each of ``download`` the key of the kept tensor that this site
             downloads; None: those of the same key. May read small tensors; asked again it says the same.
         aggregate: writes the next kept tensors. Raises BeyondFloat32: a value is.
-        unlike: site -> its own list, in place of ``leaves`` and ``comes``: these are then the whole initial model's.
+        unlike: site -> its own list, in place of ``upload`` and ``download``: these are then the whole initial model's.
         weighted: whether it weights sites by their counts anywhere.
     """
 
-    leaves: Specs
+    upload: Specs
     keeps: tuple[Kept, ...]
-    comes: Specs
+    download: Specs
     aggregate: Callable[[Round], None]
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
     unlike: Mapping[str, Specs] = field(default_factory=dict)
@@ -130,20 +130,20 @@ class ServerAggregator:
     @cached_property
     def passes(self) -> bool:
         """Whether a site downloads the kept tensors as they are, and these begin as the initial model."""
-        alike = self.kept_specs == self.comes == self.leaves and not self.unlike
+        alike = self.kept_specs == self.download == self.upload and not self.unlike
         return alike and all(kept.source == kept.spec.key for kept in self.keeps)
 
-    def leaves_of(self, site: str) -> Specs:
+    def upload_of(self, site: str) -> Specs:
         """What ``site`` sends."""
-        return self.unlike.get(site, self.leaves)
+        return self.unlike.get(site, self.upload)
 
-    def comes_to(self, site: str) -> Specs:
+    def download_of(self, site: str) -> Specs:
         """What ``site`` downloads."""
-        return self.unlike.get(site, self.comes)
+        return self.unlike.get(site, self.download)
 
     def sources(self, kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
-        """For each of ``comes_to(site)`` the key of the kept tensor that this site downloads for this round."""
-        return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.comes)
+        """For each of ``download_of(site)`` the key of the kept tensor that this site downloads for this round."""
+        return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.download)
 
     def start(self, initial: BlockSource, sink: Sink) -> None:
         """Write the kept tensors as they are before the first round."""
@@ -158,11 +158,11 @@ class ServerAggregator:
             write_tensor(kept.spec, begin, sink)
 
 
-def server_aggregator(study: StudyFile, leaves: Specs) -> ServerAggregator:
+def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
     """The server aggregator of a resolved study.
 
     Args:
-        leaves: what its initial model holds, and each update too, unless networks are unlike.
+        upload: what its initial model holds, and each update too, unless networks are unlike.
     """
     _, _, settings = catalog.settings_of(study)
     implementation = catalog.method(study).server
@@ -170,7 +170,7 @@ def server_aggregator(study: StudyFile, leaves: Specs) -> ServerAggregator:
         implementation = "fl_algorithms.server.fedopt:fedopt"
     distils = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
     make = registry.load(implementation)
-    aggregator: ServerAggregator = make(settings, study if distils else study.study.sites, leaves)
+    aggregator: ServerAggregator = make(settings, study if distils else study.study.sites, upload)
     return aggregator
 
 

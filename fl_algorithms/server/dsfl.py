@@ -14,12 +14,12 @@ from fl_algorithms.server.fedmd import agreed
 from fl_algorithms.settings.methods import DsFlSettings
 
 
-def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
+def dsfl(settings: DsFlSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """What is kept is what the last round made of the probabilities, (rows, classes)."""
-    consensus = agreed(leaves)
+    consensus = agreed(upload)
 
     def aggregate(round_: Round) -> None:
-        for spec, sharpened in zip(leaves, consensus, strict=True):
+        for spec, sharpened in zip(upload, consensus, strict=True):
             classes = spec.shape[1]
 
             def new(start: int, count: int, key: str = spec.key, classes: int = classes) -> F64:
@@ -32,7 +32,7 @@ def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> Serve
 
             write_tensor(sharpened, new, round_.sink)
 
-    return ServerAggregator(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+    return ServerAggregator(upload, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
 
 
 def entropy_reduced(rows: F64, temperature: float) -> F64:

@@ -61,14 +61,14 @@ class Student:
     own: Specs
 
 
-def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAggregator:
+def feddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each network that sites train, where these are unlike each other; else one."""
-    keys = {site: tuple(own_tensors(study, site, leaves)) for site in study.study.sites}
-    specs = {spec.key: spec for spec in leaves}
+    keys = {site: tuple(own_tensors(study, site, upload)) for site in study.study.sites}
+    specs = {spec.key: spec for spec in upload}
     students = []
     for mine in dict.fromkeys(keys.values()):
         sites = tuple(site for site in keys if keys[site] == mine)
-        own = tuple(own_tensors(study, sites[0], leaves).values())
+        own = tuple(own_tensors(study, sites[0], upload).values())
         students.append(Student(sites, tuple(specs[key] for key in mine), own))
 
     def aggregate(round_: Round) -> None:
@@ -79,14 +79,14 @@ def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAgg
                     write_tensor(spec, partial(_next, reply), round_.sink)
 
     keeps = tuple(Kept(spec, spec.key) for student in students for spec in student.kept)
-    return replace(_aggregator(leaves, keeps, students, aggregate), weighted=True)
+    return replace(_aggregator(upload, keeps, students, aggregate), weighted=True)
 
 
-def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAggregator:
+def pfeddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each site; those of one network begin alike."""
     students, keeps = [], []
     for i, site in enumerate(study.study.sites):
-        own = own_tensors(study, site, leaves)
+        own = own_tensors(study, site, upload)
         kept = tuple(TensorSpec(spec.key, spec.dtype, spec.shape, f"site_{i}") for spec in own.values())
         students.append(Student((site,), kept, tuple(own.values())))
         keeps += [Kept(mine, key) for mine, key in zip(kept, own, strict=True)]
@@ -101,11 +101,11 @@ def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerAg
                     new = answered.issuperset(student.sites)
                     write_tensor(spec, partial(_next, reply) if new else old, round_.sink)
 
-    return _aggregator(leaves, tuple(keeps), students, aggregate)
+    return _aggregator(upload, tuple(keeps), students, aggregate)
 
 
 def _aggregator(
-    leaves: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
+    upload: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
 ) -> ServerAggregator:
     """Each site sends and downloads its student."""
     of = {site: student for student in students for site in student.sites}
@@ -113,8 +113,8 @@ def _aggregator(
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         return tuple(spec.key for spec in of[site].kept)
 
-    unlike = {site: student.own for site, student in of.items() if student.own != leaves}
-    return ServerAggregator(leaves, keeps, leaves, aggregate, chosen, unlike)
+    unlike = {site: student.own for site, student in of.items() if student.own != upload}
+    return ServerAggregator(upload, keeps, upload, aggregate, chosen, unlike)
 
 
 @contextmanager

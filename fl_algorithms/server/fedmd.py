@@ -14,21 +14,23 @@ PREDICTIONS = "predictions"  # bundle: what a site sends, of the next round's ro
 CONSENSUS = "consensus"  # bundle: what all sites download, of this round's rows; zeros before the first
 
 
-def fedmd(settings: FedMdSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
+def fedmd(settings: FedMdSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """What is kept is the last round's mean."""
-    consensus = agreed(leaves)
+    consensus = agreed(upload)
 
     def aggregate(round_: Round) -> None:
-        for spec, mean in zip(leaves, consensus, strict=True):
+        for spec, mean in zip(upload, consensus, strict=True):
 
             def new(start: int, count: int, key: str = spec.key) -> F64:
                 return round_.uniform_delta(key, start, count)
 
             write_tensor(mean, new, round_.sink)
 
-    return ServerAggregator(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+    return ServerAggregator(upload, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
 
 
-def agreed(leaves: Specs) -> Specs:
-    """What comes of these predictions: another name, so that predictions are sent as they are and not as deltas."""
-    return tuple(TensorSpec(spec.name, spec.dtype, spec.shape, CONSENSUS) for spec in leaves)
+def agreed(upload: Specs) -> Specs:
+    """The download made of these predictions: another name, so that predictions are sent as they are and not as
+    deltas.
+    """
+    return tuple(TensorSpec(spec.name, spec.dtype, spec.shape, CONSENSUS) for spec in upload)

@@ -89,7 +89,7 @@ def averaged(
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
         BadData: as ``make``.
     """
-    norms = {update.site: norm(update.deltas, aggregator.leaves_of(update.site)) for update in updates}
+    norms = {update.site: norm(update.deltas, aggregator.upload_of(update.site)) for update in updates}
     limits, left_out = {}, {}
     if study.limits.norm_multiple and study.study.max_update_norm is None:
         limits = learned_limits(aggregator, norms, before, study.limits.norm_multiple)
@@ -135,7 +135,7 @@ def learned_limits(
     """
     alike: dict[Specs, list[str]] = {}
     for site in norms:
-        alike.setdefault(aggregator.leaves_of(site), []).append(site)
+        alike.setdefault(aggregator.upload_of(site), []).append(site)
     found: dict[str, float] = {}
     for specs, sites in alike.items():
         here = [norms[site] for site in sites]
@@ -143,7 +143,7 @@ def learned_limits(
             value
             for account in before[-REMEMBERED:]
             for site, value in account.norms.items()
-            if site not in account.left_out and aggregator.leaves_of(site) == specs
+            if site not in account.left_out and aggregator.upload_of(site) == specs
         ]
         limit = multiple * max((median_low(values) for values in (here, past) if len(values) >= ENOUGH), default=0.0)
         if limit > 0:
@@ -159,7 +159,7 @@ def shares_of(
         return {}, ()
     alike: dict[Specs, list[Update]] = {}
     for update in updates:
-        alike.setdefault(aggregator.leaves_of(update.site), []).append(update)
+        alike.setdefault(aggregator.upload_of(update.site), []).append(update)
     shares: dict[str, float] = {}
     capped: list[str] = []
     for some in alike.values():

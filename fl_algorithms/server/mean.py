@@ -24,15 +24,15 @@ class InMemory:
         return self._flat[key][start : start + count]
 
 
-def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
-    """FedAvg's aggregator: what leaves is what is kept and what comes."""
+def mean(settings: MethodSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+    """FedAvg's aggregator: upload, kept tensors and download are the same list."""
 
     def aggregate(round_: Round) -> None:
-        for spec in leaves:
+        for spec in upload:
 
             def new(start: int, count: int, key: str = spec.key) -> F64:
                 return round_.mean_delta(key, start, count) + round_.kept.block(key, start, count)
 
             write_tensor(spec, new, round_.sink)
 
-    return ServerAggregator(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate, weighted=True)
+    return ServerAggregator(upload, tuple(Kept(spec, spec.key) for spec in upload), upload, aggregate, weighted=True)

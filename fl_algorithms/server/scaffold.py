@@ -15,9 +15,9 @@ from wardround.tensors.manifests import TensorSpec
 CONTROL = "control"  # bundle: of what a site sends c_i+ - c_i; of what it downloads c
 
 
-def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], leaves: Specs) -> ServerAggregator:
-    """What leaves is what is kept and what comes."""
-    controlled = {spec.name for spec in leaves if spec.bundle == CONTROL}
+def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+    """Upload, kept tensors and download are the same list."""
+    controlled = {spec.name for spec in upload if spec.bundle == CONTROL}
 
     def aggregate(round_: Round) -> None:
         def new(spec: TensorSpec, start: int, count: int) -> F64:
@@ -27,7 +27,7 @@ def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], leaves: Specs) 
             mean = round_.uniform_delta(spec.key, start, count)
             return round_.kept.block(spec.key, start, count) + rate * mean
 
-        for spec in leaves:
+        for spec in upload:
             write_tensor(spec, partial(new, spec), round_.sink)
 
-    return ServerAggregator(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate)
+    return ServerAggregator(upload, tuple(Kept(spec, spec.key) for spec in upload), upload, aggregate)

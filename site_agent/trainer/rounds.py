@@ -112,11 +112,11 @@ class Rounds:
         partition = study.partition
         stays = [
             {"name": s.name, "dtype": s.dtype, "shape": list(s.shape), "bytes": s.bytes, "why": s.why}
-            for s in partition.stays
+            for s in partition.private
         ]
         return {
-            "leaves": _rows(partition.leaves), "comes": _rows(partition.comes), "stays": stays,
-            "exposure": partition.exposure, "apart": partition.apart, "network": study.network,
+            "leaves": _rows(partition.upload), "comes": _rows(partition.download), "stays": stays,
+            "exposure": partition.exposure, "apart": partition.personalized, "network": study.network,
             "model": study.own.model.name, "parameters": partition.parameters,
             "weights": None if source is None else self._weights(study, source),
         }  # fmt: skip
@@ -178,7 +178,7 @@ class Rounds:
             with TensorFile(path) as file:
                 digest = request.get("best_digest") or file.manifest().digest()
             specs, downlink = read_downlink(path, digest)
-            require_specs(specs, study.partition.comes, "the best global model")
+            require_specs(specs, study.partition.download, "the best global model")
             session = self._resume(asked, data)  # and not kept: it holds the best model now, not the last
             for checkpoint in session.finish(request["best_round"], downlink):
                 self._keep(asked, checkpoint, data)
@@ -224,7 +224,7 @@ class Rounds:
 
         # 3. The model that was announced, with the tensors that the installed method begins with and no others.
         specs, base = read_downlink(staged(self._state, request["base"]), request["base_digest"])
-        require_specs(specs, study.partition.comes, "the downloaded model")
+        require_specs(specs, study.partition.download, "the downloaded model")
 
         # 4. What an earlier request of the same has given already.
         seed = {
@@ -245,7 +245,7 @@ class Rounds:
             result = session.validate(number, base)
             answer = _numbers(study.file, result)
         else:
-            leaves = study.partition.leaves
+            leaves = study.partition.upload
             self._require_room(sum(spec.bytes for spec in leaves))
             result = session.train(number, base, progress)
             update = f"update-{name}-{vault.revision}-{number}.safetensors"

@@ -111,20 +111,20 @@ def test_what_is_kept_apart_is_said_of_exactly_the_methods_that_keep_something_o
     for sites in (["ash", "birch"], ["ash", "birch", "cedar"]):
         study = toy_study(name, sites=sites, optimizer="sgd", weight_decay=0.0, init_private="common")
         partition = describe(study, "ash")
-        kept[len(sites)] = len(server_aggregator(study, partition.leaves).keeps)
-    assert bool(partition.apart) == bool(partition.exposure) == (kept[3] > kept[2]), kept
+        kept[len(sites)] = len(server_aggregator(study, partition.upload).keeps)
+    assert bool(partition.personalized) == bool(partition.exposure) == (kept[3] > kept[2]), kept
 
 
 def test_what_is_kept_apart_is_not_said_where_the_method_as_it_is_set_keeps_nothing() -> None:
     settings = {"calibration": False, "train_calibration": {"steps": 0}}
     found = describe(toy_study("lcfed", algorithm_settings=settings), "ash")
-    assert (found.exposure, found.apart) == ("", "")
+    assert (found.exposure, found.personalized) == ("", "")
 
 
 def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
     found = describe(toy_study("ktpfl"), "ash")
-    assert [spec.bundle for spec in found.leaves] == ["predictions"]
-    assert found.apart.startswith("the mixture of all sites' predictions")
+    assert [spec.bundle for spec in found.upload] == ["predictions"]
+    assert found.personalized.startswith("the mixture of all sites' predictions")
 
 
 @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch
 def test_the_shipped_studies_run_with_every_method(name: str, algorithm: str) -> None:
     study = resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
     assert catalog.method(study).name == algorithm
-    assert describe(study, study.study.sites[0]).leaves or algorithm == "silo"
+    assert describe(study, study.study.sites[0]).upload or algorithm == "silo"
 
 
 @pytest.mark.parametrize(("algorithm", "parameters"), [("fenda", 151), ("fedavg", 14), ("fedsoup", 76), ("silo", 14)])
 def test_the_heart_disease_networks_have_the_papers_number_of_parameters(algorithm: str, parameters: int) -> None:
     study = resolve(load(EXAMPLES / "heart_disease.toml", [f"algorithm.name={algorithm}"]), lab=True)
     partition = describe(study, "va")
-    kept_by_method = [stay for stay in partition.stays if stay.why.startswith("kept")]
-    elements = sum(t.bytes for t in (*partition.leaves, *partition.stays)) - sum(t.bytes for t in kept_by_method)
+    kept_by_method = [stay for stay in partition.private if stay.why.startswith("kept")]
+    elements = sum(t.bytes for t in (*partition.upload, *partition.private)) - sum(t.bytes for t in kept_by_method)
     assert elements // 4 == parameters

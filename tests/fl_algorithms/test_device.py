@@ -165,7 +165,7 @@ def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionS
 
 
 def first_download(study: StudyFile) -> Downlink:
-    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
     return downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
 
 

@@ -53,7 +53,7 @@ def study_of(method: str, *, sites: int = 3, **settings: Any) -> StudyFile:
 
 
 def aggregator_of(study: StudyFile) -> ServerAggregator:
-    return server_aggregator(study, describe(study, study.study.sites[0]).leaves)
+    return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
 def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
@@ -65,7 +65,7 @@ def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
 def after(aggregator: ServerAggregator, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
     """What is kept after a round in which these sites sent these predictions."""
     payload = bytearray()
-    updates = [Update(site, 5, InMemory({aggregator.leaves[0].key: array})) for site, array in sorted(sent.items())]
+    updates = [Update(site, 5, InMemory({aggregator.upload[0].key: array})) for site, array in sorted(sent.items())]
     aggregator.aggregate(Round(1, InMemory(kept), updates, payload.extend))
     return read(aggregator, payload)
 
@@ -109,7 +109,7 @@ def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
     settings = {"aggregation": "mean"} if method == "dsfl" else {}
     study = study_of(method, **settings)
     aggregator = aggregator_of(study)
-    one = rows(1, aggregator.leaves[0].shape)
+    one = rows(1, aggregator.upload[0].shape)
     kept = after(aggregator, begun(aggregator), dict.fromkeys(SITES, one))
     for site in SITES:
         (source,) = aggregator.sources(InMemory(kept), site, 2)
@@ -122,7 +122,7 @@ def test_the_size_of_blocks_changes_no_more_than_a_rounding(
     method: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregator = aggregator_of(study_of(method))
-    sent = {site: rows(k, aggregator.leaves[0].shape) for k, site in enumerate(SITES)}
+    sent = {site: rows(k, aggregator.upload[0].shape) for k, site in enumerate(SITES)}
     whole = after(aggregator, begun(aggregator), sent)
     monkeypatch.setattr("fl_algorithms.server.aggregator.BLOCK", block)
     monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
@@ -241,18 +241,18 @@ def test_a_site_that_did_not_answer_keeps_its_coefficients_and_learns_from_the_o
 def test_without_distillation_each_site_trains_alone(method: str) -> None:
     data = {site: toy_data(site) for site in SITES}
     alone = toy_study("silo", sites=SITES)
-    apart = run_federation(alone, task_of(alone), data)
+    separate = run_federation(alone, task_of(alone), data)
     study = study_of(method, distil={"steps": 0})
     together = run_federation(study, task_of(study), data)
     for site in SITES:
-        ours, theirs = (networks_of(outcome.sessions[site]) for outcome in (together, apart))
+        ours, theirs = (networks_of(outcome.sessions[site]) for outcome in (together, separate))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
     study = study_of(method)
-    shape = describe(study, "ash").leaves[0].shape
+    shape = describe(study, "ash").upload[0].shape
     trained = []
     for filling in (0.0, 0.7):
         session = session_of(study)
@@ -271,7 +271,7 @@ def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
 def test_distillation_brings_a_sites_predictions_to_what_came(method: str) -> None:
     study = study_of(method, distil={"epochs": 300}, distil_learning_rate=0.05)
     study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
-    shape = describe(study, "ash").leaves[0].shape
+    shape = describe(study, "ash").upload[0].shape
     with seeded(8):
         logits = torch.randn(10, 1)
     soft = task_of(study).probabilities(logits / (10.0 if method == "ktpfl" else 1.0)).float()
@@ -325,8 +325,8 @@ def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:
 def test_sites_with_other_networks_work_together(method: str) -> None:
     """Nothing of a network leaves: the coordinator's tensors and another site's are the same whatever this one has."""
     small, large = (study_of(method, sites=2, model={"name": "mlp", "hidden": hidden}) for hidden in ([], [7, 5]))
-    assert describe(small, "ash").leaves == describe(large, "ash").leaves
-    assert describe(small, "ash").comes == describe(large, "ash").comes
+    assert describe(small, "ash").upload == describe(large, "ash").upload
+    assert describe(small, "ash").download == describe(large, "ash").download
     aggregator = aggregator_of(small)
     sessions = {"ash": session_of(small, "ash"), "birch": session_of(large, "birch")}
     kept: dict[str, Any] = begun(aggregator)
@@ -353,7 +353,7 @@ def test_several_classes_are_exchanged_as_many(method: str) -> None:
     study = study_of(method, sites=2)
     task = study.task.model_copy(update={"classes": ["a", "b", "c"]})
     study = study.model_copy(update={"task": task})
-    assert describe(study, "ash").leaves[0].shape == (10, 3)
+    assert describe(study, "ash").upload[0].shape == (10, 3)
     data = {}
     for site in ("ash", "birch"):
         one = toy_data(site)
@@ -388,9 +388,9 @@ def test_feddf_without_steps_is_fedavg() -> None:
 
 def test_pfeddf_without_steps_is_each_site_alone() -> None:
     alone = toy_study("silo", sites=SITES, init_private="common")
-    apart, together = both(alone), both(study_of("pfeddf", distil_steps=0))
+    separate, together = both(alone), both(study_of("pfeddf", distil_steps=0))
     for position, site in enumerate(SITES):
-        theirs = networks_of(apart.sessions[site])
+        theirs = networks_of(separate.sessions[site])
         for name, tensor in theirs.items():
             torch.testing.assert_close(together.shared[f"site_{position}/{name}"], tensor, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(networks_of(together.sessions[site])[name], tensor, rtol=1e-5, atol=1e-6)
@@ -456,7 +456,9 @@ def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
     after = read(aggregator, out)
     assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
     assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
-    assert aggregator.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in aggregator.comes)
+    assert aggregator.sources(InMemory(after), "cedar", 2) == tuple(
+        f"site_2/{spec.key}" for spec in aggregator.download
+    )
 
 
 def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
@@ -565,8 +567,8 @@ def test_the_held_out_rows_say_which_step_is_kept() -> None:
     (student,) = models(study, [1])
     targets = torch.tensor([0.01, 0.99]).expand(10, 2)
     agreeing, contrary = (replace(toy_public_data(), y=torch.full((10,), label)) for label in (1, 0))
-    stays = distilled(study, contrary, student, targets, 1)
-    assert all(torch.equal(stays[name], student[name]) for name in student)
+    unchanged = distilled(study, contrary, student, targets, 1)
+    assert all(torch.equal(unchanged[name], student[name]) for name in student)
     moved_on = distilled(study, agreeing, student, targets, 1)
     assert not all(torch.equal(moved_on[name], student[name]) for name in student)
     one_look = distilled(stopped(every=12), agreeing, student, targets, 1)

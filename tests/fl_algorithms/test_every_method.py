@@ -47,7 +47,7 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
     """A federation round by round; with ``restart`` every site is killed and started anew after each round."""
     data = data or {site: data_of(study, site) for site in study.study.sites}
     sessions = {site: session_of(study, site, data[site]) for site in data}
-    aggregator = server_aggregator(study, describe(study, study.study.sites[0]).leaves)
+    aggregator = server_aggregator(study, describe(study, study.study.sites[0]).upload)
     kept = started(aggregator, initial_model(study))
     results: list[dict[str, RoundResult]] = []
     for number in range(1, study.study.rounds + 2):
@@ -128,7 +128,7 @@ def test_two_runs_of_a_study_leave_the_same_digest_and_another_seed_leaves_anoth
 def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: str) -> None:
     study = noisy(algorithm)
     partition = describe(study, "ash")
-    private = {stay.name for stay in partition.stays}
+    private = {stay.name for stay in partition.private}
     for results in run(study).results[:-1]:
         for result in results.values():
             sent = [
@@ -136,18 +136,18 @@ def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: 
                 for bundle, deltas in result.uplink.items()
                 for name, delta in deltas.items()
             ]
-            assert sorted(sent, key=lambda spec: spec.key) == list(partition.leaves)
+            assert sorted(sent, key=lambda spec: spec.key) == list(partition.upload)
             assert not {spec.key for spec in sent} & private
             deltas = [delta for bundle in result.uplink.values() for delta in bundle.values()]
             assert all(delta.dtype == torch.float32 and delta.is_contiguous() for delta in deltas)
             assert all(not delta.requires_grad for delta in deltas)
-    assert list(initial_model(study)) == [spec.key for spec in partition.leaves]
+    assert list(initial_model(study)) == [spec.key for spec in partition.upload]
 
 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) -> None:
     study = noisy(algorithm)
-    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").stays}
+    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").private}
     tensors = run(study).states["ash"].tensors
     kept = {key.partition("/")[2] for key in tensors if not key.startswith("optimizer/")}
     assert kept <= described
@@ -156,7 +156,7 @@ def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) ->
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_no_hook_writes_into_the_download(algorithm: str) -> None:
     study = noisy(algorithm)
-    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
     base = downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
     before = {bundle: {name: tensor.clone() for name, tensor in part.items()} for bundle, part in base.items()}
     session_of(study).train(1, base)
@@ -192,7 +192,7 @@ def test_a_federation_of_one_site_runs(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_site_that_missed_a_round_goes_on(algorithm: str) -> None:
     study = noisy(algorithm)
-    aggregator = server_aggregator(study, describe(study, "ash").leaves)
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
     kept = started(aggregator, initial_model(study))
     session = session_of(study)
     session.train(1, downlink(aggregator, kept, "ash", 1))
@@ -229,11 +229,11 @@ def test_a_soup_works_with_every_mean_and_its_models_stay(algorithm: str) -> Non
     study = noisy(algorithm, rounds=4, algorithm_settings={"soup": {"start_after": 1, "statistics": "estimate"}})
     one = run(study)
     assert_same(one, run(study, restart=True))
-    leaves = describe(study, "ash").leaves
+    upload = describe(study, "ash").upload
     plain = describe(noisy(algorithm, algorithm_settings={"soup": {"start_after": 9}}), "ash")
-    assert leaves == plain.leaves
-    soup = {stay.name.removeprefix("soup.") for stay in describe(study, "ash").stays if stay.name.startswith("soup.")}
-    assert soup <= {spec.key for spec in leaves}
+    assert upload == plain.upload
+    soup = {stay.name.removeprefix("soup.") for stay in describe(study, "ash").private if stay.name.startswith("soup.")}
+    assert soup <= {spec.key for spec in upload}
     assert soup
     assert all(0 <= state.meta["notes"].get("soup_models", 0) <= 3 for state in one.states.values())
 

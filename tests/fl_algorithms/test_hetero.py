@@ -157,15 +157,15 @@ def test_a_label_that_the_study_does_not_allow_is_refused(study: StudyFile) -> N
 def test_what_leaves_is_the_same_list_at_every_site() -> None:
     study = study_of()
     ash, birch = (describe(study, site) for site in ("ash", "birch"))
-    assert ash.leaves == birch.leaves == describe(study, "ash", "wide").leaves
-    assert list(initial_model(study)) == [spec.key for spec in ash.leaves]
-    shapes = [next(stay.shape for stay in p.stays if stay.name == "body.layers.0.weight") for p in (ash, birch)]
+    assert ash.upload == birch.upload == describe(study, "ash", "wide").upload
+    assert list(initial_model(study)) == [spec.key for spec in ash.upload]
+    shapes = [next(stay.shape for stay in p.private if stay.name == "body.layers.0.weight") for p in (ash, birch)]
     assert shapes == [(4, 3), (5, 3)]
 
 
 def test_a_site_that_chooses_another_network_keeps_that_ones_tensors() -> None:
-    stays = describe(study_of(), "birch", "wide").stays
-    assert next(stay.shape for stay in stays if stay.name == "body.layers.0.weight") == (6, 3)
+    private = describe(study_of(), "birch", "wide").private
+    assert next(stay.shape for stay in private if stay.name == "body.layers.0.weight") == (6, 3)
 
 
 @pytest.mark.parametrize("looked_at", [lambda study: describe(study, "ash"), initial_model], ids=["describe", "init"])
@@ -373,7 +373,7 @@ def test_an_initial_model_of_unlike_networks_has_each_that_a_site_trains(method:
     assert list(start) == sorted(start)
     for site in study.study.sites:
         own = own_tensors(study, site, specs_of(start))
-        assert tuple(own.values()) == describe(study, site).leaves == describe(study, site).comes
+        assert tuple(own.values()) == describe(study, site).upload == describe(study, site).download
         one = initial_model(catalog.network_of(study, site))
         assert all(torch.equal(start[key], one[spec.key]) for key, spec in own.items())
     assert own.keys() == {key for key in start if key.startswith("network_0/")}
@@ -460,7 +460,7 @@ def test_networks_that_share_the_same_tensors_are_averaged_together_and_may_be_c
     """They differ in dropout alone, so there is one student, as there is without [networks]."""
     study = distilling(networks={"deep": {"name": "mlp", "hidden": [4], "dropout": 0.5}})
     assert list(initial_model(study)) == list(initial_model(catalog.network_of(study, "ash")))
-    assert describe(study, "ash", "deep").leaves == describe(study, "birch").leaves
+    assert describe(study, "ash", "deep").upload == describe(study, "birch").upload
     assert not any("/" in key for key in federate(study).shared)
 
 
@@ -475,7 +475,7 @@ def test_a_sites_own_choice_is_refused_where_networks_are_averaged_apart(site: s
         f"`{assigned}`, and not `{chosen}`"
     )
     assert "data.toml" in refusal.value.hint
-    assert describe(study, site, assigned).leaves == describe(study, site).leaves
+    assert describe(study, site, assigned).upload == describe(study, site).upload
 
 
 @pytest.mark.parametrize(

@@ -520,8 +520,8 @@ def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algor
     first, second = (run_federation(study, task, load_sites(study, task, folder)) for _ in range(2))
     assert first.digest == second.digest
     assert first.digest != first.initial_digest
-    leaves = {name for name in first.shared if ".bn" in name or "downsample.1" in name}
-    assert bool(leaves) == (algorithm == "fedavg")
+    upload = {name for name in first.shared if ".bn" in name or "downsample.1" in name}
+    assert bool(upload) == (algorithm == "fedavg")
     checkpoint = first.checkpoints["ash"]["latest"]
     assert checkpoint.split == "test"
     rows, _ = task.read_new(tmp_path / "ash" / "test.npz", load_sites(study, task, folder)["ash"].preprocessing)

@@ -265,9 +265,9 @@ def test_init_writes_the_tensors_of_the_labs_first_round(folder: Path) -> None:
     done = lab("init", folder / "study.toml", "--out", out)
     study = resolve(StudyFile.model_validate(_tables(folder)))
     with TensorFile(out) as file:
-        assert file.specs == describe(study, "ash").leaves
+        assert file.specs == describe(study, "ash").upload
         digest = file.manifest().digest()
-    assert digest == manifest(initial_model(study), describe(study, "ash").leaves).digest()
+    assert digest == manifest(initial_model(study), describe(study, "ash").upload).digest()
     assert f"digest {digest}" in done.stderr
     run = json.loads(lab("run", folder / "study.toml", "--data", folder, "--json").stdout)
     assert run["study_digest"] == study.digest(digest)

@@ -44,7 +44,7 @@ class Rounds:
         sites = study.study.sites
         data = {site: toy_masks(site, (rows or {}).get(site, 8)) for site in sites}
         self.sessions = {site: session_of(study, site, data[site]) for site in sites}
-        self.aggregator = server_aggregator(study, describe(study, sites[0]).leaves)
+        self.aggregator = server_aggregator(study, describe(study, sites[0]).upload)
         first = initial_model(study)
         self.kept = {kept.spec.key: first[kept.source].clone() for kept in self.aggregator.keeps}
         self.number = 0
@@ -83,7 +83,7 @@ def test_the_squeeze_is_narrower_by_the_reduction() -> None:
 def test_every_depths_selection_is_shared_and_trained() -> None:
     """In the published code those of the deeper network are neither."""
     study = study_of()
-    shared = {spec.name for spec in describe(study, "ash").leaves if spec.bundle == MODEL}
+    shared = {spec.name for spec in describe(study, "ash").upload if spec.bundle == MODEL}
     for depth in range(len(U["widths"])):
         assert f"select.{depth}.embed.0.weight" in shared
     deltas = Rounds(study).run()["ash"].uplink[MODEL]
@@ -96,7 +96,7 @@ def test_each_site_uses_its_own_code_and_keeps_it() -> None:
     rounds.run()
     codes = [rounds.sessions[s].export_state().tensors["private/position"].item() for s in ("ash", "birch", "cedar")]
     assert codes == [0, 1, 2]
-    assert "position" in {stay.name for stay in describe(rounds.study, "ash").stays}
+    assert "position" in {stay.name for stay in describe(rounds.study, "ash").private}
 
 
 def test_the_distance_of_the_codes_is_the_mean_over_depths_and_other_sites() -> None:
@@ -235,17 +235,17 @@ def test_without_selection_and_calibration_a_site_does_as_in_fedrep() -> None:
 
 def test_with_calibration_the_head_leaves_beside_the_body_and_nothing_else() -> None:
     partition = describe(study_of(), "ash")
-    assert {spec.bundle for spec in partition.leaves} == {MODEL, HEAD}
-    assert {spec.name for spec in partition.leaves if spec.bundle == HEAD} == {"weight", "bias"}
-    assert {stay.name.split("/")[0] for stay in partition.stays} >= {CALIBRATION}
+    assert {spec.bundle for spec in partition.upload} == {MODEL, HEAD}
+    assert {spec.name for spec in partition.upload if spec.bundle == HEAD} == {"weight", "bias"}
+    assert {stay.name.split("/")[0] for stay in partition.private} >= {CALIBRATION}
     assert partition.exposure == "sites"
 
 
 def test_without_calibration_no_head_leaves_and_nobody_is_shown_a_sites_own() -> None:
     partition = describe(study_of(calibration=False), "ash")
-    assert {spec.bundle for spec in partition.leaves} == {MODEL}
-    assert partition.comes == partition.leaves
-    assert {"head/weight", "head/bias"} <= {stay.name for stay in partition.stays}
+    assert {spec.bundle for spec in partition.upload} == {MODEL}
+    assert partition.download == partition.upload
+    assert {"head/weight", "head/bias"} <= {stay.name for stay in partition.private}
     assert partition.exposure == ""
 
 

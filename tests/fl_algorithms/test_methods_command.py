@@ -30,7 +30,7 @@ def test_every_method_is_listed_with_what_leaves_and_what_stays() -> None:
     assert [row["name"] for row in listed] == list(registry.METHODS)
     for row in listed:
         ours = registry.METHODS[row["name"]]
-        assert (row["leaves"], row["stays"], row["exposure"]) == (ours.leaves, ours.stays, ours.exposure)
+        assert (row["upload"], row["private"], row["exposure"]) == (ours.upload, ours.private, ours.exposure)
     for name in registry.METHODS:
         assert name in lab()
 

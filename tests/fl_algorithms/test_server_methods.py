@@ -48,7 +48,7 @@ def study_of(method: str, *, sites: int = 3, settings: Mapping[str, Any] | None 
 
 
 def aggregator_of(study: StudyFile) -> ServerAggregator:
-    return server_aggregator(study, describe(study, study.study.sites[0]).leaves)
+    return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
 def random_arrays(specs: Specs, seed: int) -> Arrays:
@@ -75,7 +75,7 @@ def random_round(
 ) -> tuple[ServerAggregator, Arrays, dict[str, tuple[int, Arrays]]]:
     aggregator = aggregator_of(study)
     updates = {
-        site: (3 + place, random_arrays(aggregator.leaves, 10 + place))
+        site: (3 + place, random_arrays(aggregator.upload, 10 + place))
         for place, site in enumerate(study.study.sites[:answered])
     }
     return aggregator, random_arrays(aggregator.kept_specs, 1), updates
@@ -149,7 +149,7 @@ def test_the_coordinators_files_give_the_labs_bits(method: str, tmp_path: Path) 
         path.write_bytes(file_header(specs) + b"".join(arrays[spec.key].tobytes() for spec in specs))
         return TensorFile(path)
 
-    files = [written(site, aggregator.leaves, deltas) for site, (_, deltas) in updates.items()]
+    files = [written(site, aggregator.upload, deltas) for site, (_, deltas) in updates.items()]
     told = [Update(site, n, file) for (site, (n, _)), file in zip(updates.items(), files, strict=True)]
     out, base = bytearray(), written("kept", aggregator.kept_specs, kept)
     aggregator.aggregate(Round(1, base, told, out.extend))
@@ -194,7 +194,7 @@ def test_every_site_downloads_the_same_names_out_of_what_is_kept(method: str) ->
     for site in study.study.sites:
         for round_number in (1, 2, 9):
             sources = aggregator.sources(InMemory(kept), site, round_number)
-            assert [shapes[source] for source in sources] == [spec.shape for spec in aggregator.comes]
+            assert [shapes[source] for source in sources] == [spec.shape for spec in aggregator.download]
             assert sources == aggregator.sources(InMemory(kept), site, round_number)
 
 
@@ -238,11 +238,11 @@ def test_what_leaves_is_exactly_what_was_described(method: str) -> None:
     for site, result in Federation.of(study).round().items():
         partition = describe(study, site)
         sent = {(bundle, name): tensor for bundle, part in result.uplink.items() for name, tensor in part.items()}
-        assert {(spec.bundle, spec.name): spec.shape for spec in partition.leaves} == {
+        assert {(spec.bundle, spec.name): spec.shape for spec in partition.upload} == {
             key: tuple(tensor.shape) for key, tensor in sent.items()
         }
         assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in sent.values())
-        assert not {stay.name for stay in partition.stays} & {spec.key for spec in partition.leaves}
+        assert not {stay.name for stay in partition.private} & {spec.key for spec in partition.upload}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -250,7 +250,7 @@ def test_a_value_beyond_float32_is_refused_by_name(method: str) -> None:
     study = study_of(method)
     aggregator = aggregator_of(study)
     settings = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in aggregator.kept_specs}
-    deltas = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in aggregator.leaves}
+    deltas = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in aggregator.upload}
     with pytest.raises(BadData, match="would be beyond float32, though each update is finite"):
         aggregated(aggregator, settings, dict.fromkeys(study.study.sites, (1, deltas)))
 
@@ -334,18 +334,18 @@ def test_running_statistics_are_plain_means_without_moments(method: str) -> None
     aggregator, kept, updates = random_round(study)
     plain = aggregated(aggregator_of(study_of("fedavg", model=BATCH_NORM)), kept, updates)
     moved = aggregated(aggregator, kept, updates)
-    statistics = [spec.key for spec in aggregator.leaves if ".running_" in spec.key]
+    statistics = [spec.key for spec in aggregator.upload if ".running_" in spec.key]
     assert len(statistics) == 2
-    for spec in aggregator.leaves:
+    for spec in aggregator.upload:
         assert np.array_equal(moved[spec.key], plain[spec.key]) == (spec.key in statistics)
     orders = [spec.bundle for spec in aggregator.kept_specs if spec.bundle != "model"]
-    assert len(orders) == (len(aggregator.leaves) - 2) * (1 if method == "fedavgm" else 2)
+    assert len(orders) == (len(aggregator.upload) - 2) * (1 if method == "fedavgm" else 2)
     assert not any("running" in spec.name for spec in aggregator.kept_specs if spec.bundle != "model")
 
 
 def test_moments_are_kept_at_the_coordinator_alone() -> None:
     aggregator = aggregator_of(study_of("fedadam"))
-    assert aggregator.comes == aggregator.leaves
+    assert aggregator.download == aggregator.upload
     assert not aggregator.passes
     assert {kept.value for kept in aggregator.keeps if kept.source == ""} == {0.0}
 
@@ -451,11 +451,11 @@ def test_the_server_rate_scales_parameters_and_the_share_of_the_sites_the_contro
     aggregator, kept, updates = random_round(study, answered=2)
     assert aggregator.passes
     new = aggregated(aggregator, kept, updates)
-    for spec in aggregator.leaves:
+    for spec in aggregator.upload:
         mean = np.mean([deltas[spec.key].astype(np.float64) for _, deltas in updates.values()], axis=0)
         rate = 2 / 3 if spec.bundle == "control" else 1.0 if ".running_" in spec.name else 0.25
         np.testing.assert_allclose(new[spec.key], kept[spec.key] + rate * mean, rtol=1e-6, atol=1e-6)
-    assert not any("running" in spec.name for spec in aggregator.leaves if spec.bundle == "control")
+    assert not any("running" in spec.name for spec in aggregator.upload if spec.bundle == "control")
 
 
 def test_fine_tuning_after_scaffold_is_not_corrected() -> None:
@@ -805,8 +805,8 @@ def test_a_session_stores_none_of_the_other_sites_networks() -> None:
     federation.round()
     assert not any(name.startswith("private/") for name in federation.sessions["ash"].export_state().tensors)
     partition = describe(federation.study, "ash")
-    assert partition.stays == ()
-    assert {spec.bundle for spec in partition.comes} - {spec.bundle for spec in partition.leaves} == {"personals"}
+    assert partition.private == ()
+    assert {spec.bundle for spec in partition.download} - {spec.bundle for spec in partition.upload} == {"personals"}
 
 
 def test_a_checkpoint_of_fedsm_is_the_whole_super_model() -> None:

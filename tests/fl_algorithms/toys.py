@@ -162,8 +162,8 @@ TWO_NETWORKS = registry.MethodRow(
     name="two-networks",
     title="Two networks",
     paper="none",
-    leaves="two networks",
-    stays="one",
+    upload="two networks",
+    private="one",
     client="tests.fl_algorithms.toys:two_networks",
 )
 

@@ -129,7 +129,7 @@ def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def describe(study: StudyFile, site: str, chosen: str) -> Partition:
         partition = real(study, site, chosen)
-        return replace(partition, comes=(*partition.leaves, CONTROL), exposure="coordinator")
+        return replace(partition, download=(*partition.upload, CONTROL), exposure="coordinator")
 
     monkeypatch.setattr(rounds_module, "describe", describe)
 

@@ -46,7 +46,7 @@ def networks_of(study: StudyFile) -> dict[str, Tensor]:
 
 
 def private(study: StudyFile) -> list[str]:
-    return [stay.name for stay in describe(study, "north").stays]
+    return [tensor.name for tensor in describe(study, "north").private]
 
 
 def pretrained(study: StudyFile, seed: int = 1) -> dict[str, Tensor]:

@@ -238,7 +238,8 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     for site in SITES:
         consent = SiteState(federation.world.state / site).consent(study.study.name)
         assert consent is not None
-        assert (consent.exposure, consent.apart) == (registry.METHODS[method].exposure, registry.METHODS[method].apart)
+        row = registry.METHODS[method]
+        assert (consent.exposure, consent.apart) == (row.exposure, row.personalized)
 
 
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:

@@ -120,7 +120,7 @@ def table(rows: int, seed: int) -> str:
 
 def policy_for(studies: list[StudyFile]) -> str:
     """A policy that allows each of ``studies`` all that it asks."""
-    shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).leaves}
+    shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).upload}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
     rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
     return (
