@@ -94,8 +94,8 @@ class MethodRow:
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
-        unlike: sites' networks may share different tensors; the server aggregator then averages each architecture by
-            itself.
+        heterogeneous: sites' networks may share different tensors; the server aggregator then averages each
+            architecture by itself.
         public_data: who holds a copy of the study's public data set, SITES or COORDINATOR; "": the method needs none.
         exposure: whether the coordinator keeps something of each single site ("coordinator"), and also sends it to
             the other sites ("sites"); a site's policy must allow that.
@@ -115,7 +115,7 @@ class MethodRow:
     plain_sgd: bool = False
     same_start: bool = False
     validation: bool = False  # also used by the method itself, not only to choose checkpoints
-    unlike: bool = False
+    heterogeneous: bool = False
     exposure: str = ""
     personalized: str = ""
     public_data: str = ""
@@ -256,14 +256,15 @@ METHODS: Mapping[str, MethodRow] = {
         _method(
             "feddf", "FedDF", "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242", WHOLE,
             "records, optimizer state", client="fedavg", settings=methods.FedDfSettings,
-            server="fl_algorithms.server.feddf:feddf", one_global_model=True, unlike=True, public_data=COORDINATOR,
+            server="fl_algorithms.server.feddf:feddf", one_global_model=True, heterogeneous=True,
+            public_data=COORDINATOR,
         ),
         _method(
             "pfeddf", "pFedDF", "FedDF with a student for each site: an interpretation of a baseline of KT-pFL, "
             "https://arxiv.org/abs/2111.02625", "the whole network, kept apart", "records, optimizer state",
-            client="fedavg", settings=methods.FedDfSettings, server="fl_algorithms.server.feddf:pfeddf", unlike=True,
-            public_data=COORDINATOR, exposure="coordinator",
-            personalized="the site's own network, after it has learnt from the others'",
+            client="fedavg", settings=methods.FedDfSettings, server="fl_algorithms.server.feddf:pfeddf",
+            heterogeneous=True, public_data=COORDINATOR, exposure="coordinator",
+            personalized="the site's own network, after it has learned from the others'",
         ),
         _method(
             "silo", "Silo", "no federation: each site trains alone", "nothing", "everything", lab_only=True,
@@ -355,7 +356,7 @@ def tasks() -> dict[str, TaskRow]:
 
 
 def load(implementation: str) -> Any:
-    """What "module:attribute" of a row leads to. Never called with a name that came from outside the catalogue."""
+    """What "module:attribute" of a row leads to. Never called with a name that came from outside the catalog."""
     module, _, attribute = implementation.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

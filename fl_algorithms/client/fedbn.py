@@ -9,7 +9,7 @@ from torch import nn
 from fl_algorithms.client.algorithm import Algorithm, Share, all_but
 from fl_algorithms.settings.methods import MeanSettings
 
-NORMS = (  # batch norms of every dimension and the synchronised one are subclasses, as are the instance norms
+NORMS = (  # batch norms of every dimension and the synchronized one are subclasses, as are the instance norms
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
     nn.LayerNorm,

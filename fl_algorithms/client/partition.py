@@ -1,4 +1,4 @@
-"""Which tensors of a study leave a site, which come to it and which stay; and the networks as they start."""
+"""Which tensors of a study a site uploads, downloads and keeps private; and the networks as they start."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         BadData: two networks of the study share different tensors, and the method does not take that or the site chose
             another than its own; or as ``build``.
     """
-    unlike, assigned = refuse_unlike_networks(study), catalog.network_label(study, site)
+    unlike, assigned = has_heterogeneous_networks(study), catalog.network_label(study, site)
     if unlike and catalog.network_label(study, site, chosen) != assigned:
         raise BadData(
             f"algorithm `{study.algorithm.name}` averages each network by itself, so this site trains the one that the "
@@ -108,15 +108,15 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:
-    """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload.
+    """The uploaded tensors before the first round, by name as in a safetensors file, in the order of the payload.
 
-    Of a study with several networks, those of the default one; where they are unlike each other, those of each that a
-    site trains, as ``wardround.records.architectures`` says.
+    Of a study with several networks, those of the default one; where these upload different tensors, those of each that
+    a site trains, as ``wardround.records.architectures`` says.
 
     Raises:
         BadData: as ``describe``.
     """
-    if not refuse_unlike_networks(study):
+    if not has_heterogeneous_networks(study):
         return _shared_of(catalog.network_of(study, site=""))
     found: dict[str, Tensor] = {}
     for label in {catalog.network_label(study, site) for site in study.study.sites}:
@@ -145,12 +145,11 @@ def _shared_of(study: StudyFile) -> dict[str, Tensor]:
     }
 
 
-def refuse_unlike_networks(study: StudyFile) -> bool:
-    """Whether what leaves is another list of tensors for one of the study's networks than for another, which only some
-    methods take.
+def has_heterogeneous_networks(study: StudyFile) -> bool:
+    """Whether the study's networks upload different tensors, which only some methods can work with.
 
     Raises:
-        BadData: this one does not; naming the first network and tensor of which that is so.
+        BadData: this one cannot; naming the first network and tensor that differ.
     """
     if not study.networks:
         return False
@@ -160,13 +159,22 @@ def refuse_unlike_networks(study: StudyFile) -> bool:
         upload = upload_specs(one, algorithm, build(one, task_of(one), algorithm, site=""))
         shared[label] = {spec.key: spec for spec in upload}
     default = shared.pop(DEFAULT_NETWORK)
-    for label, found in shared.items():
-        odd = next((key for key in sorted(default.keys() | found.keys()) if default.get(key) != found.get(key)), None)
-        if odd is not None and catalog.method(study).unlike:
+    for label, uploaded in shared.items():
+        differing = next(
+            (key for key in sorted(default.keys() | uploaded.keys()) if default.get(key) != uploaded.get(key)), None
+        )
+        if differing is not None and catalog.method(study).heterogeneous:
             return True
-        if odd is not None:
-            ours, theirs = (f"`{odd}` {list(t[odd].shape)}" if odd in t else f"no `{odd}`" for t in (found, default))
-            theirs = theirs if odd not in found or odd not in default else f"it as {list(default[odd].shape)}"
+        if differing is not None:
+            ours, theirs = (
+                f"`{differing}` {list(t[differing].shape)}" if differing in t else f"no `{differing}`"
+                for t in (uploaded, default)
+            )
+            theirs = (
+                theirs
+                if differing not in uploaded or differing not in default
+                else f"it as {list(default[differing].shape)}"
+            )
             raise BadData(
                 f"network `{label}` of [networks] shares {ours}, the default network shares {theirs}; algorithm "
                 f"`{study.algorithm.name}` needs one architecture",

@@ -110,16 +110,16 @@ def read(path: Path) -> File:
     return File(hashlib.sha256(data).hexdigest(), tensors)
 
 
-def require_fit(path: Path, name: str, found: Tensor, wanted: Tensor, hint: str) -> None:
-    """Raises BadData: ``found`` is of another shape or type than the study's tensor, or not finite."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+def require_fit(path: Path, name: str, tensor: Tensor, wanted: Tensor, hint: str) -> None:
+    """Raises BadData: ``tensor`` is of another shape or type than the study's tensor, or not finite."""
+    if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise BadData(
-            f"{path}: `{name}` is {DTYPES.get(found.dtype, '?')} {list(found.shape)}, the study's is "
+            f"{path}: `{name}` is {DTYPES.get(tensor.dtype, '?')} {list(tensor.shape)}, the study's is "
             f"{DTYPES[wanted.dtype]} {list(wanted.shape)}",
             hint=hint,
         )
-    if bad := int(found.numel() - torch.isfinite(found).sum()):
-        raise BadData(f"{path}: {bad} of the {found.numel()} numbers of `{name}` are nan or infinite")
+    if bad := int(tensor.numel() - torch.isfinite(tensor).sum()):
+        raise BadData(f"{path}: {bad} of the {tensor.numel()} numbers of `{name}` are nan or infinite")
 
 
 WITHOUT = (

@@ -234,7 +234,7 @@ def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) ->
 
 def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
+    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     task = task_of(study)
     outcomes: list[Outcome] = []
@@ -247,7 +247,7 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None,
                     say(f"warning: {site}: {warning}")
         start = _initial(one, weights, verbose=not outcomes)
         outcomes.append(run_federation(one, task, sites, start=start, device=device))
-        for sentence in said_of_limits(outcomes[-1].accounts):
+        for sentence in limits_summary(outcomes[-1].accounts):
             say(f"warning: {sentence}")
         say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes

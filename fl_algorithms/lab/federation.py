@@ -181,7 +181,7 @@ def aggregate(
     return averaged(study, aggregator, updates, before, make)
 
 
-def said_of_limits(accounts: Sequence[Account]) -> list[str]:
+def limits_summary(accounts: Sequence[Account]) -> list[str]:
     """Whom the study's limits touched, a sentence each."""
     capped: dict[str, list[int]] = {}
     said = []

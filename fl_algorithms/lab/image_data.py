@@ -81,7 +81,7 @@ def skin(
 
 def _dealt(lesion: Array, rows: NDArray[np.bool_], hospitals: int) -> list[NDArray[np.bool_]]:
     """``rows`` divided by lesion, as evenly as lesions go."""
-    order = sorted(set(lesion[rows].tolist()), key=lambda one: _shuffled("hospital", one))
+    order = sorted(set(lesion[rows].tolist()), key=lambda group: _shuffled("hospital", group))
     return [rows & np.isin(lesion, order[first::hospitals]) for first in range(hospitals)]
 
 
@@ -159,7 +159,7 @@ def nuclei(raw: Path, out: Path, by: Literal["organ", "hospital"] = "organ") -> 
     arrays = {"images": found["images"], "masks": found["masks"].astype(np.uint8), "patient": slide}
     made = []
     for name in wanted:
-        slides = sorted(set(slide[groups == name].tolist()), key=lambda one: _shuffled("slide", one))
+        slides = sorted(set(slide[groups == name].tolist()), key=lambda name: _shuffled("slide", name))
         tested = slides[: max(1, len(slides) // NUCLEI_TEST_SHARE)]
         made.append(_write(out, str(name), arrays, groups == name, np.isin(slide, tested)))
     return made

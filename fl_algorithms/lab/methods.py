@@ -56,34 +56,34 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
     console.print("next: `fl-lab methods NAME` for its settings and how it works")
 
 
-def print_card(found: Mapping[str, Any]) -> None:
+def print_card(card: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    console.print(f"{found['title']} (`{found['name']}`){', only in the lab' if found['lab_only'] else ''}")
-    console.print(found["about"])
+    console.print(f"{card['title']} (`{card['name']}`){', only in the lab' if card['lab_only'] else ''}")
+    console.print(card["about"])
     facts = Table.grid(padding=(0, 2))
-    for what, said in (
-        ("paper", found["paper"]),
-        ("leaves", found["upload"]),
-        ("stays", found["private"]),
-        ("single models", SHOWN[found["exposure"]].format(found["personalized"])),
-        ("needs", "; ".join(found["needs"]) or "nothing particular"),
-        ("coordinator", found["server"]),
-        ("combines with", "; ".join(found["combines_with"]) or "nothing"),
+    for what, text in (
+        ("paper", card["paper"]),
+        ("leaves", card["upload"]),
+        ("stays", card["private"]),
+        ("single models", SHOWN[card["exposure"]].format(card["personalized"])),
+        ("needs", "; ".join(card["needs"]) or "nothing particular"),
+        ("coordinator", card["server"]),
+        ("combines with", "; ".join(card["combines_with"]) or "nothing"),
     ):
-        facts.add_row(what, said)
+        facts.add_row(what, text)
     console.print(facts)
     for optional, heading in ((False, "setting of [algorithm]"), (True, "where its table is given")):
-        settings = [setting for setting in found["settings"] if setting["optional"] is optional]
+        settings = [setting for setting in card["settings"] if setting["optional"] is optional]
         if settings:
             table = Table(heading, "default", "range")
             for setting in settings:
                 needed = ", needed" if setting["needed"] else ""
                 table.add_row(setting["key"], _written(setting["default"]), setting["range"] + needed)
             console.print(table)
-    console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={found['name']}`")
+    console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={card['name']}`")
 
 
 def _facts(row: MethodRow) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
     from fl_algorithms.client.partition import task_of
     from fl_algorithms.device import device_for, make_deterministic
-    from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
+    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study
@@ -131,7 +131,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
         "initial_digest": outcome.initial_digest,
         "model_digest": outcome.digest,
         "best_round": outcome.best_round,
-        "limits": said_of_limits(outcome.accounts),
+        "limits": limits_summary(outcome.accounts),
         "versions": versions(device) | {"threads": str(study.study.threads)},
         "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
         "rows": rows,

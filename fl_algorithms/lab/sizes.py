@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of
-from fl_algorithms.client.partition import build, refuse_unlike_networks, task_of, upload_specs
+from fl_algorithms.client.partition import build, has_heterogeneous_networks, task_of, upload_specs
 from fl_algorithms.training import Networks
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
@@ -25,7 +25,7 @@ def sizes(study: StudyFile) -> list[dict[str, Any]]:
     Raises:
         BadData: as ``describe``.
     """
-    refuse_unlike_networks(study)
+    has_heterogeneous_networks(study)
     found = []
     for label, one in catalog.each_network(study).items():
         algorithm, task = algorithm_of(one), task_of(one)

@@ -11,14 +11,14 @@ from wardround.records.study import StudyFile
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
 TABLES = ({"table": "train.csv", "test": "test.csv"},)
 ARRAYS = {"arrays": "train.npz", "test": "test.npz"}
-LABELLED = {
+LABELED = {
     "images": "images", "labels": "labels.csv", "test_images": "test_images", "test_labels": "test_labels.csv",
 }  # fmt: skip
 MASKED = {
     "images": "images", "masks": "masks", "labels": "patients.csv",
     "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
 }  # fmt: skip
-LAYOUTS = {registry.COLUMNS: TABLES, registry.IMAGES: (ARRAYS, LABELLED), registry.MASKS: (ARRAYS, MASKED)}
+LAYOUTS = {registry.COLUMNS: TABLES, registry.IMAGES: (ARRAYS, LABELED), registry.MASKS: (ARRAYS, MASKED)}
 
 
 def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:

@@ -6,7 +6,8 @@ Three lists of tensors, which for the mean are one:
     keeps    what the coordinator keeps between rounds, in one file
     download what a site downloads: for each, the kept tensor that it is, which may differ from site to site
 
-Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``unlike`` has its list.
+Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``per_site`` has its
+list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -111,7 +112,8 @@ class ServerAggregator:
         sources: (kept tensors, site, round) -> for each of ``download`` the key of the kept tensor that this site
             downloads; None: those of the same key. May read small tensors; asked again it says the same.
         aggregate: writes the next kept tensors. Raises BeyondFloat32: a value is.
-        unlike: site -> its own list, in place of ``upload`` and ``download``: these are then the whole initial model's.
+        per_site: site -> its own list, in place of ``upload`` and ``download``: these are then the whole initial
+            model's.
         weighted: whether it weights sites by their counts anywhere.
     """
 
@@ -120,7 +122,7 @@ class ServerAggregator:
     download: Specs
     aggregate: Callable[[Round], None]
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
-    unlike: Mapping[str, Specs] = field(default_factory=dict)
+    per_site: Mapping[str, Specs] = field(default_factory=dict)
     weighted: bool = False
 
     @cached_property
@@ -130,16 +132,16 @@ class ServerAggregator:
     @cached_property
     def passes(self) -> bool:
         """Whether a site downloads the kept tensors as they are, and these begin as the initial model."""
-        alike = self.kept_specs == self.download == self.upload and not self.unlike
+        alike = self.kept_specs == self.download == self.upload and not self.per_site
         return alike and all(kept.source == kept.spec.key for kept in self.keeps)
 
     def upload_of(self, site: str) -> Specs:
         """What ``site`` sends."""
-        return self.unlike.get(site, self.upload)
+        return self.per_site.get(site, self.upload)
 
     def download_of(self, site: str) -> Specs:
         """What ``site`` downloads."""
-        return self.unlike.get(site, self.download)
+        return self.per_site.get(site, self.download)
 
     def sources(self, kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         """For each of ``download_of(site)`` the key of the kept tensor that this site downloads for this round."""

@@ -10,7 +10,7 @@ learns from all.
 Distilling needs torch: ``fl_algorithms.ensemble`` does it, in a process of its own where this one has no torch.
 
 Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithms 1
-and 3. Without early stopping, which needs labelled rows, the number of steps is fixed.
+and 3. Without early stopping, which needs labeled rows, the number of steps is fixed.
 https://arxiv.org/abs/2006.07242
 """
 
@@ -121,7 +121,7 @@ def _aggregator(
 def distilled(
     study: StudyFile, round_: Round, students: Sequence[Network], teachers: Sequence[Network]
 ) -> Iterator[IO[bytes]]:
-    """The students' payloads after they have learnt from the teachers, one after another, as a stream to be read.
+    """The students' payloads after they have learned from the teachers, one after another, as a stream to be read.
 
     Raises:
         BadData: torch is missing, there is no public data set, or the process that distils failed.

@@ -88,7 +88,7 @@ class MethodSettings(Strict):
         return True
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """Whether the classes of the public data set's rows are needed too."""
         return False
 
@@ -247,7 +247,7 @@ class FedMdSettings(DistillationSettings):
     transfer: Amount | None = None  # train on the public data set's own classes before anything else
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return self.transfer is not None
 
 
@@ -286,5 +286,5 @@ class FedDfSettings(MethodSettings):
     early_stopping: EarlyStopping | None = None  # None: all steps, for which no classes are needed
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return self.early_stopping is not None

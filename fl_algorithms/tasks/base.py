@@ -32,7 +32,7 @@ class Rows(Protocol):
     def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """As ``take``, changed at random as the study says, with the rows' labels ``y`` (masks move with their image).
 
-        A row's change is drawn from (seed, place) alone: neither its neighbours nor the number of workers matter.
+        A row's change is drawn from (seed, place) alone: neither its neighbors nor the number of workers matter.
         """
 
 
@@ -61,7 +61,7 @@ def in_parts(x: Inputs, size: int) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Split:
-    """Rows used for one purpose: ``x`` float32 (n, features), standardised, or ``Rows``; ``y`` int64 (n,), class
+    """Rows used for one purpose: ``x`` float32 (n, features), standardized, or ``Rows``; ``y`` int64 (n,), class
     indices, or uint8 (n, *size), those of each pixel.
     """
 
@@ -178,8 +178,8 @@ class Pooling(Protocol):
 class ReadsPublicData(Protocol):
     """What a task may also offer: to read a study's public data set."""
 
-    def read_public_data(self, path: Path, *, labelled: bool) -> PublicData:
-        """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labelled``.
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
+        """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labeled``.
 
         Raises:
             BadData: as ``Task.load``; or a value is missing.

@@ -77,7 +77,7 @@ def load(task: Any, source: Source, **changes: Any) -> SiteData:
 
 
 def pictures(n: int, seed: int = 1, side: int = SIDE) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Grey images (n, side, side) with a bright block, and masks of it (0, 1); every other one is dim."""
+    """Gray images (n, side, side) with a bright block, and masks of it (0, 1); every other one is dim."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 60, (n, side, side)).astype(np.uint8)
     masks = np.zeros((n, side, side), dtype=np.uint8)
@@ -105,7 +105,7 @@ def write_table(path: Path, columns: dict[str, Sequence[Any]]) -> Path:
     return path
 
 
-def labelled(folder: Path, n: int = 12, seed: int = 1, **columns: Sequence[Any]) -> Source:
+def labeled(folder: Path, n: int = 12, seed: int = 1, **columns: Sequence[Any]) -> Source:
     """A folder of ``n`` images and its table of labels."""
     names = write_images(folder / "images", list(pictures(n, seed)[0]))
     labels = [CLASSES[place % 2] for place in range(n)]

@@ -31,7 +31,7 @@ from tests.fl_algorithms.image_toys import (
     MASKS,
     RESNET,
     image_study,
-    labelled,
+    labeled,
     masked,
     pictures,
     write_images,
@@ -98,7 +98,7 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path, masks: bool, 
 @pytest.mark.usefixtures("uncached")
 def test_batches_made_ahead_keep_their_order_over_epochs_and_the_place_of_what_was_taken(tmp_path: Path) -> None:
     study = image_study(IMAGES | SMALL, iterator="run")
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     places: list[dict[str, int]] = [{}, {}]
     here, ahead = (
         Batches(data.train.x, data.train.y, study, "ash", 1, "", place, Device(workers=workers))
@@ -118,7 +118,7 @@ def test_batches_made_ahead_keep_their_order_over_epochs_and_the_place_of_what_w
 @pytest.mark.usefixtures("uncached")
 def test_a_file_that_vanishes_in_the_middle_of_an_epoch_is_told_alike(tmp_path: Path, workers: int) -> None:
     study = image_study(IMAGES | SMALL)
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     order = Batches(data.train.x, data.train.y, study, "ash", 1, "", {})
     batches = Batches(data.train.x, data.train.y, study, "ash", 1, "", {}, Device(workers=workers))
     last = [order.next() for _ in range(3)][-1]
@@ -132,7 +132,7 @@ def test_a_file_that_vanishes_in_the_middle_of_an_epoch_is_told_alike(tmp_path: 
 
 def test_images_that_are_kept_decoded_need_no_workers(tmp_path: Path) -> None:
     study = image_study()
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     assert data.train.x.for_worker() is None  # type: ignore[union-attr]
 
 
@@ -275,7 +275,7 @@ def test_a_session_goes_on_from_its_state_with_weights_in_another_order_of_memor
     tmp_path: Path, optimizer: str, momentum: float
 ) -> None:
     study = image_study(algorithm="fedbn", optimizer=optimizer, momentum=momentum, batch_size=3)
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     base = start_of(study)
     session = session_on(FORCED, study, data)
     weights = [p for p in session._context.networks["model"].parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]

@@ -436,8 +436,8 @@ def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
     study, public_data = study_of("feddf", distil_steps=4), toy_public_data()
     student, *teachers = models(study, [1, 2, 3])
     targets = targets_of(study, public_data, teachers)
-    unlabelled = replace(public_data, y=None)
-    one, other = (distilled(study, held, student, targets, 1) for held in (public_data, unlabelled))
+    unlabeled = replace(public_data, y=None)
+    one, other = (distilled(study, held, student, targets, 1) for held in (public_data, unlabeled))
     assert all(torch.equal(one[name], other[name]) for name in one)
     # Adam moves a weight by little more than its rate, and the rates of the cosine sum to less than all steps' first.
     assert all((one[name] - student[name]).abs().max() <= 4 * 1.1e-3 for name in one)

@@ -32,7 +32,7 @@ from tests.fl_algorithms.image_toys import (
     IMAGES,
     image_study,
     image_task,
-    labelled,
+    labeled,
     load,
     packed,
     pictures,
@@ -61,7 +61,7 @@ def refused(task: Any, source: Source, **changes: Any) -> BadData:
 
 
 def test_a_folder_and_the_same_arrays_are_the_same_data(tmp_path: Path) -> None:
-    folder = load(image_task(), labelled(tmp_path))
+    folder = load(image_task(), labeled(tmp_path))
     arrays = load(image_task(), Source({"arrays": packed(tmp_path / "a.npz")}))
     assert torch.equal(everything(folder), everything(arrays))
     assert torch.equal(folder.train.y, arrays.train.y)
@@ -80,9 +80,9 @@ def test_each_image_keeps_its_label_whatever_the_order_of_the_table(tmp_path: Pa
         assert ((values >= 10).long() == split.y).all()
 
 
-def test_images_are_standardised_over_all_of_the_sites_training_images(tmp_path: Path) -> None:
+def test_images_are_standardized_over_all_of_the_sites_training_images(tmp_path: Path) -> None:
     images, _ = pictures(12)
-    rows = everything(load(image_task(), labelled(tmp_path)))
+    rows = everything(load(image_task(), labeled(tmp_path)))
     numbers = (images / 255).ravel().tolist()
     mean = math.fsum(numbers) / len(numbers)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / len(numbers))
@@ -91,7 +91,7 @@ def test_images_are_standardised_over_all_of_the_sites_training_images(tmp_path:
 
 
 def test_a_studys_own_scale_is_used_as_written(tmp_path: Path) -> None:
-    data = load(image_task(mean=[0.5], std=[0.25]), labelled(tmp_path))
+    data = load(image_task(mean=[0.5], std=[0.25]), labeled(tmp_path))
     images, _ = pictures(12)
     expected = sorted(((images / 255).ravel() - 0.5) / 0.25)
     assert sorted(everything(data).ravel().tolist()) == pytest.approx(expected, abs=1e-6)
@@ -108,7 +108,7 @@ def test_the_test_images_never_touch_the_scale(tmp_path: Path) -> None:
 
 
 def test_the_preprocessing_is_plain_json_without_floats_and_reads_new_images_alike(tmp_path: Path) -> None:
-    source, task = labelled(tmp_path), image_task(augment={"flip_horizontal": True})
+    source, task = labeled(tmp_path), image_task(augment={"flip_horizontal": True})
     data = load(task, source)
     fitted = task.fitted(data)
     assert all(isinstance(text, str) for text in (*fitted["mean"], *fitted["std"]))
@@ -124,13 +124,13 @@ def test_the_preprocessing_is_plain_json_without_floats_and_reads_new_images_ali
 @pytest.mark.parametrize("change", [{"shape": [3, 8, 8]}, {"mean": ["x"]}, {"std": ["0"]}, {"mean": ["1", "2"]}])
 def test_preprocessing_of_another_study_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     task = image_task()
-    fitted = task.fitted(load(task, labelled(tmp_path)))
+    fitted = task.fitted(load(task, labeled(tmp_path)))
     with pytest.raises(BadData, match="preprocessing"):
         task.read_new(tmp_path / "images", {**fitted, **change})
 
 
 def test_the_digest_is_of_names_and_contents_and_can_be_made_without_decoding(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     first = load(image_task(), source).digest
     assert source_digest(source) == first
     (tmp_path / "images" / ".hidden").write_text("x")
@@ -145,7 +145,7 @@ def test_the_digest_is_of_names_and_contents_and_can_be_made_without_decoding(tm
 def test_images_beyond_the_cache_are_read_again_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, task = labelled(tmp_path), image_task()
+    source, task = labeled(tmp_path), image_task()
     kept = load(task, source)
     monkeypatch.setattr(pixels, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
     assert torch.equal(everything(load(task, source)), everything(kept))
@@ -157,7 +157,7 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 
 @pytest.mark.parametrize("decoders", [1, 2, 5])
 def test_the_number_of_decoders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: int) -> None:
-    source, task = labelled(tmp_path), image_task(cache_mib=500)
+    source, task = labeled(tmp_path), image_task(cache_mib=500)
     kept = everything(load(image_task(), source))
     monkeypatch.setattr(pixels, "MIB", 1)
     monkeypatch.setattr(pixels, "DECODERS", decoders)
@@ -166,7 +166,7 @@ def test_the_number_of_decoders_changes_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     monkeypatch.setattr(pixels, "MIB", 1)
     data = load(image_task(cache_mib=500), source)
     write_images(tmp_path / "images", list(pictures(12, seed=9)[0]))
@@ -175,7 +175,7 @@ def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypat
 
 
 def test_8_and_16_bit_files_may_mix(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     plain = everything(load(image_task(), source))
     deep = np.asarray(Image.open(tmp_path / "images" / "003.png")).astype(np.uint16) * 257  # 255 * 257 = 65535
     Image.fromarray(deep).save(tmp_path / "images" / "003.png")
@@ -218,7 +218,7 @@ def test_a_patient_in_training_and_test_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hospital_may_call_its_columns_otherwise(tmp_path: Path) -> None:
-    source = labelled(tmp_path, person=[place // 2 for place in range(12)])
+    source = labeled(tmp_path, person=[place // 2 for place in range(12)])
     data = load(image_task(label="other"), Source(source.paths, label="shape", patient="person"))
     assert len(data.validation) == 2  # one patient of six, floor(0.25 * 6)
 
@@ -285,7 +285,7 @@ def unknown_class(folder: Path) -> None:
 def test_a_broken_folder_is_refused_with_the_file_and_what_to_do(
     tmp_path: Path, break_it: Callable[[Path], None], message: str, hint: str
 ) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     break_it(tmp_path)
     found = refused(image_task(), source)
     assert found.message.startswith(message.replace("{}", str(tmp_path)))
@@ -293,13 +293,13 @@ def test_a_broken_folder_is_refused_with_the_file_and_what_to_do(
 
 
 def test_a_row_without_a_patient_is_refused(tmp_path: Path) -> None:
-    source = labelled(tmp_path, who=["", *(f"p{place}" for place in range(11))])
+    source = labeled(tmp_path, who=["", *(f"p{place}" for place in range(11))])
     found = refused(image_task(patient="who"), source)
     assert found.message == f"{tmp_path}/labels.csv: line 2: column `who` has no value"
 
 
 def test_half_a_test_set_is_refused(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     both = {**source.paths, "test_images": tmp_path / "images"}
     assert refused(image_task(), Source(both)).message == f"{tmp_path}/images: no `test_labels` beside it"
     assert "no images" in refused(image_task(), Source({"table": tmp_path})).message
@@ -433,7 +433,7 @@ def test_a_turn_by_a_quarter_is_a_quarter_turn_in_an_oblong_image_too() -> None:
 
 def test_training_sees_new_changes_in_each_epoch_and_the_same_again_when_rerun(tmp_path: Path) -> None:
     task = image_task(augment={"shift": 0.3})
-    data = load(task, labelled(tmp_path))
+    data = load(task, labeled(tmp_path))
     study = image_study(batch_size=len(data.train))
 
     def epochs(round_number: int) -> list[torch.Tensor]:
@@ -452,7 +452,7 @@ def test_training_sees_new_changes_in_each_epoch_and_the_same_again_when_rerun(t
 
 
 def test_an_iterator_that_lives_as_long_as_the_run_goes_on_within_an_augmented_epoch(tmp_path: Path) -> None:
-    data = load(image_task(augment={"shift": 0.3}), labelled(tmp_path))
+    data = load(image_task(augment={"shift": 0.3}), labeled(tmp_path))
     study = image_study(iterator="run")
     whole, place = Batches(data.train.x, data.train.y, study, "ash", 1, "", {}), {}
     expected = [whole.next().x for _ in range(4)]
@@ -588,7 +588,7 @@ def test_a_model_learns_the_bright_from_the_dim(tmp_path: Path) -> None:
 def test_the_lab_finds_folders_of_images_too(tmp_path: Path) -> None:
     study = image_study()
     for site in ("ash", "birch"):
-        labelled(tmp_path / site)
+        labeled(tmp_path / site)
     data = load_sites(study, task_of(study), tmp_path)
     assert (len(data["ash"].train) + len(data["ash"].validation), data["ash"].test) == (12, None)
 

@@ -16,7 +16,7 @@ from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
-from fl_algorithms.lab.federation import Outcome, load_sites, manifest, reported_losses, run_federation, said_of_limits
+from fl_algorithms.lab.federation import Outcome, limits_summary, load_sites, manifest, reported_losses, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
@@ -320,7 +320,7 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
     study = resolve(StudyFile.model_validate(tables))
     data = {site: toy_data(site, rows=400 if site == "ash" else 22) for site in sites}
     honest = federate(study, data)
-    assert said_of_limits(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
+    assert limits_summary(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
     assert honest.digest != federate(study.model_copy(update={"limits": LimitsSection(max_weight=1)}), data).digest
 
     real = SiteSession.train
@@ -333,7 +333,7 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
         return replace(result, uplink=large)
 
     monkeypatch.setattr(SiteSession, "train", in_other_units)
-    said = said_of_limits(federate(study, data).accounts)
+    said = limits_summary(federate(study, data).accounts)
     assert said[0].startswith("site birch is not in round 2's model: norm ")
     all_needed = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 4})})
     with pytest.raises(BadData) as refusal:

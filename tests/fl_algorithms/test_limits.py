@@ -160,7 +160,7 @@ def test_norms_are_compared_among_sites_that_send_the_same_tensors() -> None:
     file = study()
     aggregator = server_aggregator(file, SPECS)
     small = (TensorSpec("v", "F32", (1,)),)
-    unlike = replace(aggregator, unlike=dict.fromkeys(SITES[:3], small))
+    unlike = replace(aggregator, per_site=dict.fromkeys(SITES[:3], small))
     updates = [
         *(Update(site, 1, InMemory({"v": np.full(1, 1e-6, "<f4")})) for site in SITES[:3]),
         *sent(1, 1, 1, 1)[3:],

@@ -138,12 +138,12 @@ def test_classes_are_read_where_the_method_learns_them(tmp_path: Path) -> None:
     assert y is not None
     assert y.tolist() == [1 if k % 3 else 0 for k in range(8)]
     found = image_task(mean=[0.25], std=[0.25]).read_public_data(
-        packed(tmp_path / "public_data.npz", n=6), labelled=True
+        packed(tmp_path / "public_data.npz", n=6), labeled=True
     )
     assert found.y is not None
     assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
     with pytest.raises(BadData, match="a folder has no classes"):
-        image_task(mean=[0.25], std=[0.25]).read_public_data(tmp_path, labelled=True)
+        image_task(mean=[0.25], std=[0.25]).read_public_data(tmp_path, labeled=True)
 
 
 @pytest.mark.parametrize(

@@ -523,7 +523,7 @@ def test_the_mixed_model_matches_the_slow_reference_and_is_what_is_judged() -> N
 
 @given(weights=st.dictionaries(st.integers(0, 9), st.floats(-1e3, 1e3)))
 def test_mixing_weights_are_positive_and_sum_to_one_or_there_are_none(weights: dict[int, float]) -> None:
-    mixed = fedfomo.normalised(weights)
+    mixed = fedfomo.normalized(weights)
     assert mixed.keys() == {position for position, weight in weights.items() if weight > 0}
     assert all(weight >= 0 for weight in mixed.values())
     assert not mixed or sum(mixed.values()) == pytest.approx(1)

@@ -94,7 +94,7 @@ def toy_public_data(rows: int = PUBLIC_ROWS) -> PublicData:
 
 
 def toy_masks(site: str, rows: int = 22, seed: int = 1) -> SiteData:
-    """Grey images with a block to be found, of which each site's are lighter or darker."""
+    """Gray images with a block to be found, of which each site's are lighter or darker."""
     generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "toy"))
     light = torch.rand(1, generator=generator)
 

@@ -95,9 +95,9 @@ class ImageTask:
         """Images of a folder or a .npz file, and their names."""
         return new_images(rows, fitted, self.settings)
 
-    def read_public_data(self, path: Path, *, labelled: bool) -> PublicData:
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: an .npz file or, without classes, a folder."""
-        return public_images(path, self.settings, self.classes if labelled else ())
+        return public_images(path, self.settings, self.classes if labeled else ())
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Of each sample, (n,): w_y (1 - p_y)^gamma (-log p_y), gamma 0 but for "focal".

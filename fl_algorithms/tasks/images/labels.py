@@ -111,9 +111,9 @@ def rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str) 
         raise BadData(
             f"{table.path}: {where(twice)}: the same file in column `{column}`", hint="one row for each image"
         )
-    if unlabelled := [name for name in files if name not in rows]:
+    if unlabeled := [name for name in files if name not in rows]:
         raise BadData(
-            f"{folder}: {_named(unlabelled)} no row in {table.path}", hint="add the row, or move the image elsewhere"
+            f"{folder}: {_named(unlabeled)} no row in {table.path}", hint="add the row, or move the image elsewhere"
         )
     return [rows[name] for name in files]
 

@@ -57,11 +57,11 @@ class ImageRows:
         return len(self._places)
 
     def take(self, places: Tensor) -> Tensor:
-        return self._standardised(self._unit(places))
+        return self._standardized(self._unit(places))
 
     def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         x, y = augmented(self._unit(places), y, places, seed, self._settings.augment)
-        return self._standardised(x), y
+        return self._standardized(x), y
 
     def for_worker(self) -> "FileRows | None":
         """See ``fl_algorithms.tasks.base.FromFiles``."""
@@ -73,7 +73,7 @@ class ImageRows:
     def _unit(self, places: Tensor) -> Tensor:
         return torch.from_numpy(self._pixels.take(self._places[places].numpy()))
 
-    def _standardised(self, x: Tensor) -> Tensor:
+    def _standardized(self, x: Tensor) -> Tensor:
         return x.sub_(self._mean).div_(self._std)
 
 

@@ -67,7 +67,7 @@ def read_set(
     """The training or the test images of ``source``; None where it has none to test.
 
     Args:
-        read_y: what is to be learnt of the images that were found.
+        read_y: what is to be learned of the images that were found.
 
     Raises:
         BadData: a file is missing, too many, damaged or unlike its fellows; the message has which, and never a value.

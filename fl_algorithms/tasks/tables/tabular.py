@@ -107,9 +107,9 @@ class TabularTask:
         encoded = encode(values_of(table, self.settings), self.settings, preprocessing)
         return torch.from_numpy(encoded), table.lines
 
-    def read_public_data(self, path: Path, *, labelled: bool) -> PublicData:
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: a CSV file in which every value is given."""
-        label = self.settings.label if labelled else None
+        label = self.settings.label if labeled else None
         names = [feature.name for feature in self.settings.features]
         table = read_table(path, names if label is None else [*names, label])
         strict = self.settings.missing.model_copy(update={"policy": "refuse", "indicators": ()})
