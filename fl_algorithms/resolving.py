@@ -58,9 +58,9 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         _refuse_misfit(one, task_settings, found, where, table)
         _refuse_unfit(one, method_row, found, method_settings, where)
         networks[label] = named(row.name, found)
-    _refuse_odd_assignment(study, source)
+    _refuse_unknown_assignment(study, source)
     _refuse_without_public_data(study, method_row, task_settings, method_settings, source)
-    _refuse_unlike_sizes(study, method_row, source)
+    _refuse_different_sizes(study, method_row, source)
     reported = _with_ranges(study.reported, task_row, source)
     return study.model_copy(
         update={
@@ -151,7 +151,7 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str,
         raise BadData(f"{source}: model `{model_row.name}` {needs}, {given}")
 
 
-def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
+def _refuse_different_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
     """A coordinator that distils asks every site's network about the same images."""
     sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
     if row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
@@ -163,7 +163,7 @@ def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
     )
 
 
-def _refuse_odd_assignment(study: StudyFile, source: str) -> None:
+def _refuse_unknown_assignment(study: StudyFile, source: str) -> None:
     for site, label in study.assigned.items():
         if site not in study.study.sites:
             raise BadData(

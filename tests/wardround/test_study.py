@@ -233,6 +233,39 @@ def test_a_document_is_read_back_to_the_same_study_and_digest(written: Path) -> 
     assert again.digest("00" * 32) == file.digest("00" * 32)
 
 
+NAMES = st.from_regex(r"[a-z0-9](-?[a-z0-9]){0,20}", fullmatch=True)
+SECTIONS = {
+    "study": st.fixed_dictionaries(
+        {"name": NAMES, "sites": st.lists(NAMES, min_size=1, max_size=4, unique=True), "rounds": st.integers(1, 99)},
+        optional={"seed": st.integers(0, 2**53 - 1), "max_update_norm": st.floats(1e-9, 1e9)},
+    ),
+    "task": st.fixed_dictionaries({"name": NAMES}, optional={"size": st.lists(st.integers(1, 512), max_size=3)}),
+    "model": st.fixed_dictionaries({"name": NAMES}, optional={"dropout": st.booleans() | st.integers(0, 9)}),
+    "algorithm": st.fixed_dictionaries({"name": NAMES}),
+}
+OPTIONAL = {
+    "training": st.fixed_dictionaries({"local_steps": st.integers(0, 99), "learning_rate": st.floats(1e-9, 100)}),
+    "checkpoints": st.fixed_dictionaries({"validation_fraction": st.floats(0.01, 0.99)}),
+    "reported": st.fixed_dictionaries(
+        {"digits": st.integers(1, 9), "counts": st.sampled_from(["exact", "bucketed", "uniform"])},
+        optional={"ranges": st.just({"val_loss": [0.1, 0.30000000000000004]})},
+    ),
+    "limits": st.fixed_dictionaries({"max_weight": st.floats(1e-6, 1), "norm_multiple": st.none() | st.floats(2, 1e6)}),
+    "public_data": st.fixed_dictionaries({"digest": st.just("ab" * 32), "rows": st.integers(1, 10**7)}),
+    "networks": st.dictionaries(NAMES.filter(lambda name: name != "default"), st.fixed_dictionaries({"name": NAMES})),
+    "assigned": st.dictionaries(NAMES, NAMES),
+}
+
+
+@given(st.fixed_dictionaries(SECTIONS, optional=OPTIONAL))
+def test_whatever_study_is_written_is_read_back_the_same(tables: dict[str, Any]) -> None:
+    file = StudyFile.model_validate(tables)
+    again = StudyFile.from_document(canonical.loads(canonical.dumps(file.document())))
+    assert again.document() == file.document()
+    for section in ("study", "training", "checkpoints", "reported", "limits", "public_data", "assigned"):
+        assert getattr(again, section) == getattr(file, section)
+
+
 @pytest.mark.parametrize("foreign", [5, [], "study", {"study": {}}, None])
 def test_a_document_of_another_form_is_refused(foreign: object) -> None:
     with pytest.raises(BadData, match=r"^offer: "):
@@ -335,9 +368,9 @@ def test_a_range_is_given_lowest_first(written: Path) -> None:
 
 def test_the_limits_are_said_in_words(written: Path) -> None:
     rows = "a site reports at most 10000000 rows, and 2 times its first report"
-    share = "one site's share of a mean of three or more is at most 0.5"
+    weight = "one site's averaging weight is at most 0.5 of a mean of three or more sites"
     learned = "an update's norm is at most 10 times the median of this and the last rounds"
-    assert study(SMALL, written, "limits.norm_multiple=10").bounds() == (share, learned, rows)
+    assert study(SMALL, written, "limits.norm_multiple=10").bounds() == (weight, learned, rows)
     given_norm = study(SMALL, written, "study.max_update_norm=2.5", "limits.max_weight=1")
-    assert given_norm.bounds()[:2] == ("nothing limits one site's share of a mean", "an update's norm is at most 2.5")
+    assert given_norm.bounds()[:2] == ("nothing limits one site's averaging weight", "an update's norm is at most 2.5")
     assert study(SMALL, written, "limits.norm_multiple=0").bounds()[1] == "nothing limits an update's norm"

@@ -198,7 +198,7 @@ class LimitsSection(Strict):
     ``fl_algorithms.server.limits`` applies the first two, at the coordinator and in the lab.
     """
 
-    max_weight: float = Field(default=0.5, gt=0, le=1)  # one site's largest share in a mean of three or more; 1: no cap
+    max_weight: float = Field(default=0.5, gt=0, le=1)  # of one site in a mean of three or more; 1: no cap
     norm_multiple: float | None = (
         None  # an update's largest norm in medians; 0: none is learned; None: resolving fills it
     )
@@ -274,7 +274,7 @@ class StudyFile(Strict):
     def bounds(self) -> tuple[str, ...]:
         """How much one site may move the model, in words."""
         limits, given = self.limits, self.study.max_update_norm
-        share = f"one site's share of a mean of three or more is at most {limits.max_weight:g}"
+        weight = f"one site's averaging weight is at most {limits.max_weight:g} of a mean of three or more sites"
         if given is not None:
             norm = f"an update's norm is at most {given:g}"
         elif limits.norm_multiple:
@@ -282,7 +282,7 @@ class StudyFile(Strict):
         else:
             norm = "nothing limits an update's norm"
         rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
-        return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
+        return (weight if limits.max_weight < 1 else "nothing limits one site's averaging weight", norm, rows)
 
     def digest(self, initial_model: str) -> str:
         """The study's digest (hex) with the digest (hex) of its initial model."""

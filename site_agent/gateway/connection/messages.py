@@ -11,7 +11,7 @@ from site_agent.gateway.consent.offers import too_deep
 from site_agent.state.directory import Offer
 from wardround import rpc
 from wardround.errors import BadData, WardroundError
-from wardround.records.architectures import own_part
+from wardround.records.architectures import own_manifest
 from wardround.records.receipts import LedgerHead
 from wardround.records.study import SITE_NAME, STUDY_NAME, StudyFile, study_digest
 from wardround.signing import canonical
@@ -152,7 +152,8 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
             f"the coordinator offers `{study}` under a digest that is not its own: {digest[:12]}…",
             code="REVISION_CHANGED",
         )
-    return Offer(study, message.revision, digest, message.state, document, own_part(parsed, site, manifest).document())
+    leaves = own_manifest(parsed, site, manifest).document()
+    return Offer(study, message.revision, digest, message.state, document, leaves)
 
 
 def offer_or_none(message: pb.StudyOffer, site: str) -> Offer | None:
