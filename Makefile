@@ -1,10 +1,11 @@
 # Each target does all of its own set-up, from a fresh clone, with Python 3.11 or newer and make alone.
 #
 #   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
-#   make test    every test but the few long ones
-#   make chaos   these: processes that are killed, a second federation
+#   make test    every test but the few long ones   [WITHOUT=MARKER]
+#   make chaos   these: processes that are killed, a second federation   [WITHOUT=MARKER]
 #   make attacks the attacks that were thought of, and what refuses each, as a table
-#   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
+#   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N | CASES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
+#   make check   lint, types and the tests of what you changed   [FILES='a b']
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -15,27 +16,36 @@ BIN := $(VENV)/bin
 ALGORITHM ?= fenda
 DATA ?=
 STATE ?=
+CASES ?=
 MINUTES ?= 10
 SEED ?= 1
 TARGET ?=
+FILES ?=
 ATHERIS ?=
+WITHOUT ?=
 
-.PHONY: demo evidence test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence check test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
 
+# Hundreds of processes start: where the environment forbids it, each would compile our modules again.
+test chaos attacks: export PYTHONDONTWRITEBYTECODE :=
+
 test: dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos$(if $(WITHOUT), and not $(WITHOUT))"
+
+check: dev
+	@$(BIN)/python -m tools.check $(FILES)
 
 chaos: dev
-	@$(BIN)/python -m pytest -n 2 -m chaos
+	@$(BIN)/python -m pytest -n 2 -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"
 
 attacks: dev
 	@$(BIN)/python -m pytest -n 2 --attack-table tests/attacks
 
 fuzz: dev
-	@$(BIN)/python -W ignore -m tools.fuzz --minutes $(MINUTES) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) $(if $(ATHERIS),--atheris)
+	@$(BIN)/python -W ignore -m tools.fuzz $(if $(CASES),--cases $(CASES),--minutes $(MINUTES)) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) $(if $(ATHERIS),--atheris)
 
 bench: install
 	@$(BIN)/python -m tools.bench

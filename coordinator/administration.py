@@ -1,7 +1,6 @@
 """What the commands do: in the running service, or in the command itself when none runs. The same either way."""
 
 import datetime
-import json
 import os
 import re
 from collections.abc import Callable
@@ -9,20 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
 from coordinator.members.certificate_status import Standing
 from coordinator.members.enrolment import Authority, Enrolment
 from coordinator.models import public_data as public_data_sets
 from coordinator.models.aggregation import begin
+from coordinator.models.kept import add_model
 from coordinator.state_directory import State
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
-from coordinator.storage.database import Records, Store
+from coordinator.storage.database import Store
 from coordinator.studies import report
 from coordinator.studies.engine import Engine
-from coordinator.studies.lifecycle import ENDED, Phase, Start, Stop
+from coordinator.studies.lifecycle import Start, Stop
+from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, new_study
-from coordinator.updates.admission import has_usable_values
-from coordinator.updates.receipt_copies import copy_of
+from coordinator.updates.admission import values_refusal
+from coordinator.updates.ledgers import newest_head
+from coordinator.updates.receipts import copy_of
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem, WardroundError
 from wardround.local.control import Reply, wanted
@@ -69,7 +74,7 @@ class Parts:
             self.standing = Standing(self.store, self.config.federation, clock)
             self.standing.load()
             self.enrolment = Enrolment(self.store, self.authority, self.standing, self.config.address)
-            self.engine = Engine(self.store, self.blobs, fatal=fatal, wall=clock, ticks=ticks)
+            self.engine = Engine(self.store, self.blobs, fatal=fatal, wall_clock=clock, monotonic=ticks)
         except BaseException:
             self.store.close()
             raise
@@ -131,10 +136,10 @@ class Operations:
         return self._commands[name](**fields)
 
     def invite(self, site: str, expires_s: int) -> dict[str, Any]:
-        with self._store.read() as records:
-            present = records.get(database.sites, name=site)
+        with self._store.read() as session:
+            present = session.get(tables.Site, site)
         invitation = self._parts.enrolment.invite(site, expires_s)
-        replaces = present is not None and present["revoked_s"] is None
+        replaces = present is not None and present.revoked_s is None
         return {"invitation": invitation.encode(), "expires": _utc(invitation.expires_s), "replaces": replaces}
 
     def sites(self) -> dict[str, Any]:
@@ -143,30 +148,31 @@ class Operations:
         site's keys.
         """
         connected = self._engine.connected()
-        ready = {site for study in self._engine.studies() if study.life.phase not in ENDED for site in study.life.ready}
-        with self._store.read() as records:
-            enrolled = {row["name"]: row for row in records.all(database.sites)}
+        ready = {
+            site for study in self._engine.studies() if study.state.phase not in ENDED for site in study.state.ready
+        }
+        with self._store.read() as session:
+            enrolled = {row.name: row for row in session.scalars(sa.select(tables.Site))}
             ends: dict[str, int] = {}
-            for row in records.all(database.certificates):
-                ends[row["site"]] = max(ends.get(row["site"], 0), row["not_after_s"])
-            invited = {
-                row["site"] for row in records.all(database.invitations, withdrawn=False) if row["used_s"] is None
-            } - enrolled.keys()
+            for certificate in session.scalars(sa.select(tables.Certificate)):
+                ends[certificate.site] = max(ends.get(certificate.site, 0), certificate.not_after_s)
+            unused = sa.and_(tables.Invitation.withdrawn.is_(False), tables.Invitation.used_s.is_(None))
+            invited = set(session.scalars(sa.select(tables.Invitation.site).where(unused))) - enrolled.keys()
         nothing = {"certificate_expires": None, "last_seen": None, "two_lines_since": None, "ledger_key": None}
         rows = [{"site": site, "state": "invited", **nothing} for site in invited]
         for site, row in enrolled.items():
             state = "enrolled"
-            if row["revoked_s"] is not None:
+            if row.revoked_s is not None:
                 state = "revoked"
             elif site in connected:
                 state = "ready" if site in ready else "connected"
-            seen = row["last_seen_s"]
+            seen = row.last_seen_s
             rows.append(
                 {
                     "site": site, "state": state, "certificate_expires": _utc(ends[site]) if site in ends else None,
                     "last_seen": _utc(seen) if seen is not None else None,
-                    "two_lines_since": _utc(row["two_lines_s"]) if row["two_lines_s"] is not None else None,
-                    "ledger_key": fingerprint(bytes.fromhex(row["ledger_key"])),
+                    "two_lines_since": _utc(row.two_lines_s) if row.two_lines_s is not None else None,
+                    "ledger_key": fingerprint(bytes.fromhex(row.ledger_key)),
                 }
             )  # fmt: skip
         key = fingerprint(self._parts.receipt_key.public_key().public_bytes_raw())
@@ -184,8 +190,8 @@ class Operations:
         Raises:
             BadData: no such site has ever enrolled.
         """
-        with self._store.read() as records:
-            self._enrolled(records, site)
+        with self._store.read() as session:
+            self._enrolled(session, site)
         parts, count = self._parts, 0
         for envelope in copy_of(self._store, site, parts.config.federation, parts.receipt_key, parts.clock()):
             progress(envelope.document())
@@ -204,20 +210,20 @@ class Operations:
             raise BadData(
                 f"{ledger[:64]!r} is not a ledger's id: 32 hex digits", hint="`site-agent audit reopen` prints it"
             )
-        with self._store.write() as records:
-            row = self._enrolled(records, site)
-            if records.newest_head(site, ledger) is not None:
+        with self._store.write() as session:
+            row = self._enrolled(session, site)
+            if newest_head(session, site, ledger) is not None:
                 raise BadData(
                     f"ledger {ledger[:12]}… of site `{site}` was seen before: a site cannot go back to it",
                     hint="the site makes a new one: `site-agent audit reopen`",
                 )
-            records.change(database.sites, {"name": site}, ledger_id=ledger)
-        return {"site": site, "ledger": ledger, "before": row["ledger_id"]}
+            before, row.ledger_id = row.ledger_id, ledger
+        return {"site": site, "ledger": ledger, "before": before}
 
-    def _enrolled(self, records: Records, site: str) -> database.Row:
-        row = records.get(database.sites, name=site)
+    def _enrolled(self, session: Session, site: str) -> tables.Site:
+        row = session.get(tables.Site, site)
         if row is None:
-            known = ", ".join(sorted(one["name"] for one in records.all(database.sites))) or "none yet"
+            known = ", ".join(sorted(session.scalars(sa.select(tables.Site.name)))) or "none yet"
             raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
         return row
 
@@ -226,7 +232,7 @@ class Operations:
 
         Args:
             initial: path of the initial shared tensors, a safetensors file.
-            public_data: path of the public data set, where the coordinator distils on it.
+            public_data: path of the public data set, where the coordinator distills on it.
 
         Raises:
             NeedsPerson: a study of that name runs.
@@ -242,28 +248,27 @@ class Operations:
             present = self._engine.find(file.study.name)
             if present and present.digest == digest:
                 return self._created(present, new=False)
-            if present and present.life.phase in RUNS:
+            if present and present.state.phase in RUNS:
                 raise NeedsPerson(
-                    f"study `{present.name}` is {present.life.phase}, and this is another revision of it",
+                    f"study `{present.name}` is {present.state.phase}, and this is another revision of it",
                     hint=f"`coordinator study stop {present.name}` first; the sites must approve the new revision",
                 )
             manifest = self._parts.blobs.keep_model(tensors, f"initial-{file.study.name}-{os.getpid()}")
         now = int(self._parts.clock())
         study = new_study(file, manifest, present.revision + 1 if present else 1, now)
-        kept = begin(self._parts.blobs, study.half, manifest, f"kept-{study.name}-{os.getpid()}")
+        kept = begin(self._parts.blobs, study.aggregator, manifest, f"kept-{study.name}-{os.getpid()}")
         study = replace(study, newest=kept.digest())
 
-        def record(records: Records) -> None:
-            for one in (manifest, kept):
-                text = json.dumps(one.document())
-                records.add_missing(database.models, digest=one.digest(), manifest=text, made_s=now)
+        def write(session: Session) -> None:
+            for model in (manifest, kept):
+                add_model(session, model, now)
 
-        self._engine.add(study, record)
+        self._engine.add(study, write)
         return self._created(study, new=True)
 
     def _created(self, study: Study, *, new: bool) -> dict[str, Any]:
-        with self._store.read() as records:
-            known = {row["name"] for row in records.all(database.sites) if row["revoked_s"] is None}
+        with self._store.read() as session:
+            known = set(session.scalars(sa.select(tables.Site.name).where(tables.Site.revoked_s.is_(None))))
         return {
             "id": study.name, "revision": study.revision, "study_digest": study.digest,
             "initial_digest": study.initial, "bytes_per_round": study.bytes_per_update, "new": new,
@@ -272,29 +277,29 @@ class Operations:
 
     def start(self, study: str) -> dict[str, Any]:
         found = self._study(study)
-        if found.life.phase in ENDED:
+        if found.state.phase in ENDED:
             raise NeedsPerson(
-                f"study `{study}` is {found.life.phase}: it cannot be started again",
+                f"study `{study}` is {found.state.phase}: it cannot be started again",
                 hint="change the study file (a title is enough) and create it as a new revision",
             )
-        if found.life.phase in (Phase.CREATED, Phase.PAUSED):
+        if found.state.phase in (Phase.CREATED, Phase.PAUSED):
             self._engine.happened(study, Start())
         return self.status(study)
 
     def stop(self, study: str) -> dict[str, Any]:
-        if self._study(study).life.phase not in ENDED:
+        if self._study(study).state.phase not in ENDED:
             self._engine.happened(study, Stop())
         return self.status(study)
 
     def status(self, study: str) -> dict[str, Any]:
         found, held = self._study(study), self._engine.holding(study)
-        with self._store.read() as records:
-            return report.status(found, records, self._busy(study), held)
+        with self._store.read() as session:
+            return report.status(found, session, self._busy(study), held)
 
     def report(self, study: str) -> dict[str, Any]:
         found, held = self._study(study), self._engine.holding(study)
-        with self._store.read() as records:
-            return report.full(found, records, self._busy(study), self._parts.config.federation, held)
+        with self._store.read() as session:
+            return report.full(found, session, self._busy(study), self._parts.config.federation, held)
 
     def follow(self, study: str, progress: Reply) -> dict[str, Any]:
         """The status now and after each change, until the study has ended or paused.
@@ -354,7 +359,7 @@ def _refuse_unusable(tensors: TensorFile) -> None:
             f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
             hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",
         )
-    if refusal := has_usable_values(tensors, None):
+    if refusal := values_refusal(tensors, None):
         raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")
 
 

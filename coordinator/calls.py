@@ -25,14 +25,10 @@ from coordinator.members.certificate_status import Peer, Standing
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.signing.certificates import Name
 
-FIRST_MESSAGE_S = 5  # for a first message that is small
 SMALL_MESSAGE = 8 * 1024
 SLOWEST = 4096  # bytes a second, for what is not small of a first message
-RATE_BYTES, RATE_S = 512 * 1024, 300  # an upload moves so much in so long; each reply is taken in so long
-LEFT_S = 300  # how long an answer may be on its way after its worker is free
 MAX_CALLS = 8  # of one peer at a time; a working site has two or three
 MAX_BOOTSTRAP_CALLS = 64  # of all invitations together
-BURST, CALLS_A_SECOND = 2000, 100.0  # of one peer; a round takes three or four, and tiny ones take 50 ms
 MAX_LEFT = 32  # answered calls of one peer whose answer has not arrived yet
 LOOK_S = 60  # how often a certificate's end is noticed while its calls are silent
 LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
@@ -40,6 +36,28 @@ log = logging.getLogger(__name__)
 Method = Callable[..., Any]
 M = TypeVar("M", bound=Message)
 _one_at_a_time = threading.Lock()  # large messages are parsed one after the other
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How long a peer may keep the coordinator waiting, and how often it may call.
+
+    Attributes:
+        first_message_s: for a first message that is small; a longer one has more, by ``SLOWEST``.
+        rate_bytes, rate_s: an upload moves so much in so long; each reply is taken in so long.
+        burst, calls_a_second: of one peer; a round takes three or four, and tiny ones take 50 ms.
+        left_s: how long an answer may be on its way after its worker is free.
+    """
+
+    first_message_s: float = 5
+    rate_bytes: int = 512 * 1024
+    rate_s: float = 300
+    burst: int = 2000
+    calls_a_second: float = 100
+    left_s: float = 300
+
+
+DEFAULT = Bounds()
 
 
 @dataclass(eq=False)
@@ -50,6 +68,7 @@ class Call:
     method: str
     context: grpc.ServicerContext
     set_deadline: Callable[["Call", float | None], None]
+    bounds: Bounds
     deadline: float | None = None  # when it is ended, by the monotonic clock; None while the peer owes nothing
     answered: bool = False  # its worker is free; gRPC may still be sending
     _moved: int = field(default=0)
@@ -69,7 +88,7 @@ class Call:
         Raises:
             BadData: none came, or one of more than ``most`` bytes.
         """
-        with self.waiting(FIRST_MESSAGE_S + max(0, most - SMALL_MESSAGE) / SLOWEST):
+        with self.waiting(self.bounds.first_message_s + max(0, most - SMALL_MESSAGE) / SLOWEST):
             message = next(messages, None)
         if message is None:
             raise BadData(f"`{self.method}` wants a message, and none came", code="MESSAGE_MALFORMED")
@@ -82,7 +101,7 @@ class Call:
 
     def further(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The messages after the first, as long as enough of them comes."""
-        left = float(RATE_S)
+        left = self.bounds.rate_s
         while True:
             began = time.monotonic()
             with self.waiting(left):
@@ -91,15 +110,16 @@ class Call:
                 return
             left -= time.monotonic() - began
             self._moved += len(message)
-            if self._moved >= RATE_BYTES:
-                self._moved, left = 0, float(RATE_S)
+            if self._moved >= self.bounds.rate_bytes:
+                self._moved, left = 0, self.bounds.rate_s
             yield message
 
 
 class Calls:
     """All calls under way."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, bounds: Bounds = DEFAULT) -> None:
+        self.bounds = bounds
         self._standing = standing
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
@@ -123,7 +143,7 @@ class Calls:
             TryAgain: it has enough under way, or made too many in a short time (TOO_BUSY).
             NotPermitted: it has just lost its standing.
         """
-        call = Call(peer, method, context, self._set_deadline)
+        call = Call(peer, method, context, self._set_deadline, self.bounds)
         with self._changed:
             self._refuse_crowd(peer.name)
             self._refuse_flood(peer.name)
@@ -134,7 +154,7 @@ class Calls:
         finally:
             with self._changed:
                 call.answered = True
-            self._set_deadline(call, LEFT_S)
+            self._set_deadline(call, call.bounds.left_s)
             if not context.add_callback(lambda: self._forget(call)):
                 self._forget(call)
 
@@ -172,10 +192,11 @@ class Calls:
         """Count one more call: short ones, one after another, cost everybody's time too."""
         now = time.monotonic()
         spent, when = self._spent.get(name, (0.0, now))
-        spent = max(0.0, spent - (now - when) * CALLS_A_SECOND)
-        if spent + 1 > BURST:
+        spent = max(0.0, spent - (now - when) * self.bounds.calls_a_second)
+        if spent + 1 > self.bounds.burst:
             raise TryAgain(
-                f"{name.kind} `{name.id}` makes more than {CALLS_A_SECOND:g} calls a second", code="TOO_BUSY"
+                f"{name.kind} `{name.id}` makes more than {self.bounds.calls_a_second:g} calls a second",
+                code="TOO_BUSY",
             )
         self._spent[name] = (spent + 1, now)
 
@@ -236,7 +257,7 @@ def permitted(
                 try:
                     with admitted(self, context) as call, closing(method(*arguments(self, call, messages))) as replies:
                         for reply in replies:
-                            with call.waiting(RATE_S):
+                            with call.waiting(call.bounds.rate_s):
                                 yield reply
                 except Exception as error:
                     self.guard.end(context, error)

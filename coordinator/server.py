@@ -12,12 +12,12 @@ import grpc
 from cryptography import x509
 
 from coordinator.administration import Operations, Parts
-from coordinator.calls import MAX_BOOTSTRAP_CALLS, MAX_CALLS, Calls, handlers
+from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.members.enrolment import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard
 from coordinator.state_directory import State, split_address
-from coordinator.studies.study import TwoLines
-from coordinator.updates.receive import Uploads
+from coordinator.studies.streams import TwoLines
+from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
 from wardround.errors import Unavailable, WardroundError
@@ -83,6 +83,7 @@ class Coordinator:
         *,
         fatal: Callable[[BaseException], None],
         listen: str = "",
+        bounds: Bounds = DEFAULT,
         clock: Callable[[], float] = time.time,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,9 +93,9 @@ class Coordinator:
         parts = self.parts
         self.listen = listen or parts.config.address
         self.engine = parts.engine
-        self.calls = Calls(parts.standing)
+        self.calls = Calls(parts.standing, bounds)
         federation = parts.config.federation
-        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall=clock)
+        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall_clock=clock)
         guard = Guard(parts.standing, parts.enrolment, self.calls, fatal)
         parts.enrolment.on_two_lines = self._tell_two_lines
         receipt_key = parts.receipt_key.public_key().public_bytes_raw()
@@ -105,7 +106,7 @@ class Coordinator:
         self._server.add_generic_rpc_handlers(
             (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", studies))
         )
-        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.judging)
+        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.receptions.judging)
         self._control: ControlServer | None = None
 
     def start(self) -> None:
@@ -151,14 +152,14 @@ class Coordinator:
         self.uploads.drop_undecided(site)
 
 
-def serve(state: State, listen: str) -> None:
+def serve(state: State, listen: str, bounds: Bounds = DEFAULT) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
     memory.hide()
     log_to_stderr()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
-        coordinator = Coordinator(state, fatal=end_now, listen=listen)
+        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds)
         coordinator.start()
         print(f"ready {coordinator.listen}", flush=True)
         ended.wait()

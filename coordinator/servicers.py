@@ -17,16 +17,17 @@ from coordinator.members.enrolment import Enrolment
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
+from coordinator.studies.assignments import Assignment, ModelRef
 from coordinator.studies.engine import Engine
-from coordinator.studies.study import GOODBYE, Assignment, ModelRef, Stream, Study, TwoLines
-from coordinator.updates.admission import Claim, LedgerStatement
-from coordinator.updates.receipt_copies import PAGE
-from coordinator.updates.receive import Arrival, Uploads
+from coordinator.studies.streams import GOODBYE, Stream, TwoLines
+from coordinator.studies.study import Study
+from coordinator.updates.decide import Uploads
+from coordinator.updates.receipts import PAGE
+from coordinator.updates.receive import Reception
 from wardround import __version__, refusals, rpc
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.local.durable import StorageFailed
-from wardround.records.receipts import MAX_NEW_LINES, LedgerHead
-from wardround.records.study import METRIC_NAME, STUDY_NAME
+from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -35,7 +36,9 @@ from wardround.v1 import federation_pb2 as pb
 MAX_CHUNK = 1024 * 1024
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
+MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it is one study
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
+OFFERED_S = 1.0  # how often it is looked whether a model that goes out is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
 DECLINES = frozenset(value for name, value in pb.RefusalCode.items() if name.startswith("DECLINED_"))
 log = logging.getLogger(__name__)
@@ -141,8 +144,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        offers = [offer_message(study) for study in self._engine.studies() if peer.site in study.rules.sites]
-        return pb.StudiesReply(studies=offers, coordinator_version=__version__)
+        listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        offers, more = page_of_offers([study for study in listed if study.name > request.after])
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
 
     @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
@@ -198,15 +202,19 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         study = self._study(peer, request.study)
         found = None
         if request.revision == study.revision:
-            found = self._downloads.find(study, peer.site, request.model.digest.hex())
+            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
         if found is None:
-            raise BadData(
-                f"model {request.model.round} of `{study.name}` is not offered (any more)", code="REVISION_CHANGED"
-            )
+            raise _not_offered(request)
         yield pb.DownloadReply(manifest=rpc.manifest_message(found.manifest))
-        with TensorFile(self._blobs.model(found.kept)) as file:
+        looked = time.monotonic()
+        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self.guard.standing.check(peer)
+                if time.monotonic() - looked > OFFERED_S:
+                    now = self._study(peer, request.study)
+                    if now.revision != study.revision or found.kept not in {kept for _, kept in now.offered}:
+                        raise _not_offered(request)
+                    looked = time.monotonic()
                 yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
 
     @permitted("site", pb.UploadRequest, stream=True)
@@ -216,7 +224,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         first = parsed(pb.UploadRequest, call.first(messages, self._most_bytes(peer)))
         kind = first.WhichOneof("kind")
         if kind == "inquire":
-            answer = self._uploads.inquire(peer.site, _upload_id(first.inquire.upload_id))
+            answer = self._uploads.receipts.find(peer.site, upload_id_from(first.inquire.upload_id))
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:
@@ -224,39 +232,39 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             return
         if kind != "open":
             raise BadData("an upload begins with `open` or `inquire`", code="MESSAGE_MALFORMED")
-        claim = claim_from(peer.site, first.open, self._most_tensors(peer, first.open.study))
-        arrival = self._uploads.open(claim, call.context.is_active)
-        if not isinstance(arrival, Arrival):
-            yield pb.UploadReply(receipt=rpc.envelope_message(arrival))
+        header = UploadHeader.from_message(first.open, self._most_tensors(peer, first.open.study))
+        reception = self._uploads.open(peer.site, header, call.context.is_active)
+        if not isinstance(reception, Reception):
+            yield pb.UploadReply(receipt=rpc.envelope_message(reception))
             return
         try:
-            yield pb.UploadReply(offset=arrival.received)
-            yield from self._receive(peer, arrival, call.further(messages))
+            yield pb.UploadReply(offset=reception.received)
+            yield from self._receive(peer, reception, call.further(messages))
         finally:
-            arrival.close()
+            self._uploads.receptions.close(reception)
 
     @permitted("site", pb.ReceiptsRequest)
     def Receipts(  # noqa: N802
         self, peer: Peer, request: pb.ReceiptsRequest, call: Call
     ) -> Iterator[pb.ReceiptsReply]:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        envelopes = self._uploads.receipts(peer.site)
+        envelopes = self._uploads.receipts.copy(peer.site)
         while page := list(islice(envelopes, PAGE)):
             self.guard.standing.check(peer)
             yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope) for envelope in page])
 
-    def _receive(self, peer: Peer, arrival: Arrival, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
+    def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Chunks until the commit, the peer checked again at each."""
         for data in messages:
             self.guard.standing.check(peer)
             message = later_message(data)
             kind = message.WhichOneof("kind")
             if kind == "chunk":
-                durable = arrival.take(message.chunk.offset, message.chunk.data)
+                durable = reception.take(message.chunk.offset, message.chunk.data)
                 if durable is not None:
                     yield pb.UploadReply(offset=durable)
             elif kind == "commit":
-                receipt = arrival.commit(message.commit.manifest_sha256.hex())
+                receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
                 yield pb.UploadReply(receipt=rpc.envelope_message(receipt))
                 return
             else:
@@ -264,8 +272,8 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
 
     @permitted("site", pb.LedgerPage, most=MAX_PAGE)
     def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802
-        said = statement_from(request.ledger, request.new_line_hashes)
-        return pb.LedgerKnown(lines=self._uploads.ledgers.page(peer.site, said))
+        statement = LedgerStatement.from_message(request.ledger, request.new_line_hashes)
+        return pb.LedgerKnown(lines=self._uploads.ledgers.page(peer.site, statement))
 
     def _most_bytes(self, peer: Peer) -> int:
         """How long an opening of this site can be, by the largest study that lists it."""
@@ -310,62 +318,31 @@ def _out_of_order() -> BadData:
     return BadData("after `open` come chunks of at most 1 MiB and one commit", code="MESSAGE_MALFORMED")
 
 
-def claim_from(site: str, message: pb.UploadOpen, most_tensors: int) -> Claim:
-    """What a site opens an upload with. Forms and lengths are checked here, the rest by ``admission``.
-
-    Raises:
-        BadData: MESSAGE_MALFORMED, or a manifest that is none.
-    """
-    fits = (
-        STUDY_NAME.fullmatch(message.study)
-        and len(message.digest) == 32
-        and len(message.metrics) <= 64
-        and all(METRIC_NAME.fullmatch(metric.name) and len(metric.value) <= 40 for metric in message.metrics)
-        and all(count < 2**53 for count in (message.num_examples, message.num_validation))
-    )
-    if not fits:
-        raise BadData("the upload's opening has not its form", code="MESSAGE_MALFORMED")
-    return Claim(
-        upload_id=_upload_id(message.upload_id), site=site, study=message.study, revision=message.revision,
-        digest=message.digest.hex(), round=message.round, attempt=message.attempt,
-        manifest=rpc.manifest_from(message.manifest, most_tensors),
-        metrics=tuple((metric.name, metric.value) for metric in message.metrics),
-        num_examples=message.num_examples, num_validation=message.num_validation,
-        statement=statement_from(message.ledger, message.new_line_hashes),
-    )  # fmt: skip
-
-
-def statement_from(head: pb.LedgerHead, new_lines: Sequence[bytes]) -> LedgerStatement:
-    """What a site says of its ledger.
-
-    Raises:
-        BadData: MESSAGE_MALFORMED, also for more than ``MAX_NEW_LINES`` lines.
-    """
-    fits = (
-        len(head.head) == 32
-        and len(head.signature) == 64
-        and 1 <= len(head.ledger_id) <= 64
-        and head.lines < 2**53
-        and len(new_lines) <= MAX_NEW_LINES
-        and all(len(line) == 32 for line in new_lines)
-    )
-    if not fits:
-        raise BadData("what is said of the ledger has not its form", code="MESSAGE_MALFORMED")
-    return LedgerStatement(LedgerHead(head.ledger_id, head.lines, head.head.hex()), head.signature, tuple(new_lines))
-
-
-def _upload_id(data: bytes) -> str:
-    if len(data) != 16:
-        raise BadData(f"an upload id of {len(data)} bytes, 16 are wanted", code="MESSAGE_MALFORMED")
-    return data.hex()
-
-
 def offer_message(study: Study) -> pb.StudyOffer:
     return pb.StudyOffer(
         study=study.name, revision=study.revision, digest=bytes.fromhex(study.digest),
         document=canonical.dumps(study.file.document()), initial_model=rpc.manifest_message(study.manifest),
-        state=study.life.phase.value,
+        state=study.state.phase.value,
     )  # fmt: skip
+
+
+def _not_offered(request: pb.DownloadRequest) -> BadData:
+    return BadData(
+        f"model {request.model.round} of `{request.study}` is not offered (any more)", code="REVISION_CHANGED"
+    )
+
+
+def page_of_offers(studies: Sequence[Study]) -> tuple[list[pb.StudyOffer], bool]:
+    """As many of ``studies`` as one reply may have, the first in any case; and whether some are left."""
+    offers: list[pb.StudyOffer] = []
+    size = 0
+    for study in studies:
+        offer = offer_message(study)
+        size += offer.ByteSize()
+        if offers and size > MAX_OFFERS:
+            return offers, True
+        offers.append(offer)
+    return offers, False
 
 
 def event_message(item: Study | Assignment | TwoLines) -> pb.Event:

@@ -152,7 +152,7 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str,
 
 
 def _refuse_different_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
-    """A coordinator that distils asks every site's network about the same images."""
+    """A coordinator that distills asks every site's network about the same images."""
     sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
     if row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
         return

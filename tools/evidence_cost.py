@@ -29,8 +29,8 @@ import numpy as np
 
 from tools import floor
 from tools.bench import cpu_seconds
-from tools.evidence_egress import PAYLOADS, SITE, write_study
-from tools.world import Service, World, free_port
+from tools.evidence_egress import PAYLOADS, SITE, run_patched, write_study
+from tools.world import World, free_port
 
 CLOCK = """
 import json
@@ -41,8 +41,9 @@ import time
 if "run" in sys.orig_argv:
     from pathlib import Path
 
-    from site_agent.gateway import egress, rounds
-    from wardround import durable
+    from site_agent.gateway import round as rounds
+    from site_agent.gateway.exit import egress
+    from wardround.local import durable
 
     out, lock, syncs = Path({out!r}), threading.Lock(), []
 
@@ -73,19 +74,13 @@ TARGET_CPU_MS, TARGET_SYNCS = 60, 2
 
 def measure(folder: Path, *, rounds: int, payload: int) -> dict[str, Any]:
     study, table = write_study(folder, rounds=rounds, payload=payload)
-    patch, out = folder / "patch", folder / "steps.jsonl"
-    patch.mkdir()
-    (patch / "sitecustomize.py").write_text(CLOCK.format(out=str(out)))
+    out = folder / "steps.jsonl"
     with World(folder / "state") as world:
         world.init()
         world.serve()
         world.join(SITE)
         world.add_data(SITE, table, "y")
-        environment = {"PYTHONPATH": ":".join([str(patch), *filter(None, sys.path)])}
-        log = world.logs / f"{SITE}.log"
-        agent = Service(log, "site-agent", "run", "--state", world.state / SITE, environment=environment)
-        world.agents[SITE] = agent
-        agent.wait_line("ready")
+        agent = run_patched(world, clock(out))
         name = world.create_study(study)
         world.approve(name, [SITE])
         before = cpu_seconds(agent.process.pid)
@@ -93,13 +88,17 @@ def measure(folder: Path, *, rounds: int, payload: int) -> dict[str, Any]:
         world.finish(name, timeout_s=60 + 10 * rounds)
         world.heard(SITE, name)
         whole = (cpu_seconds(agent.process.pid) - before) / rounds
-    return summary([json.loads(line) for line in out.read_text().splitlines()], rounds) | {
-        "agent_cpu_ms_per_round": round(whole * 1e3)
-    }
+    return summary(out, rounds) | {"agent_cpu_ms_per_round": round(whole * 1e3)}
 
 
-def summary(rows: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+def clock(out: Path) -> str:
+    """The patch that writes a row of JSON to ``out`` for each step."""
+    return CLOCK.format(out=str(out))
+
+
+def summary(out: Path, rounds: int) -> dict[str, Any]:
     """Medians over the updates after the first; the closing validation, which has no update, is left out."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
     steps = {step: [row for row in rows if row["step"] == step][1:rounds] for step in STEPS}
     cpu = {step: statistics.median(row["cpu_s"] for row in found) * 1e3 for step, found in steps.items()}
     updates = [[sync for row in update for sync in row["syncs"]] for update in zip(*steps.values(), strict=True)]

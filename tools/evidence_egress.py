@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,20 @@ class Passed:
         return found
 
 
-def through_relay(folder: Path, *, rounds: int, payload: int, leak: int = 0) -> Passed:
-    """A study of ``rounds`` rounds with updates of ``payload`` bytes; ``leak`` bytes more leave than the ledger has."""
+def through_relay(
+    folder: Path,
+    *,
+    rounds: int,
+    payload: int,
+    leak: int = 0,
+    patch: str = "",
+    run: Callable[[World, str], None] | None = None,
+) -> Passed:
+    """A study of ``rounds`` rounds with updates of ``payload`` bytes; ``leak`` bytes more leave than the ledger has.
+
+    ``patch``: what the agent runs before everything else, if it is not to leak. ``run``: starts the study that it is
+    given and returns when it has ended; it may look at the processes meanwhile.
+    """
     study, table = write_study(folder, rounds=rounds, payload=payload)
     count, receipts = folder / "count.json", folder / "receipts.jsonl"
     with World(folder / "state") as world, contextlib.ExitStack() as ending:
@@ -106,13 +119,16 @@ def through_relay(folder: Path, *, rounds: int, payload: int, leak: int = 0) -> 
         relay = Service(world.logs / "relay.log", "site-agent", "audit", "relay", *listening)
         ending.callback(relay.stop)
         _lead_through(world.state / SITE, relay.wait_line("ready").split()[1])
-        agent = _agent(world, leak)
+        agent = run_patched(world, LEAK.format(leak=leak) if leak else patch)
         name = world.create_study(study)
         world.approve(name, [SITE])
         began = time.monotonic()
-        world.ask_coordinator("study", "start", name)
-        world.finish(name, timeout_s=60 + 5 * rounds)
-        world.heard(SITE, name)
+        if run is None:
+            world.ask_coordinator("study", "start", name)
+            world.finish(name, timeout_s=60 + 5 * rounds)
+            world.heard(SITE, name)
+        else:
+            run(world, name)
         seconds = time.monotonic() - began
         agent.stop()
         relay.stop()
@@ -139,13 +155,14 @@ def _lead_through(site: Path, address: str) -> None:
     file.write_text(json.dumps({**json.loads(file.read_bytes()), "address": address}, sort_keys=True))
 
 
-def _agent(world: World, leak: int) -> Service:
-    patch = world.state.parent / "patch"
-    patch.mkdir()
+def run_patched(world: World, patch: str) -> Service:
+    """Run the site's agent with ``patch`` in front of it; "" for none."""
     environment = {}
-    if leak:
-        (patch / "sitecustomize.py").write_text(LEAK.format(leak=leak))
-        environment["PYTHONPATH"] = ":".join([str(patch), *filter(None, sys.path)])
+    if patch:
+        folder = world.state.parent / "patch"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(patch)
+        environment["PYTHONPATH"] = ":".join([str(folder), *filter(None, sys.path)])
     log = world.logs / f"{SITE}.log"
     agent = Service(log, "site-agent", "run", "--state", world.state / SITE, environment=environment)
     world.agents[SITE] = agent

@@ -64,15 +64,21 @@ def seen_from_outside(folder: Path, rounds: int) -> list[dict[str, Any]]:
         world.serve()
         world.join(SITE)
         world.add_data(SITE, table, "y")
-        agent = world.run_agent(SITE).process.pid
+        world.run_agent(SITE)
         name = world.create_study(study)
         world.approve(name, [SITE])
-        world.ask_coordinator("study", "start", name)
-        wait_until(lambda: world.study_status(name)["round"] >= 2, "round 2", 60)
-        workers = [pid for pid in descendants(agent) if _is_worker(pid)]
-        world.finish(name)
-        world.heard(SITE, name)
-        return [_seen(pid, agent) for pid in workers]
+        return seen_while_it_runs(world, name)
+
+
+def seen_while_it_runs(world: World, study: str) -> list[dict[str, Any]]:
+    """Start a study. The processes that train are looked up in its course, and looked at when it has ended."""
+    agent = world.agents[SITE].process.pid
+    world.ask_coordinator("study", "start", study)
+    wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 60)
+    workers = [pid for pid in descendants(agent) if _is_worker(pid)]
+    world.finish(study)
+    world.heard(SITE, study)
+    return [_seen(pid, agent) for pid in workers]
 
 
 def _is_worker(pid: int) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, Self
 BIN = Path(sys.executable).parent
 COMMAND_TIMEOUT_S = 120
 READY_TIMEOUT_S = 60
+MOVING_S = 600
 DATA_FILES = {  # of the lab -> the option of `site-agent data add`
     "train.csv": "--table", "test.csv": "--test", "train.npz": "--arrays", "test.npz": "--test-arrays",
     "images": "--images", "labels.csv": "--labels", "masks": "--masks", "patients.csv": "--labels",
@@ -123,16 +124,25 @@ def free_port() -> int:
     raise OSError("no free port between 20000 and 32000")
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str, timeout_s: float, moves: Callable[[], object] | None = None
+) -> Any:
     """Ask ``condition`` until it is true, for tests that look at a process from outside.
+
+    With ``moves``, ``timeout_s`` begins anew whenever that returns something else than before, ``MOVING_S`` at most:
+    a machine under load is waited for, what stands still is not.
 
     Raises:
         TimeoutError: it never was.
     """
-    deadline = time.monotonic() + timeout_s
+    began = since = time.monotonic()
+    before = moves() if moves else None
     while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {timeout_s:.0f} s still not: {what}")
+        now = time.monotonic()
+        if moves and (seen := moves()) != before and now - began < MOVING_S:
+            before, since = seen, now
+        if now - since > timeout_s:
+            raise TimeoutError(f"after {now - began:.0f} s still not: {what}")
         time.sleep(0.1)
     return value
 

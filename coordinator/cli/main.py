@@ -85,12 +85,19 @@ def upgrade(state: StateOption) -> None:
 def serve(
     state: StateOption,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen here, not at the sites' address.")] = "",
+    first_message_s: Annotated[int, typer.Option(min=1, help="How long a call's first message may take.")] = 5,
+    rate_bytes: Annotated[int, typer.Option(min=1024, help="What an upload moves at least in each --rate-s.")] = 524288,
+    rate_s: Annotated[int, typer.Option(min=1, help="And how long a site may take for one reply.")] = 300,
+    burst: Annotated[int, typer.Option(min=50, help="Calls that a peer may make at once.")] = 2000,
+    calls_a_second: Annotated[int, typer.Option(min=1, help="And from then on.")] = 100,
 ) -> None:
     """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
+    from coordinator.calls import Bounds
     from coordinator.server import serve as serve_forever
     from coordinator.state_directory import State
 
-    serve_forever(State(state), listen)
+    bounds = Bounds(first_message_s, rate_bytes, rate_s, burst, calls_a_second, left_s=rate_s)
+    serve_forever(State(state), listen, bounds)
 
 
 @app.command()
@@ -198,7 +205,7 @@ def study_create(
     ] = None,
     public_data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="The public data set, for a method that distils here (.csv, .npz)."),
+        typer.Option(metavar="PATH", help="The public data set, for a method that distills here (.csv, .npz)."),
     ] = None,
     setting: SetOption = None,
 ) -> None:
@@ -260,7 +267,7 @@ def study_report(
     force: ForceOption = False,
 ) -> None:
     """Show who contributed to which round, and write it as a page. Exits 3 when it finished without some sites."""
-    from coordinator.studies.report import page
+    from coordinator.studies.page import page
     from wardround.local import outputs
 
     _require(state)
@@ -310,10 +317,11 @@ def _ask(
         NeedsPerson: there is no coordinator at ``state``.
         WardroundError: what the command itself says.
     """
-    from wardround.local import control
+    from wardround.local import control, directory
 
     request = {"command": command, **fields}
     socket = state / "control.sock"
+    directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
     if control.is_listening(socket):
         return control.call(socket, request, progress, timeout_s=timeout_s)
     _require(state)

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import sqlalchemy as sa
 from cryptography import x509
+from sqlalchemy.orm import Session
 
-from coordinator.storage import database as store
-from coordinator.storage.database import Records, Row, Store
+from coordinator.storage import tables
+from coordinator.storage.database import Store
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
@@ -61,12 +63,13 @@ class Standing:
     def load(self) -> None:
         """Read the record again, after it changed. Of two who do so at once, the later one reads what both changed."""
         with self._loading:
-            with self.store.read() as records:
-                rows, sites = records.all(store.certificates), records.all(store.sites)
-            serials = {row["serial"]: row["site"] for row in rows}
-            revoked = {row["name"] for row in sites if row["revoked_s"] is not None}
-            unused = {row["serial"] for row in rows if row["used_s"] is None}
-            two_lines = {row["name"]: row["two_lines_s"] for row in sites if row["two_lines_s"] is not None}
+            with self.store.read() as session:
+                rows = session.scalars(sa.select(tables.Certificate)).all()
+                sites = session.scalars(sa.select(tables.Site)).all()
+            serials = {row.serial: row.site for row in rows}
+            revoked = {site.name for site in sites if site.revoked_s is not None}
+            unused = {row.serial for row in rows if row.used_s is None}
+            two_lines = {site.name: site.two_lines_s for site in sites if site.two_lines_s is not None}
             with self._lock:
                 self._sites, self._revoked, self._unused = serials, revoked, unused
                 self._superseded, self._two_lines = superseded(rows), two_lines
@@ -134,7 +137,7 @@ class Standing:
                 )
 
 
-def refuse_too_many(records: Records, site: str, made_with: str, now: int) -> None:
+def refuse_too_many(session: Session, site: str, made_with: str, now: int) -> None:
     """Let those go that have ended or never arrived, and see whether ``made_with`` may be renewed.
 
     None that lives is taken away for another: so nobody who has a site's key can end the site's own line. A line that
@@ -143,20 +146,15 @@ def refuse_too_many(records: Records, site: str, made_with: str, now: int) -> No
     Raises:
         TryAgain: the site has too many (TOO_BUSY).
     """
-    table = store.certificates.c
-    records.drop(store.certificates, table.not_after_s < now, site=site)
-    records.drop(
-        store.certificates,
-        table.used_s.is_(None),
-        table.made_with != "",
-        table.issued_s < now - LOST_REPLY_S,
-        site=site,
-    )
-    living = records.all(store.certificates, site=site)
+    table = tables.Certificate
+    session.execute(sa.delete(table).where(table.site == site, table.not_after_s < now))
+    never_arrived = (table.used_s.is_(None), table.made_with != "", table.issued_s < now - LOST_REPLY_S)
+    session.execute(sa.delete(table).where(table.site == site, *never_arrived))
+    living = session.scalars(sa.select(table).where(table.site == site)).all()
     if len(living) < MAX_CERTIFICATES:
         return
-    renewed = any(row["made_with"] == made_with for row in living)
-    young = any(row["serial"] == made_with and row["issued_s"] > now - DAY_S for row in living)
+    renewed = any(row.made_with == made_with for row in living)
+    young = any(row.serial == made_with and row.issued_s > now - DAY_S for row in living)
     if renewed or young:
         raise TryAgain(
             f"site `{site}` has {len(living)} certificates that live, and this one was renewed already or is new",
@@ -165,38 +163,38 @@ def refuse_too_many(records: Records, site: str, made_with: str, now: int) -> No
         )
 
 
-def other_lines(rows: Iterable[Row], serial: str) -> list[str]:
+def other_lines(rows: Iterable[tables.Certificate], serial: str) -> list[str]:
     """Of a site's living certificates, the serials of those in use that are of another line than ``serial``."""
-    by_serial = {row["serial"]: row for row in rows}
+    by_serial = {row.serial: row for row in rows}
     own = set(_line(by_serial, serial))
     return [
-        row["serial"] for row in by_serial.values()
-        if row["used_s"] is not None and row["serial"] not in own and serial not in _line(by_serial, row["serial"])
+        row.serial for row in by_serial.values()
+        if row.used_s is not None and row.serial not in own and serial not in _line(by_serial, row.serial)
     ]  # fmt: skip
 
 
-def superseded(rows: Iterable[Row]) -> dict[str, int]:
+def superseded(rows: Iterable[tables.Certificate]) -> dict[str, int]:
     """Since when a newer certificate of its line is in use, by the older one's serial."""
     found: dict[str, int] = {}
     for row in rows:
-        if row["made_with"] and row["used_s"] is not None:
-            found[row["made_with"]] = min(row["used_s"], found.get(row["made_with"], row["used_s"]))
+        if row.made_with and row.used_s is not None:
+            found[row.made_with] = min(row.used_s, found.get(row.made_with, row.used_s))
     return found
 
 
-def note_two_lines(records: Records, site: str, now: int, why: str) -> None:
+def note_two_lines(session: Session, site: str, now: int, why: str) -> None:
     """Remember since when, and tell the operator's log."""
-    table = store.sites.c
-    records.change(store.sites, {"name": site}, table.two_lines_s.is_(None), two_lines_s=now)
+    table = tables.Site
+    session.execute(sa.update(table).where(table.name == site, table.two_lines_s.is_(None)).values(two_lines_s=now))
     log.warning(
         "site %s: two hold its keys, or it was copied: %s; `coordinator revoke %s` if in doubt", site, why, site
     )
 
 
-def _line(by_serial: dict[str, Row], serial: str) -> list[str]:
+def _line(by_serial: dict[str, tables.Certificate], serial: str) -> list[str]:
     """``serial`` and the older ones that it was renewed from."""
     line: list[str] = []
     while serial in by_serial and serial not in line:
         line.append(serial)
-        serial = by_serial[serial]["made_with"]
+        serial = by_serial[serial].made_with
     return line

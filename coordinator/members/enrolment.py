@@ -14,17 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import sqlalchemy as sa
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from sqlalchemy.orm import Session
 
 from coordinator.members import certificate_status
 from coordinator.members.certificate_status import OLDER_IN_USE, Peer, Standing
-from coordinator.storage import database
-from coordinator.storage.database import Records, Store
+from coordinator.storage import tables
+from coordinator.storage.database import Store, changed
 from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.local.durable import make_folder, write_file
 from wardround.records.invitation import Invitation, ago, stamp
@@ -148,16 +150,18 @@ class Enrolment:
             return
         now = int(self._clock())
         before = self._standing.two_lines_since(peer.site)
-        with self._store.write() as records:
-            used = database.certificates.c.used_s
-            records.change(database.certificates, {"serial": peer.serial}, used.is_(None), used_s=now)
-            others = certificate_status.other_lines(records.all(database.certificates, site=peer.site), peer.serial)
+        with self._store.write() as session:
+            table = tables.Certificate
+            unused = (table.serial == peer.serial, table.used_s.is_(None))
+            session.execute(sa.update(table).where(*unused).values(used_s=now))
+            rows = session.scalars(sa.select(table).where(table.site == peer.site).order_by(table.serial))
+            others = certificate_status.other_lines(rows, peer.serial)
             if others or news == OLDER_IN_USE:
                 why = f"certificate {peer.serial[:12]}… is in use at {peer.address}"
                 why += (
                     f" beside {', '.join(f'{serial[:12]}…' for serial in others)}" if others else ", its successor too"
                 )
-                certificate_status.note_two_lines(records, peer.site, now, why)
+                certificate_status.note_two_lines(session, peer.site, now, why)
         self._standing.load()
         if before is None and self._standing.two_lines_since(peer.site) is not None:
             self.on_two_lines(peer.site)
@@ -181,12 +185,13 @@ class Enrolment:
             authority=self._authority.pem.decode(), certificate=certificates.certificate_pem(bootstrap).decode(),
             key=certificates.key_pem(key).decode(),
         )  # fmt: skip
-        with self._store.write() as records:
-            _withdraw_unused(records, site)
-            records.add(
-                database.invitations, id=name.id, site=site, created_s=now, expires_s=invitation.expires_s,
+        with self._store.write() as session:
+            _withdraw_unused(session, site)
+            row = tables.Invitation(
+                id=name.id, site=site, created_s=now, expires_s=invitation.expires_s,
                 fingerprint=certificates.fingerprint(bootstrap), withdrawn=False,
             )  # fmt: skip
+            session.add(row)
         return invitation
 
     def enrol(self, peer: Peer, invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> Enrolled:
@@ -200,32 +205,39 @@ class Enrolment:
             NotPermitted: INVITATION_UNKNOWN, _EXPIRED or _USED.
             BadData: SIGNING_REQUEST_WEAK or LEDGER_KEY_PROOF.
         """
-        with self._store.read() as records:
-            row = records.get(database.invitations, id=invitation_id)
+        with self._store.read() as session:
+            row = session.get(tables.Invitation, invitation_id)
         if (
             row is None
             or peer.name.id != invitation_id
-            or row["fingerprint"] != certificates.fingerprint(peer.certificate)
+            or row.fingerprint != certificates.fingerprint(peer.certificate)
         ):
             raise NotPermitted("the invitation is not known to this coordinator", code="INVITATION_UNKNOWN")  # 1
         key = certificates.requested_key(request)  # 2
         _check_proof(invitation_id, request, ledger_key, proof)  # 3
         now = int(self._clock())
         asked = hashlib.sha256(request + ledger_key).hexdigest()
-        name = Name(self._authority.federation, "site", row["site"])
+        name = Name(self._authority.federation, "site", row.site)
         certificate = self._authority.leaf(name, key, now, LEAF_S)
         pem = certificates.certificate_pem(certificate)
-        with self._store.write() as records:  # 4
-            table = database.invitations.c
-            changed = records.change(
-                database.invitations, {"id": invitation_id, "withdrawn": False},
-                table.used_s.is_(None), table.expires_s > now,
-                used_s=now, used_from=peer.address[:200], request_sha256=asked, certificate=pem.decode(),
-            )  # fmt: skip
-            if changed:
-                self._record_site(records, name.id, ledger_key, certificate, now)
+        with self._store.write() as session:  # 4
+            table = tables.Invitation
+            good = (
+                table.id == invitation_id,
+                table.withdrawn.is_(False),
+                table.used_s.is_(None),
+                table.expires_s > now,
+            )
+            used = {
+                "used_s": now,
+                "used_from": peer.address[:200],
+                "request_sha256": asked,
+                "certificate": pem.decode(),
+            }
+            if changed(session, sa.update(table).where(*good).values(used)):
+                self._record_site(session, name.id, ledger_key, certificate, now)
             else:
-                row = records.get(database.invitations, id=invitation_id)
+                row = session.get(tables.Invitation, invitation_id)
                 assert row is not None
                 pem = _same_again(row, asked, now)
         self._standing.load()
@@ -243,12 +255,12 @@ class Enrolment:
             raise BadData("the signing request has the old key, a new one is needed", code="SIGNING_REQUEST_WEAK")
         now = int(self._clock())
         certificate = self._authority.leaf(peer.name, key, now, LEAF_S)
-        with self._store.write() as records:
-            row = records.get(database.sites, name=peer.site)
-            if row is None or row["revoked_s"] is not None:
+        with self._store.write() as session:
+            row = session.get(tables.Site, peer.site)
+            if row is None or row.revoked_s is not None:
                 raise NotPermitted(f"site `{peer.site}` was revoked", code="SITE_REVOKED")
-            certificate_status.refuse_too_many(records, peer.site, peer.serial, now)
-            _record_certificate(records, peer.site, certificate, now, made_with=peer.serial)
+            certificate_status.refuse_too_many(session, peer.site, peer.serial, now)
+            _record_certificate(session, peer.site, certificate, now, made_with=peer.serial)
         self._standing.load()
         pem = certificates.certificate_pem(certificate)
         return Enrolled(peer.site, pem, _renew_after(pem))
@@ -259,68 +271,70 @@ class Enrolment:
         Raises:
             BadData: there is no such site and no invitation for it.
         """
-        with self._store.write() as records:
-            withdrawn = _withdraw_unused(records, site)
-            row = records.get(database.sites, name=site)
+        with self._store.write() as session:
+            withdrawn = _withdraw_unused(session, site)
+            row = session.get(tables.Site, site)
             if row is None and not withdrawn:
                 raise BadData(f"no site `{site[:80]}` is known here", hint="`coordinator sites` lists them")
-            fresh = row is not None and row["revoked_s"] is None
-            if fresh:
-                records.change(database.sites, {"name": site}, revoked_s=int(self._clock()))
+            fresh = row is not None and row.revoked_s is None
+            if row is not None and fresh:
+                row.revoked_s = int(self._clock())
         self._standing.load()
         return fresh
 
     def _record_site(
-        self, records: Records, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int
+        self, session: Session, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int
     ) -> None:
         """A new identity replaces the one that the site had: its certificates and its ledger are the past."""
-        records.drop(database.certificates, site=site)
-        records.put(
-            database.sites, name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
+        session.execute(sa.delete(tables.Certificate).where(tables.Certificate.site == site))
+        enrolled = tables.Site(
+            name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
             last_receipt=EMPTY_HEAD, two_lines_s=None,
         )  # fmt: skip
-        _record_certificate(records, site, certificate, now)
+        session.merge(enrolled)
+        session.flush()  # its certificate refers to it
+        _record_certificate(session, site, certificate, now)
 
 
 def _record_certificate(
-    records: Records, site: str, certificate: x509.Certificate, now: int, made_with: str = ""
+    session: Session, site: str, certificate: x509.Certificate, now: int, made_with: str = ""
 ) -> None:
-    records.add(
-        database.certificates, serial=f"{certificate.serial_number:x}", site=site, issued_s=now,
+    row = tables.Certificate(
+        serial=f"{certificate.serial_number:x}", site=site, issued_s=now,
         not_after_s=int(certificate.not_valid_after_utc.timestamp()), made_with=made_with,
     )  # fmt: skip
+    session.add(row)
 
 
-def _withdraw_unused(records: Records, site: str) -> int:
-    table = database.invitations.c
-    return records.change(
-        database.invitations, {"site": site, "withdrawn": False}, table.used_s.is_(None), withdrawn=True
-    )
+def _withdraw_unused(session: Session, site: str) -> int:
+    table = tables.Invitation
+    unused = (table.site == site, table.withdrawn.is_(False), table.used_s.is_(None))
+    return changed(session, sa.update(table).where(*unused).values(withdrawn=True))
 
 
-def _same_again(row: database.Row, asked: str, now: int) -> bytes:
+def _same_again(row: tables.Invitation, asked: str, now: int) -> bytes:
     """The certificate that this request got before; for any other request, why the invitation is not good."""
-    if row["withdrawn"]:
+    if row.withdrawn:
         raise NotPermitted(
-            f"the invitation for site `{row['site']}` was withdrawn",
-            hint=f"ask the coordinator's operator for the newer one: `coordinator invite {row['site']}`",
+            f"the invitation for site `{row.site}` was withdrawn",
+            hint=f"ask the coordinator's operator for the newer one: `coordinator invite {row.site}`",
             code="INVITATION_UNKNOWN",
         )
-    if row["used_s"] is not None:
-        if row["request_sha256"] == asked and now < row["used_s"] + SAME_REQUEST_S:
-            return str(row["certificate"]).encode()
-        log.warning("the invitation for site %s, used from %s, was tried again", row["site"], row["used_from"])
-        used = datetime.datetime.fromtimestamp(row["used_s"], datetime.UTC)
+    if row.used_s is not None:
+        if row.request_sha256 == asked and now < row.used_s + SAME_REQUEST_S:
+            return str(row.certificate).encode()
+        log.warning("the invitation for site %s, used from %s, was tried again", row.site, row.used_from)
+        used = datetime.datetime.fromtimestamp(row.used_s, datetime.UTC)
         raise NotPermitted(
-            f"the invitation for site `{row['site']}` was used on {stamp(used)} from {row['used_from']}",
-            hint=f"if that was not you, tell the coordinator's operator at once: `coordinator revoke {row['site']}`",
+            f"the invitation for site `{row.site}` was used on {stamp(used)} from {row.used_from}",
+            hint=f"if that was not you, tell the coordinator's operator at once: `coordinator revoke {row.site}`",
             code="INVITATION_USED",
         )
-    expires = datetime.datetime.fromtimestamp(row["expires_s"], datetime.UTC)
-    late = datetime.timedelta(seconds=now - row["expires_s"])
+    expires = datetime.datetime.fromtimestamp(row.expires_s, datetime.UTC)
+    late = datetime.timedelta(seconds=now - row.expires_s)
     raise NotPermitted(
-        f"invitation for site `{row['site']}` expired {ago(late)} ago ({stamp(expires)})",
-        hint=f"ask the coordinator's operator for a new one: `coordinator invite {row['site']}`",
+        f"invitation for site `{row.site}` expired {ago(late)} ago ({stamp(expires)})",
+        hint=f"ask the coordinator's operator for a new one: `coordinator invite {row.site}`",
         code="INVITATION_EXPIRED",
     )
 

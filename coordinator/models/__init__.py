@@ -1,4 +1,4 @@
-"""Models as files: the aggregation of updates, the downloads of sites, public data sets.
+"""Models as files: which are kept, how the next one is aggregated, what a site downloads, public data sets.
 
-Imports ``coordinator.storage`` and ``fl_algorithms.server``. Holds blocks in memory, never a whole model.
+Imports ``coordinator.storage`` and ``fl_algorithms.server``, never ``studies``. Holds blocks in memory, never a model.
 """

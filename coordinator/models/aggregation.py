@@ -1,7 +1,7 @@
 """What the coordinator keeps of a study's model, before the first round and after each: files in, a file out.
 
-What is computed is the server half of the study's method. Here are only the files: opened, fed in site order, and the
-result made durable. It can be cut off anywhere and done again, to the same bits.
+The server aggregator of the study's method computes. Here are only the files: opened, fed in site order, and the result
+made durable. It can be cut off anywhere and done again, to the same bits.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorFile
 
 
-def begin(blobs: Blobs, half: ServerAggregator, initial: Manifest, label: str) -> Manifest:
+def begin(blobs: Blobs, aggregator: ServerAggregator, initial: Manifest, label: str) -> Manifest:
     """Make durable what is kept before the first round, and return its manifest.
 
     Args:
         initial: of the initial model, which is there. label: of the file while it is written.
     """
-    if half.passes:
+    if aggregator.passes:
         return initial
-    with TensorFile(blobs.model(initial.digest())) as model, blobs.new_model(half.kept_specs, label) as new:
-        half.start(model, new.write)
+    with TensorFile(blobs.model(initial.digest())) as model, blobs.new_model(aggregator.kept_specs, label) as new:
+        aggregator.start(model, new.write)
         return new.keep()
 
 
@@ -44,7 +44,7 @@ class DamagedSpools(BadData):
 
 @dataclass(frozen=True)
 class Spooled:
-    """An accepted update as it was accepted: whose, its number of examples as told, and its manifest's digest."""
+    """An accepted update as it was accepted: whose, its number of examples as reported, and its manifest's digest."""
 
     site: str
     num_examples: int
@@ -55,7 +55,7 @@ class Spooled:
 def aggregate(
     blobs: Blobs,
     study: StudyFile,
-    half: ServerAggregator,
+    aggregator: ServerAggregator,
     kept: str,
     spooled: Sequence[Spooled],
     before: Sequence[Account],
@@ -71,14 +71,14 @@ def aggregate(
         kept: digest of what was kept when the round opened.
         spooled: the accepted updates, in any order. before: the accounts of the closed rounds, the last one last.
         label: of the file while it is written.
-        public_data: the coordinator's copy of the public data set, where the method distils here.
+        public_data: the coordinator's copy of the study's public data set, for an aggregator that distills.
 
     Raises:
         DamagedSpools: some updates are not what was accepted.
         TooFewLeft: fewer than the quorum are within the study's limits.
-        BadData: what was kept is damaged on disk, or what the half needs is missing.
+        BadData: what was kept is damaged on disk, or what the aggregator needs is missing.
     """
-    spooled = sorted(spooled, key=lambda one: one.site)
+    spooled = sorted(spooled, key=lambda update: update.site)
     if damaged := [one.site for one in spooled if not _is_whole(blobs.spool(one.upload_id), one.manifest_sha256)]:
         raise DamagedSpools(damaged)
     with ExitStack() as stack:
@@ -94,11 +94,12 @@ def aggregate(
         ]
 
         def make(chosen: Sequence[Update]) -> Manifest:
-            with blobs.new_model(half.kept_specs, label) as new:
-                half.aggregate(Round(round_number, newest, chosen, new.write, public_data, study.limits.max_weight))
+            with blobs.new_model(aggregator.kept_specs, label) as new:
+                largest = study.limits.max_weight
+                aggregator.aggregate(Round(round_number, newest, chosen, new.write, public_data, largest))
                 return new.keep()
 
-        return averaged(study, half, accepted, before, make)
+        return averaged(study, aggregator, accepted, before, make, kept=newest, round_number=round_number)
 
 
 def _is_whole(path: Path, manifest_sha256: str) -> bool:

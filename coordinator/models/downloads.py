@@ -3,13 +3,13 @@
 The view of model r is what a site gets for round r + 1. For most methods it is the kept file itself, for every site.
 """
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.storage import database
+from coordinator.models.kept import manifest_of
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies.study import Study, manifest_from_document
+from fl_algorithms.server.aggregator import ServerAggregator
 from wardround.tensors.manifests import Manifest, TensorFile, view
 
 
@@ -25,41 +25,45 @@ class Download:
 class Downloads:
     """The views of one coordinator's models."""
 
-    def __init__(self, records: Store, blobs: Blobs) -> None:
-        self._store = records
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
         self._blobs = blobs
         self._last: tuple[str, Manifest] | None = None
 
-    def digest(self, study: Study, site: str, number: int, kept: str) -> str:
+    def digest(self, aggregator: ServerAggregator, site: str, number: int, kept: str) -> str:
         """Digest of the site's view of model ``number``, of which ``kept`` is the digest.
 
         Raises:
             BadData: the kept file cannot be read.
         """
-        return kept if study.half.passes else self._view(study, site, number, kept).manifest.digest()
+        return kept if aggregator.passes else self._view(aggregator, site, number, kept).manifest.digest()
 
-    def find(self, study: Study, site: str, digest: str) -> Download | None:
-        """The site's view with this digest, of a model that is still offered; else None. Raises as above."""
-        for number, kept in study.offered:
-            if study.half.passes and kept != digest:
+    def find(
+        self, aggregator: ServerAggregator, offered: Iterable[tuple[int, str]], site: str, digest: str
+    ) -> Download | None:
+        """The site's view with this digest, of a model that is offered; else None. Raises as above.
+
+        Args:
+            offered: number and digest of what is kept of each.
+        """
+        for number, kept in offered:
+            if aggregator.passes and kept != digest:
                 continue
-            found = self._view(study, site, number, kept)
-            if found.manifest.digest() == digest:
-                return found
+            download = self._view(aggregator, site, number, kept)
+            if download.manifest.digest() == digest:
+                return download
         return None
 
-    def _view(self, study: Study, site: str, number: int, kept: str) -> Download:
+    def _view(self, aggregator: ServerAggregator, site: str, number: int, kept: str) -> Download:
         manifest = self._manifest(kept)
         with TensorFile(self._blobs.model(kept)) as file:
-            sources = study.half.sources(file, site, number + 1)
-        return Download(view(manifest, sources, study.half.download_of(site)), kept, sources)
+            sources = aggregator.sources(file, site, number + 1)
+        return Download(view(manifest, sources, aggregator.download_of(site)), kept, sources)
 
     def _manifest(self, digest: str) -> Manifest:
         """Of a kept file; every site's view is of the same one, so the last is remembered."""
         last = self._last
         if last is None or last[0] != digest:
-            with self._store.read() as records:
-                row = records.get(database.models, digest=digest)
-            assert row is not None
-            last = self._last = (digest, manifest_from_document(json.loads(row["manifest"])))
+            with self._store.read() as session:
+                last = self._last = (digest, manifest_of(session, digest))
         return last[1]

@@ -1,4 +1,4 @@
-"""What the coordinator needs for a method that distils here: torch, and its own copy of the public data set."""
+"""What a method needs that distills at the coordinator: torch beside it, and a copy of the study's public data set."""
 
 import hashlib
 from pathlib import Path
@@ -14,16 +14,18 @@ SUFFIXES = (".csv", ".npz")
 
 
 def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
-    """Keep a copy of the study's public data set, if its method distils at the coordinator.
+    """Keep a copy of the study's public data set, if its method distills at the coordinator.
 
     Raises:
         BadData: torch or the set is missing, or ``path`` is not the study's or not a file that can be kept; or the
             study has no use for one.
     """
     name = study.algorithm.name
-    if not distils(study):
+    if not distills(study):
         if path is not None:
-            raise BadData(f"algorithm `{name}` does not distil at the coordinator, so it takes no public data set here")
+            raise BadData(
+                f"algorithm `{name}` does not distill at the coordinator, so it takes no public data set here"
+            )
         return
     assert study.public_data is not None
     require_torch(name)
@@ -31,20 +33,19 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
         return
     again = f"`coordinator study create STUDY.toml --public-data PATH` with the set of study `{study.study.name}`"
     if path is None:
-        raise BadData(
-            f"algorithm `{name}` distils at the coordinator, which has no copy of the public data set", hint=again
-        )
+        message = f"algorithm `{name}` distills at the coordinator, which has no copy of the public data set"
+        raise BadData(message, hint=again)
     if path.suffix.lower() not in SUFFIXES:
         raise BadData(f"{path}: the coordinator keeps a public data set that is one .csv or .npz file", hint=again)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}", hint=again) from None
-    found, wanted = hashlib.sha256(data).hexdigest(), study.public_data.digest
-    if found != wanted:
+    digest, wanted = hashlib.sha256(data).hexdigest(), study.public_data.digest
+    if digest != wanted:
         raise BadData(
-            f"{path} is not the public data set of study `{study.study.name}`: its digest is {found[:12]}…, the "
-            f"study's is {wanted[:12]}…",
+            f"{path} is not the public data set of study `{study.study.name}`: "
+            f"its digest is {digest[:12]}…, the study's is {wanted[:12]}…",
             hint=again,
         )
     durable.make_folder(blobs.public_data)
@@ -53,12 +54,12 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
 
 def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
     """The copy that ``prepare`` kept; None where the study needs none, or has none."""
-    if not distils(study) or study.public_data is None:
+    if not distills(study) or study.public_data is None:
         return None
     paths = [blobs.public_data / f"{study.public_data.digest}{suffix}" for suffix in SUFFIXES]
     return next((path for path in paths if path.exists()), None)
 
 
-def distils(study: StudyFile) -> bool:
-    """Whether the study's method distils at the coordinator."""
+def distills(study: StudyFile) -> bool:
+    """Whether the study's method distills at the coordinator."""
     return catalog.method(study).public_data == registry.COORDINATOR

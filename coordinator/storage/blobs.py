@@ -1,8 +1,8 @@
 """Models and spooled updates as safetensors files, all written through ``wardround.local.durable``.
 
-models/DIGEST.safetensors      a model, named by the digest of its manifest
-uploads/ID.safetensors         an update on its way in: the header first, then the payload as it comes
-public_data/DIGEST.csv or .npz a study's public data set, where the coordinator distils on it
+models/DIGEST.safetensors       a model, named by the digest of its manifest
+uploads/ID.safetensors          an update on its way in: the header first, then the payload as it comes
+public_data/DIGEST.csv or .npz  a study's public data set, where the coordinator distills on it
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""The studies: their life as a pure state machine, and the one thread that owns them.
+"""The studies: their course as a pure state machine, the one thread that owns them, their rounds, streams and reports.
 
-Imports updates, models and storage. A fault of one study pauses that study and no other.
+Imports ``coordinator.models`` and ``coordinator.storage``, never ``updates``. A fault of one study pauses it alone.
 """

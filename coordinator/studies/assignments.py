@@ -1,59 +1,81 @@
 """What each site should do now, from what is known of its study."""
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage.database import Store
-from coordinator.studies.lifecycle import Phase
-from coordinator.studies.study import (
-    ENDED_REASONS,
-    Assignment,
-    ModelRef,
-    Study,
-    accounts,
-    contributed_rounds,
-    rounds_of,
-)
+from coordinator.studies.history import accounts, contributed_rounds, rounds_naming
+from coordinator.studies.state import Phase
+from coordinator.studies.study import Study
 from wardround.errors import BadData
 from wardround.local.durable import StorageFailed
 
+ENDED_REASONS = {Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED"}
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model of a study: the round that made it, and its digest as the site downloads it."""
+
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a site is asked. ``kind`` is train, validate or stop; ``reason`` a name of Stop.Reason."""
+
+    study: str
+    revision: int
+    digest: str
+    kind: str
+    round: int
+    attempt: int
+    base: ModelRef
+    best: ModelRef | None
+    reason: str = ""
+    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # site -> rounds, of a finished study
+    capped: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Assignments:
     """The assignments of one coordinator's sites. Read from the store, never kept."""
 
-    def __init__(self, records: Store, downloads: Downloads) -> None:
-        self._store = records
+    def __init__(self, store: Store, downloads: Downloads) -> None:
+        self._store = store
         self._downloads = downloads
 
     def of(self, study: Study, site: str) -> Assignment | None:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
-        life = study.life
+        state = study.state
         common = (study.name, study.revision, study.digest)
-        if life.phase == Phase.RUNNING and life.round and not life.aggregating:
-            models = self._models(study, site) if site in life.round.unanswered else None
+        if state.phase == Phase.RUNNING and state.round and not state.aggregating:
+            models = self._models(study, site) if site in state.round.unanswered else None
             if models is None:
                 return None
-            kind = "validate" if life.round.closing else "train"
-            return Assignment(*common, kind, life.round.number, life.round.attempt, *models)
-        if life.phase in ENDED_REASONS and site in life.ready:
-            base, best = self._models(study, site) or (ModelRef(life.models, study.newest), None)
-            shown = life.last
+            kind = "validate" if state.round.closing else "train"
+            return Assignment(*common, kind, state.round.number, state.round.attempt, *models)
+        if state.phase in ENDED_REASONS and site in state.ready:
+            base, best = self._models(study, site) or (ModelRef(state.models, study.newest), None)
+            shown = state.last
             return Assignment(
                 *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
-                ENDED_REASONS[life.phase], *self._participation(study),
+                ENDED_REASONS[state.phase], *self._participation(study),
             )  # fmt: skip
         return None
 
     def _models(self, study: Study, site: str) -> tuple[ModelRef, ModelRef | None] | None:
         """The newest model and the best one, as this site downloads them; None where that cannot be said."""
-        number, best = study.life.models, study.best.round
+        number, best = study.state.models, study.best.round
         try:
-            base = ModelRef(number, self._downloads.digest(study, site, number, study.newest))
+            base = ModelRef(number, self._downloads.digest(study.aggregator, site, number, study.newest))
             if best is None:
                 return base, None
-            return base, ModelRef(best, self._downloads.digest(study, site, best, study.best_digest))
+            return base, ModelRef(best, self._downloads.digest(study.aggregator, site, best, study.best_digest))
         except BadData as error:
             log.error("%s: the model for site %s: %s", study.name, site, error.message)
             return None
@@ -65,11 +87,11 @@ class Assignments:
 
     def _participation(self, study: Study) -> tuple[dict[str, list[int]], dict[str, list[int]], dict[str, list[int]]]:
         """Of a finished study each site's rounds: contributed, capped, left out."""
-        if study.life.phase != Phase.FINISHED:
+        if study.state.phase != Phase.FINISHED:
             return {}, {}, {}
         sites = study.rules.sites
-        with self._store.read() as read:
-            made = accounts(study, read)
-            contributed = contributed_rounds(study, read)
-        capped = rounds_of(sites, [(number, account.capped) for number, account in made])
-        return contributed, capped, rounds_of(sites, [(number, account.left_out) for number, account in made])
+        with self._store.read() as session:
+            made = accounts(session, study)
+            contributed = contributed_rounds(session, study)
+        capped = rounds_naming(sites, [(number, account.capped) for number, account in made])
+        return contributed, capped, rounds_naming(sites, [(number, account.left_out) for number, account in made])

@@ -5,32 +5,35 @@ nor best. What belongs to an update that has a receipt and no model yet always s
 import json
 from collections.abc import Iterable
 
-from coordinator.storage import database
+import sqlalchemy as sa
+
+from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from coordinator.studies.lifecycle import ENDED, Kind
+from coordinator.studies.state import ENDED, Kind
 from coordinator.studies.study import Study
 
 
-def tidy(records: Store, blobs: Blobs, studies: Iterable[Study]) -> None:
+def tidy(store: Store, blobs: Blobs, studies: Iterable[Study]) -> None:
     """At a start: remove what the last process left. ``studies``: all of them, or what is another's goes too."""
-    with records.read() as read:
-        spools = {row["id"] for row in read.all(database.uploads, decision="")} | set(_accepted_uploads(studies))
-        models = {row["digest"] for row in read.all(database.models)}
-        for row in read.all(database.studies):
-            models -= {row["initial"], row["newest"], json.loads(row["best"])["digest"]}
+    with store.read() as session:
+        undecided = session.scalars(sa.select(tables.Upload.id).where(tables.Upload.decision == ""))
+        spools = {*undecided, *_accepted_uploads(studies)}
+        models = set(session.scalars(sa.select(tables.Model.digest)))
+        for row in session.scalars(sa.select(tables.Study)):
+            models -= {row.initial, row.newest, json.loads(row.best)["digest"]}
     blobs.tidy(spools, stale_models=models)
 
 
 def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) -> None:
     """After a step from ``before`` to ``study``: remove what it made needless."""
-    over, last = before.life.round, study.life.last
-    if over and (study.life.models > before.life.models or study.life.phase in ENDED):
+    over, last = before.state.round, study.state.last
+    if over and (study.state.models > before.state.models or study.state.phase in ENDED):
         blobs.drop_spools([over.answers[site].upload for site in over.accepted])
     if over and last and (last.number, last.attempt) == (over.number, over.attempt):  # it has just ended
         left_out = [answer for answer in last.answers.values() if answer.kind == Kind.LEFT_OUT]
         blobs.drop_spools([answer.upload for answer in left_out])  # a further attempt asks for them anew
-    if study.life.phase in ENDED and last:
+    if study.state.phase in ENDED and last:
         blobs.drop_spools([last.answers[site].upload for site in last.accepted])
     stale = {before.newest, before.best_digest} - {""}
     blobs.drop_models(stale - {digest for one in studies for digest in one.models})
@@ -39,6 +42,6 @@ def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) 
 def _accepted_uploads(studies: Iterable[Study]) -> Iterable[str]:
     """The updates that a model is still to be made of."""
     for study in studies:
-        for one in (study.life.round, study.life.last):
-            if one and one.number > study.life.models and study.life.phase not in ENDED:
+        for one in (study.state.round, study.state.last):
+            if one and one.number > study.state.models and study.state.phase not in ENDED:
                 yield from (one.answers[site].upload for site in one.accepted)

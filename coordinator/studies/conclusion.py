@@ -7,13 +7,18 @@ import json
 import logging
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from coordinator.models import public_data
 from coordinator.models.aggregation import DamagedSpools, Spooled, aggregate
-from coordinator.storage import database
+from coordinator.models.kept import add_model
+from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
-from coordinator.storage.database import Records, Store
-from coordinator.studies.lifecycle import Aggregated, Event, Halted, Round, Unusable
-from coordinator.studies.study import Study, accounts
+from coordinator.storage.database import Store
+from coordinator.studies.history import accounts
+from coordinator.studies.lifecycle import Aggregated, Event, Halted, Unusable
+from coordinator.studies.state import Round
+from coordinator.studies.study import Study
 from fl_algorithms.server.limits import LEFT_OUT, Account, TooFewLeft
 from wardround.errors import WardroundError
 from wardround.local.durable import StorageFailed
@@ -30,64 +35,64 @@ class Conclusion:
     account: Account | None = None
     manifest: Manifest | None = None
 
-    def record(self, records: Records, study: Study, one: Round, now_s: int) -> None:
+    def record(self, session: Session, study: Study, current: Round, now_s: int) -> None:
         """Write the model and the account down, in the transaction that tells the study."""
         if self.manifest is not None:
-            text = json.dumps(self.manifest.document())
-            records.add_missing(database.models, digest=self.manifest.digest(), manifest=text, made_s=now_s)
+            add_model(session, self.manifest, now_s)
         if self.account is not None:
-            key = {"study": study.name, "revision": study.revision, "number": one.number, "attempt": one.attempt}
-            records.change(database.rounds, key, account=json.dumps(self.account.document()))
+            row = session.get(tables.Round, (study.name, study.revision, current.number, current.attempt))
+            assert row is not None
+            row.account = json.dumps(self.account.document())
 
 
-def conclude(records: Store, blobs: Blobs, study: Study, one: Round) -> Conclusion:
-    """Aggregate the accepted updates of ``one``. It can be cut off anywhere and done again, to the same bits.
+def conclude(store: Store, blobs: Blobs, study: Study, current: Round) -> Conclusion:
+    """Aggregate the accepted updates of ``current``. It can be cut off anywhere and done again, to the same bits.
 
     Raises:
         StorageFailed: the process must end; the next start does it again.
     """
     try:
-        manifest, account = _aggregated(records, blobs, study, one)
+        manifest, account = _aggregated(store, blobs, study, current)
     except TooFewLeft as error:
-        log.warning("%s: round %d cannot be averaged: %s", study.name, one.number, error.message)
-        why = f"round {one.number} cannot be averaged: {error.message}"
+        log.warning("%s: round %d cannot be averaged: %s", study.name, current.number, error.message)
+        why = f"round {current.number} cannot be averaged: {error.message}"
         return Conclusion(Unusable(why, dict.fromkeys(error.account.left_out, LEFT_OUT)), error.account)
     except DamagedSpools as error:
-        log.error("%s: round %d: %s", study.name, one.number, error.message)
+        log.error("%s: round %d: %s", study.name, current.number, error.message)
         return Conclusion(Unusable(error.message, dict.fromkeys(error.sites, "PAYLOAD_DIGEST")))
     except StorageFailed:
         raise
     except WardroundError as error:
-        log.error("%s: round %d: %s", study.name, one.number, error.message)
-        return Conclusion(Halted(f"round {one.number} could not be aggregated: {error.message}"))
+        log.error("%s: round %d: %s", study.name, current.number, error.message)
+        return Conclusion(Halted(f"round {current.number} could not be aggregated: {error.message}"))
     except Exception as error:
-        log.exception("%s: round %d could not be aggregated", study.name, one.number)
+        log.exception("%s: round %d could not be aggregated", study.name, current.number)
         kind = type(error).__name__
         return Conclusion(
-            Halted(f"round {one.number} could not be aggregated ({kind}); the coordinator's log says more")
+            Halted(f"round {current.number} could not be aggregated ({kind}); the coordinator's log says more")
         )
-    _say(study, one, account)
+    _say(study, current, account)
     return Conclusion(Aggregated(dict.fromkeys(account.left_out, LEFT_OUT)), account, manifest)
 
 
-def _aggregated(records: Store, blobs: Blobs, study: Study, one: Round) -> tuple[Manifest, Account]:
-    with records.read() as read:
-        before = [account for _, account in accounts(study, read)]
+def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[Manifest, Account]:
+    with store.read() as session:
+        before = [account for _, account in accounts(session, study)]
         spooled = []
-        for site in one.accepted:
-            upload = read.upload(one.answers[site].upload)
+        for site in current.accepted:
+            upload = session.get(tables.Upload, current.answers[site].upload)
             assert upload is not None
             spooled.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
-    label = f"{study.name}-{study.revision}-{one.number}"
-    copy = public_data.copy_of(study.file, blobs)
-    return aggregate(blobs, study.file, study.half, study.newest, spooled, before, one.number, label, copy)
+    label = f"{study.name}-{study.revision}-{current.number}"
+    public = public_data.copy_of(study.file, blobs)
+    return aggregate(blobs, study.file, study.aggregator, study.newest, spooled, before, current.number, label, public)
 
 
-def _say(study: Study, one: Round, account: Account) -> None:
+def _say(study: Study, current: Round, account: Account) -> None:
     for site, why in account.left_out.items():
-        log.warning("%s: round %d goes on without the update of site %s: %s", study.name, one.number, site, why)
+        log.warning("%s: round %d goes on without the update of site %s: %s", study.name, current.number, site, why)
     for site in account.capped:
         log.info(
-            "%s: round %d: site %s counts for %.3f, the most that one may", study.name, one.number, site,
+            "%s: round %d: site %s counts for %.3f, the most that one may", study.name, current.number, site,
             account.shares[site],
         )  # fmt: skip

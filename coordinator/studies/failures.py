@@ -32,6 +32,6 @@ def blamed() -> Iterator[None]:
         raise StudyFailed(error) from error
 
 
-def said(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """An error in words that may stand in a study's status."""
     return error.message if isinstance(error, WardroundError) else f"{type(error).__name__}; its log says more"

@@ -1,40 +1,42 @@
-"""What the engine keeps of a study and of a connected site, in memory: the study with its life, the site's stream."""
+"""The study record: one revision of a study as the coordinator has it now, in memory and as a row of the store."""
 
 import json
-import queue
-from collections.abc import Collection, Mapping, Sequence
+import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
-from coordinator.storage import database
-from coordinator.storage.database import Records, Row
-from coordinator.studies.lifecycle import Life, Outcome, Phase, Round, Rules
-from coordinator.updates.admission import Known
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from coordinator.models.kept import manifest_of
+from coordinator.storage import tables
+from coordinator.storage.database import Store
+from coordinator.studies.failures import reason_of
+from coordinator.studies.state import Round, Rules, StudyState
 from fl_algorithms import catalog
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
-from fl_algorithms.server.limits import Account
+from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+from wardround.tensors.manifests import Manifest, TensorSpec
 
 VAL_LOSS = "val_loss"
-ENDED_REASONS = {Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED"}
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The two clocks when a life was written; the ticks mean something only beside each other."""
+    """Both clocks when a state was written; what the monotonic one showed means something only beside that state."""
 
-    wall: float = 0.0
-    ticks: float = 0.0
+    wall_clock: float = 0.0
+    monotonic: float = 0.0
 
-    def round_left(self, life: Life) -> float:
-        return life.round.deadline - self.ticks if life.round else 0.0
+    def round_left(self, state: StudyState) -> float:
+        return state.round.deadline - self.monotonic if state.round else 0.0
 
-    def start_left(self, life: Life) -> float:
-        return life.start_by - self.ticks
+    def start_left(self, state: StudyState) -> float:
+        return state.start_by - self.monotonic
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Study:
     digest: str
     file: StudyFile
     manifest: Manifest
-    life: Life
+    state: StudyState
     newest: str
     one_global_model: bool
     created_s: int
@@ -78,12 +80,8 @@ class Study:
         parts = [own_tensors(self.file, site, self.shared).values() for site in self.rules.sites]
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
-    @property
-    def known(self) -> Known:
-        return Known(self.revision, self.digest, self.file, self.shared, self.life)
-
     @cached_property
-    def half(self) -> ServerAggregator:
+    def aggregator(self) -> ServerAggregator:
         """The server aggregator of its method.
 
         Raises:
@@ -94,10 +92,10 @@ class Study:
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:
         """The models that a site may download, each with the digest of what is kept of it."""
-        found = [(self.life.models, self.newest)]
+        found = [(self.state.models, self.newest)]
         if self.best.round is not None:
             found.append((self.best.round, self.best_digest))
-        if self.half.passes:
+        if self.aggregator.passes:
             found.append((0, self.initial))
         return tuple(found)
 
@@ -106,149 +104,73 @@ class Study:
         """The model files that must stay."""
         return frozenset({self.initial, self.newest, self.best_digest} - {""})
 
-    def saved_at(self, wall: float, ticks: float) -> "Study":
-        return replace(self, saved=Saved(wall, ticks))
+    def saved_at(self, wall_clock: float, monotonic: float) -> "Study":
+        return replace(self, saved=Saved(wall_clock, monotonic))
 
-    def judged(self, one: Round, base: str, records: Records) -> "Study":
-        """With the best global model after ``one`` closed: its sites' losses judge the model that they downloaded."""
+    def judged(self, ended: Round, base: str, session: Session) -> "Study":
+        """The best global model is known after ``ended``: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(one.number - 1, told_losses(one, records), self.file.limits.max_weight)
+        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.file.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
-    def row(self, wall: float, ticks: float) -> Row:
-        life = {"life": self.life.document(), "wall": wall, "ticks": ticks}
-        return {
-            "name": self.name, "revision": self.revision, "digest": self.digest,
-            "document": json.dumps(self.file.document()), "initial": self.initial, "newest": self.newest,
-            "best": json.dumps({**self.best.document(), "digest": self.best_digest}), "life": json.dumps(life),
-            "created_s": self.created_s,
-        }  # fmt: skip
+    def row(self) -> tables.Study:
+        """What the store keeps of it."""
+        saved = self.saved
+        state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
+        return tables.Study(
+            name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.file.document()),
+            initial=self.initial, newest=self.newest, state=json.dumps(state), created_s=self.created_s,
+            best=json.dumps({**self.best.document(), "digest": self.best_digest}),
+        )  # fmt: skip
 
 
 def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
     """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
-        name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest, life=Life(),
-        newest=digest, one_global_model=catalog.method(file).one_global_model, created_s=created_s,
+        name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest,
+        state=StudyState(), newest=digest, one_global_model=catalog.method(file).one_global_model,
+        created_s=created_s,
     )  # fmt: skip
 
 
-def study_from_row(records: Records, row: Row) -> Study:
-    model = records.get(database.models, digest=row["initial"])
-    assert model is not None
-    document = json.loads(row["document"])
-    file = StudyFile.from_document(document, f"study {row['name']}")
-    study = new_study(file, manifest_from_document(json.loads(model["manifest"])), row["revision"], row["created_s"])
-    kept, best = json.loads(row["life"]), json.loads(row["best"])
+def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
+    """The latest revision of every study; and of those whose record is damaged, in what way."""
+    studies: dict[str, Study] = {}
+    unreadable: dict[str, str] = {}
+    with store.read() as session:
+        in_order = sa.select(tables.Study).order_by(tables.Study.name, tables.Study.revision)
+        for row in session.scalars(in_order):  # the later revision replaces the earlier
+            try:
+                studies[row.name] = study_from_row(session, row)
+                unreadable.pop(row.name, None)
+            except StorageFailed:
+                raise
+            except Exception as error:  # whatever stands in that row, it is that study's failure alone
+                log.exception("%s: what is kept of revision %s cannot be read", row.name, row.revision)
+                studies.pop(row.name, None)
+                unreadable[row.name] = reason_of(error)
+    return studies, unreadable
+
+
+def study_from_row(session: Session, row: tables.Study) -> Study:
+    """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
+    file = StudyFile.from_document(json.loads(row.document), f"study {row.name}")
+    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
+    kept, best = json.loads(row.state), json.loads(row.best)
     return replace(
-        study, digest=row["digest"], newest=row["newest"], life=Life.from_document(kept["life"]),
-        saved=Saved(kept["wall"], kept["ticks"]), best=BestGlobal.from_document(best), best_digest=best["digest"],
+        study, digest=row.digest, newest=row.newest, state=StudyState.from_document(kept["state"]),
+        saved=Saved(kept["wall_clock"], kept["monotonic"]),
+        best=BestGlobal.from_document(best), best_digest=best["digest"],
     )  # fmt: skip
 
 
-def manifest_from_document(rows: list[dict[str, Any]]) -> Manifest:
-    """What ``Manifest.document`` made."""
-    return Manifest(
-        tuple(
-            Entry(TensorSpec(row["name"], row["dtype"], tuple(row["shape"]), row["bundle"]), row["sha256"])
-            for row in rows
-        )
-    )
-
-
-def told_losses(one: Round, records: Records) -> list[tuple[str, int]]:
-    """Each accepted site's validation loss as told, and its validation rows as told."""
-    told = []
-    for site in one.accepted:
-        upload = records.upload(one.answers[site].upload)
+def reported_losses(ended: Round, session: Session) -> list[tuple[str, int]]:
+    """Each accepted site's validation loss and validation rows, as it reported them."""
+    reported = []
+    for site in ended.accepted:
+        upload = session.get(tables.Upload, ended.answers[site].upload)
         assert upload is not None
-        told += [(value, upload.num_validation) for name, value in upload.metrics if name == VAL_LOSS]
-    return told
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    round: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a site is asked. ``kind`` is train, validate or stop; ``reason`` a name of Stop.Reason."""
-
-    study: str
-    revision: int
-    digest: str
-    kind: str
-    round: int
-    attempt: int
-    base: ModelRef
-    best: ModelRef | None
-    reason: str = ""
-    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # site -> rounds, of a finished study
-    capped: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TwoLines:
-    """Two lines of the site's certificates live: somebody else holds its keys, or it was copied."""
-
-    since_s: int
-
-
-class _End:
-    pass
-
-
-GOODBYE, END = _End(), _End()
-Item = Study | Assignment | TwoLines | _End
-
-
-@dataclass
-class Stream:
-    """What goes to one connected site, in order. A thread waits at the other end."""
-
-    _items: "queue.SimpleQueue[Item]" = field(default_factory=queue.SimpleQueue)
-
-    def put(self, item: Study | Assignment | TwoLines) -> None:
-        self._items.put(item)
-
-    def goodbye(self) -> None:
-        """The coordinator goes down."""
-        self._items.put(GOODBYE)
-
-    def end(self) -> None:
-        """The site connected again elsewhere, or its line broke."""
-        self._items.put(END)
-
-    def get(self) -> Item:
-        """The next item; waits for it."""
-        return self._items.get()
-
-
-def contributed_rounds(study: Study, records: Records) -> dict[str, list[int]]:
-    """Each site's rounds whose model has its update in it."""
-    contributed: dict[str, list[int]] = {site: [] for site in study.rules.sites}
-    for row in records.all(database.rounds, study=study.name, revision=study.revision):
-        if row["outcome"] == Outcome.CLOSED and not row["closing"]:
-            for site, (kind, _, _) in json.loads(row["answers"]).items():
-                if kind == "accepted":
-                    contributed[site].append(row["number"])
-    return contributed
-
-
-def rounds_of(sites: Sequence[str], named: Sequence[tuple[int, Collection[str]]]) -> dict[str, list[int]]:
-    """Each site's rounds in which it is named."""
-    return {site: [number for number, those in named if site in those] for site in sites}
-
-
-def accounts(study: Study, records: Records) -> list[tuple[int, Account]]:
-    """The rounds whose model is made, in their order, with what became of each accepted update."""
-    return [
-        (row["number"], Account.from_document(json.loads(row["account"])))
-        for row in records.all(database.rounds, study=study.name, revision=study.revision)
-        if row["outcome"] == Outcome.CLOSED and row["account"]
-    ]
+        reported += [(value, upload.num_validation) for name, value in upload.reported_metrics if name == VAL_LOSS]
+    return reported

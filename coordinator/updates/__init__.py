@@ -1,4 +1,4 @@
-"""One update on its way in: received to a spool, admitted or refused, answered by a signed receipt.
+"""One update on its way in: ``receive`` (bytes to a spool), ``admission`` (may it count?), ``decide`` (the verdict).
 
-Imports ``coordinator.storage`` and the states of ``coordinator.studies``. Refuses by code from a closed list.
+Imports ``coordinator.studies`` and ``coordinator.storage``, and nothing of gRPC. Refuses by code from a closed list.
 """

@@ -9,27 +9,28 @@ The checks are in the order of ``RefusalCode``:
      5 ROUND_NOT_ASKED      10 MANIFEST_DTYPE        15 TENSOR_NOT_FINITE
 
 1 to 7 and 17 to 19 need what the coordinator remembers and are asked when an upload is opened; 1 to 7 again when it is
-complete, because a round may have closed meanwhile. 8 to 12 need the opening message alone, 13 to 16 the payload. An
-update that fails 8 or later was this site's word in this round; one that fails before says nothing about the round.
+complete, because a round may have closed meanwhile. 8 to 12 need the header alone, 13 to 16 the payload. An update that
+fails 8 or later was this site's answer in this round; one that fails before says nothing about the round.
 
-Who the sender is, is not checked here: ``coordinator.servicers`` has, on every call and chunk.
+Nothing is written here. 6 needs the id's first use, which ``coordinator.updates.decide`` looks up; who the sender is,
+``coordinator.servicers`` has checked, on every call and chunk.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod, sqrt
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.studies.lifecycle import Kind, Life, Phase
+from coordinator.studies.state import Kind, Phase
+from coordinator.studies.study import Study
+from coordinator.updates.receive import Received
 from wardround.errors import BadData
 from wardround.records import receipts
 from wardround.records.architectures import own_tensors
-from wardround.records.receipts import EMPTY_HEAD, LedgerHead
-from wardround.records.study import StudyFile
-from wardround.signing import canonical
+from wardround.records.receipts import EMPTY_HEAD
+from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.tensors.manifests import Manifest, TensorFile, TensorSpec
 
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
@@ -44,118 +45,118 @@ ANSWERS_THE_ROUND = frozenset(
 
 
 @dataclass(frozen=True)
-class LedgerStatement:
-    """What a site says of its ledger: the signed head, and the hashes of the lines before it since a head we know."""
-
-    head: LedgerHead
-    signature: bytes
-    new_lines: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a site says when it opens an upload, in our own types. Forms and lengths are checked, nothing else."""
-
-    upload_id: str  # hex
-    site: str  # from the certificate
-    study: str
-    revision: int
-    digest: str
-    round: int
-    attempt: int
-    manifest: Manifest
-    metrics: tuple[tuple[str, str], ...]
-    num_examples: int
-    num_validation: int
-    statement: LedgerStatement
-
-    @property
-    def ledger(self) -> LedgerHead:
-        return self.statement.head
-
-    @cached_property
-    def content(self) -> str:
-        """Digest of all but the ledger's head, which may have grown when the same upload is opened again."""
-        return canonical.digest(
-            {
-                "study": self.study, "revision": self.revision, "digest": self.digest, "round": self.round,
-                "attempt": self.attempt, "manifest": self.manifest.digest(),
-                "metrics": [list(pair) for pair in self.metrics],
-                "num_examples": self.num_examples, "num_validation": self.num_validation,
-            }
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Refusal:
     """A name of RefusalCode, and of the tensor if it is about one."""
 
     code: str
     tensor: str = ""
 
+    @property
+    def answers_the_round(self) -> bool:
+        """Whether a site that was asked has answered with what is refused so."""
+        return self.code in ANSWERS_THE_ROUND
+
 
 @dataclass(frozen=True)
-class Known:
-    """A study as the coordinator has it now."""
-
-    revision: int
-    digest: str
-    file: StudyFile
-    shared: tuple[TensorSpec, ...]
-    life: Life
+class Admitted:
+    """Nothing speaks against the update so far."""
 
 
-def may_count(claim: Claim, known: Known | None) -> Refusal | None:
+ADMITTED = Admitted()
+
+
+def admit_header(
+    site: str,
+    header: UploadHeader,
+    study: Study | None,
+    first: tuple[int, int] | None,
+    ledger: Refusal | None,
+) -> Admitted | Refusal:
+    """All that can be checked before the first byte: 1 to 12, and what ``ledger_refusal`` said, which was asked apart.
+
+    Args:
+        first: the training and validation rows that the site reported with its first accepted update of this revision.
+        ledger: the refusal of the header's ledger statement, if it has one.
+    """
+    refusal = state_refusal(site, header, study)
+    if refusal is None and study is not None:
+        refusal = declaration_refusal(site, header, study, first)
+    return refusal or ledger or ADMITTED
+
+
+def admit_payload(received: Received, max_norm: float | None) -> Admitted | Refusal:
+    """Checks 13 to 16, over what came and is durable. Reads the spool in blocks."""
+    announced = received.header.manifest
+    if received.committed != announced.digest():
+        return Refusal("PAYLOAD_DIGEST")  # 14: the site closes another upload than it opened
+    if received.spool is None:
+        return ADMITTED  # a closing validation has no payload
+    if received.manifest is None:
+        return Refusal("PAYLOAD_INCOMPLETE")  # 13
+    if refusal := digest_refusal(received.manifest, announced):
+        return refusal
+    with TensorFile(received.spool) as update:
+        return values_refusal(update, max_norm) or ADMITTED
+
+
+def admit_now(site: str, header: UploadHeader, study: Study | None, payload: Admitted | Refusal) -> Admitted | Refusal:
+    """The verdict on a complete upload: the round may have closed while it came."""
+    return state_refusal(site, header, study) or payload
+
+
+def state_refusal(site: str, header: UploadHeader, study: Study | None) -> Refusal | None:
     """Checks 1 to 7: is this update expected from this site now?"""
-    if known is None or claim.site not in known.file.study.sites:
+    if study is None or site not in study.rules.sites:
         return Refusal("STUDY_UNKNOWN")  # 1
-    if (claim.revision, claim.digest) != (known.revision, known.digest):
+    if (header.revision, header.digest) != (study.revision, study.digest):
         return Refusal("REVISION_CHANGED")  # 2
-    life = known.life
-    if life.phase != Phase.RUNNING:
+    state = study.state
+    if state.phase != Phase.RUNNING:
         return Refusal("STUDY_NOT_RUNNING")  # 3
-    current = life.round
-    if claim.round <= life.models:
+    current = state.round
+    if header.round <= state.models:
         return Refusal("ROUND_CLOSED")  # 4: a model was made of it
-    if current is None or (claim.round, claim.attempt) != (current.number, current.attempt):
-        past = current is not None and claim.round == current.number and claim.attempt < current.attempt
+    if current is None or (header.round, header.attempt) != (current.number, current.attempt):
+        past = current is not None and header.round == current.number and header.attempt < current.attempt
         return Refusal("ROUND_CLOSED" if past else "ROUND_NOT_ASKED")
-    answer = current.answers.get(claim.site)
-    if answer and answer.kind == Kind.ACCEPTED and answer.upload != claim.upload_id:
-        return Refusal("UPLOAD_DUPLICATE")  # 7; 6 is the caller's: only it knows the id's first use
-    if life.aggregating:
+    answer = current.answers.get(site)
+    if answer and answer.kind == Kind.ACCEPTED and answer.upload != header.upload_id:
+        return Refusal("UPLOAD_DUPLICATE")  # 7
+    if state.aggregating:
         return Refusal("ROUND_CLOSED")
-    if claim.site not in current.asked or (answer and answer.kind == Kind.WITHDRAWN):
+    if site not in current.asked or (answer and answer.kind == Kind.WITHDRAWN):
         return Refusal("ROUND_NOT_ASKED")  # 5
     return None
 
 
-def is_as_declared(claim: Claim, known: Known, first: tuple[int, int] | None = None) -> Refusal | None:
+def declaration_refusal(
+    site: str, header: UploadHeader, study: Study, first: tuple[int, int] | None = None
+) -> Refusal | None:
     """Checks 8 to 12: exactly the tensors that the study has this site share, and numbers as it says.
 
     Args:
-        first: the training and validation rows that this site told with its first accepted update of this revision:
+        first: the training and validation rows that this site reported with its first accepted update of this revision:
             its data was approved once, so they may not grow beyond the study's [limits].
     """
-    assert known.life.round
-    closing = known.life.round.closing
-    own = own_tensors(known.file, claim.site, known.shared)
-    if refusal := _manifest_refusal(claim.manifest.specs, () if closing else tuple(own.values())):
+    assert study.state.round
+    closing = study.state.round.closing
+    own = own_tensors(study.file, site, study.shared)
+    if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
         return refusal
-    told = known.file.reported
-    names = [name for name, _ in claim.metrics]
-    if len(set(names)) != len(names) or not set(names) <= set(told.metrics):
+    form = study.file.reported
+    names = [name for name, _ in header.metrics]
+    if len(set(names)) != len(names) or not set(names) <= set(form.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11
-    if not all(told.has_form(value) and told.is_in_range(name, value) for name, value in claim.metrics):
+    if not all(form.has_form(value) and form.is_in_range(name, value) for name, value in header.metrics):
         return Refusal("METRICS_UNDECLARED")
-    limits, counts = known.file.limits, (claim.num_examples, claim.num_validation)
-    if not all(0 <= count <= limits.max_examples and count == told.count(count) for count in counts if count):
+    limits, counts = study.file.limits, (header.num_examples, header.num_validation)
+    if not all(0 <= count <= limits.max_examples and count == form.count(count) for count in counts if count):
         return Refusal("COUNT_INVALID")  # 12
     if first is not None and any(
-        now > limits.count_growth * max(told_first, 1) for now, told_first in zip(counts, first, strict=True)
+        now > limits.count_growth * max(before, 1) for now, before in zip(counts, first, strict=True)
     ):
         return Refusal("COUNT_INVALID")
-    if not closing and claim.num_examples < 1:
+    if not closing and header.num_examples < 1:
         return Refusal("COUNT_INVALID")
     return None
 
@@ -164,23 +165,23 @@ def _manifest_refusal(sent: tuple[TensorSpec, ...], shared: tuple[TensorSpec, ..
     if [spec.key for spec in sent] != [spec.key for spec in shared]:
         strange = sorted({spec.key for spec in sent} - {spec.key for spec in shared})
         return Refusal("MANIFEST_NAMES", strange[0] if strange else "")  # 8; a receipt names what was sent, or nothing
-    for found, wanted in zip(sent, shared, strict=True):
-        if found.shape != wanted.shape:
-            return Refusal("MANIFEST_SHAPE", found.key)  # 9
-        if found.dtype != wanted.dtype:
-            return Refusal("MANIFEST_DTYPE", found.key)  # 10
+    for spec, wanted in zip(sent, shared, strict=True):
+        if spec.shape != wanted.shape:
+            return Refusal("MANIFEST_SHAPE", spec.key)  # 9
+        if spec.dtype != wanted.dtype:
+            return Refusal("MANIFEST_DTYPE", spec.key)  # 10
     return None
 
 
-def is_what_was_announced(sent: Manifest, claim: Claim) -> Refusal | None:
+def digest_refusal(sent: Manifest, announced: Manifest) -> Refusal | None:
     """Check 14, over a complete payload. Names the first tensor whose bytes are other than its digest says."""
-    for found, announced in zip(sent.entries, claim.manifest.entries, strict=True):
-        if found.sha256 != announced.sha256:
-            return Refusal("PAYLOAD_DIGEST", announced.spec.key)
+    for entry, wanted in zip(sent.entries, announced.entries, strict=True):
+        if entry.sha256 != wanted.sha256:
+            return Refusal("PAYLOAD_DIGEST", wanted.spec.key)
     return None
 
 
-def has_usable_values(update: TensorFile, max_norm: float | None) -> Refusal | None:
+def values_refusal(update: TensorFile, max_norm: float | None) -> Refusal | None:
     """Checks 15 and 16: every value finite, and the L2 norm over all tensors not above the study's limit.
 
     Reads the file in blocks; memory does not grow with it.
@@ -199,8 +200,8 @@ def has_usable_values(update: TensorFile, max_norm: float | None) -> Refusal | N
     return None
 
 
-def continues_its_ledger(
-    said: LedgerStatement,
+def ledger_refusal(
+    statement: LedgerStatement,
     key: Ed25519PublicKey,
     ledger_id: str,
     newest: tuple[int, str] | None,
@@ -214,20 +215,20 @@ def continues_its_ledger(
         newest: (lines, head) of the longest we saw.
         known: heads that we know by their number of lines, from the statement's first new line on.
     """
-    head = said.head
+    head = statement.head
     try:
-        head.verify(said.signature, key)
+        head.verify(statement.signature, key)
     except BadData:
         return Refusal("LEDGER_SIGNATURE")  # 19, first because the others look at what was signed
     if ledger_id and head.ledger_id != ledger_id:
         return Refusal("LEDGER_FORK")
     if newest and head.lines < newest[0]:
         return Refusal("LEDGER_ROLLBACK")  # 17
-    lines = head.lines - len(said.new_lines)
+    lines = head.lines - len(statement.new_lines)
     reached = EMPTY_HEAD if lines == 0 else known.get(lines)
     if lines < 0 or reached is None:
         return Refusal("LEDGER_FORK")  # 18
-    for hash_of_line in said.new_lines:
+    for hash_of_line in statement.new_lines:
         lines, reached = lines + 1, receipts.next_head(reached, hash_of_line)
         if known.get(lines, reached) != reached:
             return Refusal("LEDGER_FORK")

@@ -6,103 +6,77 @@ owns the studies only writes the outcome down. Kept are the newest head and thos
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy.orm import Session
 
-from coordinator.storage import database
-from coordinator.storage.database import Records, Row, Store
+from coordinator.storage import tables
+from coordinator.storage.database import Store, changed
 from coordinator.updates import admission
-from coordinator.updates.admission import LedgerStatement, Refusal
+from coordinator.updates.admission import Refusal
+from coordinator.updates.allowance import Allowance
 from wardround.errors import TryAgain
+from wardround.records.receipts import LedgerHead
+from wardround.records.update import LedgerStatement
 
-HOUR_S = 3600
 MAX_PAGES_AN_HOUR = 200  # of one site: 200,000 lines
-
-
-class Allowance:
-    """How often each site may do something in an hour. In memory: a restart forgets."""
-
-    def __init__(self, what: str, wall: Callable[[], float] = time.time) -> None:
-        self._what = what
-        self._wall = wall
-        self._lock = threading.Lock()
-        self._times: dict[str, deque[float]] = defaultdict(deque)
-
-    def take(self, site: str, most: int, others: int = 0) -> None:
-        """Once more, if it was less than ``most`` times. ``others``: how often it was done that is not counted here.
-
-        Raises:
-            TryAgain: that is too often (TOO_BUSY).
-        """
-        with self._lock:
-            times = self._times[site]
-            while times and times[0] < self._wall() - HOUR_S:
-                times.popleft()
-            if len(times) + others >= most:
-                raise TryAgain(f"{len(times) + others} {self._what} of site `{site}` in an hour", code="TOO_BUSY")
-            times.append(self._wall())
-
-    def give_back(self, site: str) -> None:
-        """It came to something."""
-        with self._lock:
-            if self._times[site]:
-                self._times[site].popleft()
 
 
 class Ledgers:
     """The sites' ledgers, as far as they were shown."""
 
-    def __init__(self, records: Store, *, wall: Callable[[], float] = time.time) -> None:
-        self._store = records
-        self._pages = Allowance("pages of ledger lines", wall)
+    def __init__(self, store: Store, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._pages = Allowance("pages of ledger lines", wall_clock)
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     @contextmanager
-    def judged(self, site: str, said: LedgerStatement) -> Iterator["Judged"]:
+    def judged(self, site: str, statement: LedgerStatement) -> Iterator["Judged"]:
         """What is to be thought of a statement; while the block lasts no other statement of the site is judged."""
         with self._lock:
             turn = self._turns[site]
         with turn:
-            with self._store.read() as records:
-                row = records.get(database.sites, name=site)
+            head = statement.head
+            with self._store.read() as session:
+                row = session.get(tables.Site, site)
                 assert row is not None
-                newest = records.newest_head(site, said.head.ledger_id)
-                first = said.head.lines - len(said.new_lines)
-                known = records.heads(site, said.head.ledger_id, first, said.head.lines)
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row["ledger_key"]))
-            refusal = admission.continues_its_ledger(said, key, row["ledger_id"], newest, known)
-            yield Judged(site, said, row, refusal, newest[0] if newest else 0)
+                newest = newest_head(session, site, head.ledger_id)
+                first = head.lines - len(statement.new_lines)
+                known = _heads(session, site, head.ledger_id, first, head.lines)
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.ledger_key))
+            refusal = admission.ledger_refusal(statement, key, row.ledger_id, newest, known)
+            yield Judged(head, row, refusal, newest[0] if newest else 0)
 
-    def page(self, site: str, said: LedgerStatement) -> int:
+    def page(self, site: str, statement: LedgerStatement) -> int:
         """Take a page of lines, if it continues the ledger. How many lines of it are known then.
 
         Raises:
             TryAgain: too many pages in an hour (TOO_BUSY).
         """
         self._pages.take(site, MAX_PAGES_AN_HOUR)
-        with self.judged(site, said) as judged:
+        with self.judged(site, statement) as judged:
             if judged.refusal is not None:
                 return judged.known_lines
-            with self._store.write() as records:
-                judged.remember(records)
-        return said.head.lines
+            with self._store.write() as session:
+                judged.remember(session)
+        return statement.head.lines
 
 
 class Judged:
-    """A statement, what was found, and of which record of the site."""
+    """A statement, its refusal if it has one, and the record of the site that it was judged against."""
 
-    def __init__(self, site: str, said: LedgerStatement, row: Row, refusal: Refusal | None, known_lines: int) -> None:
+    def __init__(self, head: LedgerHead, row: tables.Site, refusal: Refusal | None, known_lines: int) -> None:
         self.refusal = refusal
         self.known_lines = known_lines
-        self._site = site
-        self._head = said.head
+        self._head = head
         self._row = row
 
-    def remember(self, records: Records) -> None:
+    def remember(self, session: Session) -> None:
         """Write down what was found good.
 
         Raises:
@@ -110,7 +84,37 @@ class Judged:
         """
         if self.refusal is not None:
             return
-        same = {"name": self._site, "ledger_key": self._row["ledger_key"], "ledger_id": self._row["ledger_id"]}
-        if not records.change(database.sites, same, ledger_id=self._head.ledger_id):
-            raise TryAgain(f"site `{self._site}` has just changed its ledger here", code="TOO_BUSY")
-        records.keep_head(self._site, self._head, in_receipt=False)
+        table, row = tables.Site, self._row
+        same = (table.name == row.name, table.ledger_key == row.ledger_key, table.ledger_id == row.ledger_id)
+        if not changed(session, sa.update(table).where(*same).values(ledger_id=self._head.ledger_id)):
+            raise TryAgain(f"site `{row.name}` has just changed its ledger here", code="TOO_BUSY")
+        keep_head(session, row.name, self._head, in_receipt=False)
+
+
+def newest_head(session: Session, site: str, ledger_id: str) -> tuple[int, str] | None:
+    """(lines, head) of the longest ledger that was seen."""
+    table = tables.LedgerHead
+    chosen = sa.select(table.lines, table.head).where(table.site == site, table.ledger_id == ledger_id)
+    found = session.execute(chosen.order_by(table.lines.desc()).limit(1)).first()
+    return (found.lines, found.head) if found else None
+
+
+def _heads(session: Session, site: str, ledger_id: str, first: int, last: int) -> dict[int, str]:
+    """The known heads after ``first`` to ``last`` lines."""
+    table = tables.LedgerHead
+    chosen = sa.select(table.lines, table.head).where(
+        table.site == site, table.ledger_id == ledger_id, table.lines >= first, table.lines <= last
+    )
+    return {row.lines: row.head for row in session.execute(chosen)}
+
+
+def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
+    """Note a head; the older ones go, but for those that a receipt names."""
+    table = tables.LedgerHead
+    row = session.get(table, (site, head.ledger_id, head.lines))
+    if row is None:
+        row = table(site=site, ledger_id=head.ledger_id, lines=head.lines, head=head.head, in_receipt=False)
+        session.add(row)
+    row.head, row.in_receipt = head.head, row.in_receipt or in_receipt
+    older = (table.site == site, table.ledger_id == head.ledger_id, table.lines < head.lines)
+    session.execute(sa.delete(table).where(*older, table.in_receipt.is_(False)))

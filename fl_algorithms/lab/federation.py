@@ -156,7 +156,7 @@ def aggregate(
     are in it.
 
     Args:
-        public_data: the public data set, where the coordinator distils.
+        public_data: the public data set, where the coordinator distills.
         before: the accounts of the rounds before.
 
     Raises:
@@ -178,7 +178,7 @@ def aggregate(
 
         return _tensors(aggregator.kept_specs, write)
 
-    return averaged(study, aggregator, updates, before, make)
+    return averaged(study, aggregator, updates, before, make, kept=kept, round_number=round_number)
 
 
 def limits_summary(accounts: Sequence[Account]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The pictures of a report, as PNG and SVG. Colours are Okabe and Ito's, which colour-blind readers tell apart; every
+"""The pictures of a report, as PNG and SVG. Colors are Okabe and Ito's, which color-blind readers tell apart; every
 series has its own marker too. The same numbers give the same bytes with the same matplotlib.
 """
 
@@ -14,7 +14,7 @@ from wardround.errors import NeedsPerson
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 KIND_LABELS = {
     "latest": "latest", "best_local": "best local", "best_global": "best global", "fine_tuned": "fine-tuned",
@@ -94,14 +94,14 @@ def matrices(sites: Sequence[str], panels: Mapping[str, Sequence[Sequence[float 
     figure = Figure(figsize=(0.6 + 2.7 * across, 0.5 + 2.5 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     values = [value for matrix in panels.values() for row in matrix for value in row if value is not None]
-    scale, colours = Normalize(min(values), max(max(values), min(values) + 1e-9)), colormaps["cividis"]
+    scale, colors = Normalize(min(values), max(max(values), min(values) + 1e-9)), colormaps["cividis"]
     for axes, title in zip(grid.flat, [*panels, *[""] * (across * down - len(panels))], strict=True):
         if not title:
             axes.set_axis_off()
             continue
         matrix = panels[title]
         axes.imshow(
-            [[float("nan") if value is None else value for value in row] for row in matrix], cmap=colours, norm=scale
+            [[float("nan") if value is None else value for value in row] for row in matrix], cmap=colors, norm=scale
         )
         for j, row in enumerate(matrix):
             for i, value in enumerate(row):
@@ -117,7 +117,7 @@ def matrices(sites: Sequence[str], panels: Mapping[str, Sequence[Sequence[float 
         axes.set_title(title)
     from matplotlib.cm import ScalarMappable
 
-    bar = figure.colorbar(ScalarMappable(scale, colours), ax=grid, shrink=0.8, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(scale, colors), ax=grid, shrink=0.8, pad=0.02)
     bar.set_label(f"{metric} (0 to 1)")
     bar.outline.set_visible(False)
     figure.supxlabel("tested on the rows of", fontsize=10)
@@ -169,9 +169,9 @@ def _figure(height: float) -> "tuple[Figure, Any]":
 
 
 def _look(number: int) -> dict[str, Any]:
-    """The colour and the marker of series ``number``."""
+    """The color and the marker of series ``number``."""
     return {
-        "color": COLOURS[number % len(COLOURS)],
+        "color": COLORS[number % len(COLORS)],
         "marker": MARKERS[number % len(MARKERS)],
     }
 

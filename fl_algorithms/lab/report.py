@@ -7,12 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab import plots, results, tables
-from fl_algorithms.lab.blocks import Block, Code, Figure, Grid, Heading, Paragraph, markdown, page
+from fl_algorithms.lab import plots, ranking, tables
+from fl_algorithms.lab.markdown import Block, markdown
 from fl_algorithms.lab.plots import Picture
-from fl_algorithms.lab.results import PREFERRED, Results
+from fl_algorithms.lab.results import PREFERRED, Results, load
 from fl_algorithms.lab.tables import CSV_COLUMNS, Stat, Table
 from wardround.local import durable
+from wardround.pages import rendering
+from wardround.pages.blocks import Code, Figure, Grid, Heading, Page, Paragraph
 
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 
@@ -29,14 +31,14 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
         NeedsPerson: matplotlib is not installed.
         CannotWrite: ``out`` cannot be written.
     """
-    found = results.load(folder, metric, reference)
-    title = str(found.record["title"])
+    results = load(folder, metric, reference)
+    title = str(results.record["title"])
     with plots.style():
-        made = _Report(found)
+        made = _Report(results)
     files = {
         "report.md": markdown(title, made.blocks).encode(),
-        "index.html": page(title, made.blocks).encode(),
-        "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(found))),
+        "index.html": rendering.html(Page(title, "Comparison of methods", made.blocks)).encode(),
+        "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(results))),
         "tables.csv": _csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
     }
     for name, picture in made.pictures.items():
@@ -47,17 +49,17 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
     return [out / name for name in files]
 
 
-def warnings(found: Results) -> list[str]:
+def warnings(results: Results) -> list[str]:
     """What a reader must know before the numbers, a sentence each."""
-    alone = ["There is one seed, so no interval."] if len(found.seeds) == 1 else []
-    return [*_incomplete(found), *tables.identical(found), *tables.undefined(found), *alone]
+    alone = ["There is one seed, so no interval."] if len(results.seeds) == 1 else []
+    return [*_incomplete(results), *tables.identical(results), *tables.undefined(results), *alone]
 
 
 class _Report:
     """The blocks of a report, in the order in which they are read."""
 
-    def __init__(self, found: Results) -> None:
-        self.found = found
+    def __init__(self, results: Results) -> None:
+        self.results = results
         self.blocks: list[Block] = []
         self.tables: list[Table] = []
         self.pictures: dict[str, Picture] = {}
@@ -72,109 +74,119 @@ class _Report:
         self._repeat()
 
     def _head(self) -> None:
-        found = self.found
-        seeds, sites = f"{found.seeds[0]} to {found.seeds[-1]}", ", ".join(found.record["sites"])
+        results = self.results
+        seeds, sites = f"{results.seeds[0]} to {results.seeds[-1]}", ", ".join(results.record["sites"])
+        rows, doubts = ranking.ranked(results), warnings(results)
+        self.blocks.append(ranking.answer(rows, results, len(doubts)))
         self.blocks.append(
             Paragraph(
-                f"{len(found.rows)} rows, {len(found.seeds)} seeds ({seeds}), sites {sites}. Scores are {found.metric} "
-                f"on {tables.split_of(found)} rows. Within a run the sites count alike; a cell is the mean over the "
-                "runs ± the radius of its 95 % interval (Student's t), which covers seeds: initial weights, validation "
-                "split and batches, not other patients."
+                f"{len(results.rows)} rows, {len(results.seeds)} seeds ({seeds}), sites {sites}. Scores are "
+                f"{results.metric} on {tables.split_of(results)} rows. Within a run the sites count alike; "
+                "a cell is the mean over the runs ± the radius of its 95 % interval (Student's t), which covers seeds: "
+                "initial weights, validation split and batches, not other patients."
             )
         )
-        self.blocks += [Paragraph(text, warning=True) for text in warnings(found)]
+        self.blocks += [Paragraph(text, warning=True) for text in doubts]
+        about = (
+            f"One kind of checkpoint of each row: the first that it has of {', '.join(PREFERRED)}. In brackets, the "
+            "95 % interval of the difference with the same seed in both."
+        )
+        self.blocks += [Heading("Best first"), Paragraph(about), ranking.grid(rows, results)]
 
     def _scores(self) -> None:
-        table = self._table("Scores", tables.main(self.found))
-        self._dots("scores", table, "mean", f"{self.found.metric} (0 to 1)", "Mean over the runs, with 95 % intervals.")
+        table = self._table("Scores", tables.main(self.results))
+        self._dots(
+            "scores", table, "mean", f"{self.results.metric} (0 to 1)", "Mean over the runs, with 95 % intervals."
+        )
 
     def _differences(self) -> None:
-        table = tables.differences(self.found)
+        table = tables.differences(self.results)
         if table is None or not table.cells:
             return
-        reference = next(line for line in self.found.lines if line.name == self.found.record["reference"])
+        reference = next(line for line in self.results.lines if line.name == self.results.record["reference"])
         self._table(
             f"Against {reference.label}, run by run",
             table,
             "Row minus reference, with the same seed in both. Where the interval holds 0, no difference is shown.",
         )
         self._dots(
-            "differences", table, f"minus {reference.name}", f"{self.found.metric}, difference from {reference.label}",
+            "differences", table, f"minus {reference.name}",
+            f"{self.results.metric}, difference from {reference.label}",
             "Mean of the paired differences, with 95 % intervals.", zero=True,
         )  # fmt: skip
 
     def _sites(self) -> None:
-        self._table("Site by site", tables.per_site(self.found))
+        self._table("Site by site", tables.per_site(self.results))
 
     def _tuning(self) -> None:
-        grid = tables.tuned(self.found)
+        grid = tables.tuned(self.results)
         if grid is not None:
-            said = (
+            about = (
                 "Chosen on validation loss, the sites' weighted by their validation rows, with seeds that no reported "
                 "run has. Test rows were not looked at."
             )
-            self.blocks += [Heading("Tuned settings"), Paragraph(said), grid]
+            self.blocks += [Heading("Tuned settings"), Paragraph(about), grid]
 
     def _matrix(self) -> None:
-        found = self.found
-        table = tables.local_global(found)
+        results = self.results
+        table = tables.local_global(results)
         panels = {}
-        for row in found.reported:
+        for row in results.reported:
             kind = row.shown_kind
-            if (matrix := tables.mean_matrix(found, row, kind)) is not None:
+            if (matrix := tables.mean_matrix(results, row, kind)) is not None:
                 panels[f"{row.label} ({plots.KIND_LABELS[kind]})"] = matrix
         if not panels:
             return
         self.blocks.append(Heading("At home and away"))
         self._picture(
-            "matrix", plots.matrices(found.record["sites"], panels, found.metric),
-            f"Heat maps: {found.metric} of each site's model at each site",
-            "Each site's model (down) on each site's held-out rows (across), meant over the runs.",
+            "matrix", plots.matrices(results.record["sites"], panels, results.metric),
+            f"Heat maps: {results.metric} of each site's model at each site",
+            "Each site's model (down) on each site's held-out rows (across), averaged over the runs.",
         )  # fmt: skip
         if table is not None:
-            said = (
+            about = (
                 "local and global are FedSoup's two tests, which have no row in common: each model on its own site's "
                 "rows, and on a union with equally many rows of each site. other sites leaves out the model's own."
             )
-            self._table("", table, said)
+            self._table("", table, about)
             self._columns(
-                "local_global", {"local": (table, "local"), "global": (table, "global")}, found.metric,
+                "local_global", {"local": (table, "local"), "global": (table, "global")}, results.metric,
                 "FedSoup's two tests, with 95 % intervals.",
             )  # fmt: skip
 
     def _protocol(self) -> None:
         self._personalisation()
-        protocol = self.found.record["suite"]["protocol"]
+        protocol = self.results.record["suite"]["protocol"]
         tent = (
             f"The model adapts its batch norms to the test rows as they come, {protocol['tent_batch']} at a time, "
             f"learning rate {protocol['tent_learning_rate']}{', anew for each batch' if protocol['episodic'] else ''}."
         )
         sharp = "The Hessian's eigenvalue of largest magnitude, median over the training batches; lower is flatter."
         unseen = "The federation ran again without the site, and its models met all of that site's rows."
-        still, adapting, metric = tables.local_global(self.found), tables.tent(self.found), self.found.metric
-        for name, heading, table, said, series, axis in (
+        still, adapting, metric = tables.local_global(self.results), tables.tent(self.results), self.results.metric
+        for name, heading, table, about, series, axis in (
             (
                 "tent", "Adapting at test time (Tent)", adapting, tent,
                 {"global, as it is": (still, "global"), "global, adapting": (adapting, "global")}, metric,
             ),
             (
-                "sharpness", "Sharpness", (sharpness := tables.sharpness(self.found)), sharp,
+                "sharpness", "Sharpness", (sharpness := tables.sharpness(self.results)), sharp,
                 {"median of the sites": (sharpness, "median")}, "eigenvalue",
             ),
             (
-                "unseen", "At a site that took no part", (away := tables.leave_one_out(self.found)), unseen,
+                "unseen", "At a site that took no part", (away := tables.leave_one_out(self.results)), unseen,
                 {"mean of the sites": (away, "mean")}, metric,
             ),
         ):  # fmt: skip
             if table is not None:
-                self._table(heading, table, said)
+                self._table(heading, table, about)
                 self._columns(name, series, axis, f"{heading}: mean over the runs, with 95 % intervals.")
 
     def _personalisation(self) -> None:
-        table = tables.personalisation(self.found)
+        table = tables.personalisation(self.results)
         if table is None:
             return
-        protocol = self.found.record["suite"]["protocol"]
+        protocol = self.results.record["suite"]["protocol"]
         amounts, unit = [0, *protocol["personalisation"]], protocol["personalisation_unit"]
         self._table(
             "After fine-tuning at each site",
@@ -182,7 +194,7 @@ class _Report:
             f"{unit.capitalize()} on the site's training rows; 0 is the checkpoint itself.",
         )
         panels = {}
-        for row in self.found.reported:
+        for row in self.results.reported:
             tests = {
                 test: [table.cells.get((row.name, row.shown_kind, f"{test} at {amount}")) for amount in amounts]
                 for test in ("local", "global")
@@ -190,56 +202,56 @@ class _Report:
             if any(stat is not None for stats in tests.values() for stat in stats):
                 panels[f"{row.label} ({plots.KIND_LABELS[row.shown_kind]})"] = tests
         self._picture(
-            "personalisation", plots.curves(amounts, panels, unit, self.found.metric),
-            f"Curves: {self.found.metric} after fine-tuning, local and global",
+            "personalisation", plots.curves(amounts, panels, unit, self.results.metric),
+            f"Curves: {self.results.metric} after fine-tuning, local and global",
             "Local: on the own site's rows. Global: on a union with equally many rows of each site.",
         )  # fmt: skip
 
     def _complete(self) -> None:
-        failures = [failure for row in self.found.rows for failure in row.failures]
+        failures = [failure for row in self.results.rows for failure in row.failures]
         if failures:
             self.blocks.append(Heading("Runs that failed"))
             self.blocks.append(Grid(("run", "why"), tuple(_split(failure) for failure in failures), 2))
 
     def _repeat(self) -> None:
-        record = self.found.record
+        record = self.results.record
         facts = [
             ("suite", f"{record['name']}, digest {record['digest']}"),
-            ("seeds", f"{self.found.seeds[0]} to {self.found.seeds[-1]}"),
+            ("seeds", f"{self.results.seeds[0]} to {self.results.seeds[-1]}"),
             *((what.replace("_", " "), str(version)) for what, version in record["versions"].items()),
             *((f"data of {site}", digest) for site, digest in record["data"].items()),
         ]
         self.blocks += [Heading("To repeat it"), Code(record["command"]), Grid(("what", "which"), tuple(facts), 2)]
         rows, total = [], 0.0
-        for row in self.found.reported:
+        for row in self.results.reported:
             seed, run = next(iter(row.runs.items()))
             seconds = fmean(run["seconds"]["cpu"] for run in row.runs.values())
             total += seconds
             rows.append((row.label, str(seed), run["study_digest"], f"{seconds:.1f}"))
-        said = (
+        about = (
             "The study's digest of each row's first run; every run's file has its own, and the digest of its model. "
             f"One run of every row, with all that is measured of it, takes {total:.0f} s of one core."
         )
-        self.blocks += [Paragraph(said), Grid(("row", "seed", "study digest", "CPU s a run"), tuple(rows), 3)]
+        self.blocks += [Paragraph(about), Grid(("row", "seed", "study digest", "CPU s a run"), tuple(rows), 3)]
 
-    def _table(self, heading: str, table: Table, said: str = "") -> Table:
+    def _table(self, heading: str, table: Table, about: str = "") -> Table:
         if heading:
             self.blocks.append(Heading(heading))
-        if said:
-            self.blocks.append(Paragraph(said))
+        if about:
+            self.blocks.append(Paragraph(about))
         self.blocks.append(table.grid)
         self.tables.append(table)
         return table
 
     def _dots(self, name: str, table: Table, column: str, axis: str, caption: str, *, zero: bool = False) -> None:
-        lines = [line for line in self.found.lines if any(row == line.name for row, _, _ in table.cells)]
+        lines = [line for line in self.results.lines if any(row == line.name for row, _, _ in table.cells)]
         series = {
             kind: {
                 line.label: table.cells[line.name, kind, column]
                 for line in lines
                 if (line.name, kind, column) in table.cells
             }
-            for kind in self.found.kinds
+            for kind in self.results.kinds
             if any(of == kind and at == column for _, of, at in table.cells)
         }
         picture = plots.dots([line.label for line in lines], series, axis, zero=zero)
@@ -247,7 +259,7 @@ class _Report:
 
     def _columns(self, name: str, series: dict[str, tuple[Table | None, str]], axis: str, caption: str) -> None:
         """Columns of tables beside each other, for each row's shown kind of checkpoint."""
-        rows = self.found.reported
+        rows = self.results.reported
         drawn: dict[str, dict[str, Stat]] = {}
         for label, (table, column) in series.items():
             cells = {} if table is None else table.cells
@@ -265,16 +277,16 @@ class _Report:
         self.blocks.append(Figure(name, alt, caption, picture.svg))
 
 
-def _incomplete(found: Results) -> list[str]:
+def _incomplete(results: Results) -> list[str]:
     """Rows without all of their runs."""
     sentences = []
-    for row in found.rows:
+    for row in results.rows:
         if not row.missing:
             continue
         why = ", for its tuning is not complete" if row.tuned and row.choice is None else ""
         named = ", ".join(map(str, row.missing[:12])) + (" …" if len(row.missing) > 12 else "")
         sentences.append(
-            f"{row.label}: {len(row.runs)} of {len(found.seeds)} seeds{why}; missing are {named}"
+            f"{row.label}: {len(row.runs)} of {len(results.seeds)} seeds{why}; missing are {named}"
             + (f"; {len(row.failures)} runs failed, see below" if row.failures else "")
             + "."
         )

@@ -9,11 +9,11 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab.blocks import Grid
 from fl_algorithms.lab.evaluation import interval, paired
 from fl_algorithms.lab.results import Results, RowResults, Score, matrix
 from fl_algorithms.lab.suite import shown
 from fl_algorithms.lab.tuning import Run
+from wardround.pages.blocks import Grid
 
 NONE = "–"
 Cells = dict[tuple[str, str, str], "Stat"]  # (row, checkpoint, column)

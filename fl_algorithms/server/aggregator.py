@@ -26,6 +26,7 @@ from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 BLOCK = 65536  # elements; the arithmetic is elementwise, so the result does not depend on it
+VARIANCE = "running_var"  # the last part of its name, in torch's norm layers
 FEWEST_CAPPED = 3  # updates; of two a share of one half would make their counts mean nothing
 Specs = tuple[TensorSpec, ...]
 Sink = Callable[[bytes], object]
@@ -74,7 +75,7 @@ class Round:
         kept: the kept tensors as the round opened.
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
-        public_data: for an aggregator that distils: the path of the coordinator's copy, or the set as read.
+        public_data: for an aggregator that distills: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
     """
 
@@ -170,14 +171,21 @@ def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
-    distils = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
+    distills = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
     make = registry.load(implementation)
-    aggregator: ServerAggregator = make(settings, study if distils else study.study.sites, upload)
+    aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
     return aggregator
+
+
+def is_variance(spec: TensorSpec) -> bool:
+    """Whether it is the running variance of a norm layer. Moments and control variates are of parameters alone."""
+    return spec.name.rpartition(".")[2] == VARIANCE
 
 
 def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sink) -> None:
     """Write a float32 tensor, each value rounded once from float64, in blocks: memory does not grow with the model.
+
+    A running variance that rounding has brought below zero is written as zero.
 
     Args:
         compute: (first element, count) -> the values of that block.
@@ -189,6 +197,8 @@ def write_tensor(spec: TensorSpec, compute: Callable[[int, int], F64], sink: Sin
     for start in range(0, size, BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):
             new = compute(start, min(BLOCK, size - start)).astype("<f4")
+        if is_variance(spec):
+            np.maximum(new, 0, out=new)  # a nan stays one
         if not np.isfinite(new).all():
             raise BeyondFloat32(f"`{spec.key}` would be beyond float32, though each update is finite")
         sink(new.tobytes())

@@ -2,7 +2,7 @@
 
     target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the public data set
 
-The coordinator holds a copy of the public data set, and sees each site's network on its own. ``pfeddf`` distils into
+The coordinator holds a copy of the public data set, and sees each site's network on its own. ``pfeddf`` distills into
 one student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
 sites train unlike networks, ``feddf`` has a student for each of these, which begins as the mean of its own sites' and
 learns from all.
@@ -124,12 +124,12 @@ def distilled(
     """The students' payloads after they have learned from the teachers, one after another, as a stream to be read.
 
     Raises:
-        BadData: torch is missing, there is no public data set, or the process that distils failed.
+        BadData: torch is missing, there is no public data set, or the process that distills failed.
         BeyondFloat32: what one site's network says is no number.
     """
     name = study.algorithm.name
     if round_.public_data is None:
-        raise BadData(f"algorithm `{name}` distils at the coordinator, which has no copy of the public data set")
+        raise BadData(f"algorithm `{name}` distills at the coordinator, which has no copy of the public data set")
     path = str(round_.public_data) if isinstance(round_.public_data, Path) else None
     head = {
         "study": study.document(), "round": round_.number, "public_data": path,
@@ -163,7 +163,7 @@ def distilled(
         try:
             said = json.loads(child.stdout.readline() or b"{}")
             if said.get("ok") is not True:
-                why = said.get("error") or f"the process that distils ended with exit code {child.wait()}"
+                why = said.get("error") or f"the process that distills ended with exit code {child.wait()}"
                 if (whose := said.get("site")) in [site for site, _ in teachers]:
                     raise BeyondFloat32(why, site=whose)
                 raise BadData(f"algorithm `{name}`: {why}", hint=str(said.get("hint", "")))
@@ -176,7 +176,7 @@ def require_torch(algorithm: str) -> None:
     """Raises BadData: torch is not installed here."""
     if find_spec("torch") is None:
         raise BadData(
-            f"algorithm `{algorithm}` distils at the coordinator, which needs torch, and it is not installed here",
+            f"algorithm `{algorithm}` distills at the coordinator, which needs torch, and it is not installed here",
             hint=NO_TORCH,
         )
 
@@ -216,5 +216,5 @@ def _next(reply: IO[bytes], start: int, count: int) -> F64:
     """The next numbers of the stream; ``write_tensor`` asks in their order."""
     data = reply.read(4 * count)
     if len(data) < 4 * count:
-        raise BadData("the process that distils ended before it had answered", hint="is there enough memory for it?")
+        raise BadData("the process that distills ended before it had answered", hint="is there enough memory for it?")
     return np.frombuffer(data, "<f4").astype(np.float64)

@@ -5,8 +5,9 @@ the round and the norms of the rounds before. So the same contributing sites giv
 
 The norm of an update is held against the median of those that are like it: of sites that send the same tensors, in this
 round and in the last rounds that closed. Three norms make a median that one site cannot choose; with fewer nothing is
-learned. An update beyond the limit is left out by name, and so is, one at a time, the largest update of a sum that no
-float32 can hold, or the one of which the method knows that it is no number.
+learned. An update beyond the limit is left out by name, and so is one whose model has a negative variance in a norm
+layer, and, one at a time, the largest update of a sum that no float32 can hold, or the one of which the method knows
+that it is no number.
 """
 
 import math
@@ -25,12 +26,14 @@ from fl_algorithms.server.aggregator import (
     Specs,
     Update,
     averaging_weights,
+    is_variance,
 )
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 
 ENOUGH = 3  # norms, for a median that one site cannot choose
 REMEMBERED = 5  # closed rounds whose norms are looked at
+ROUNDING = 2.0**-20  # of the summands' size; what float32 subtraction at the site may leave of a variance of zero
 LEFT_OUT = "TENSOR_NORM"  # the code of a site whose accepted update is not averaged
 
 T = TypeVar("T")
@@ -77,11 +80,15 @@ def averaged(
     updates: Sequence[Update],
     before: Sequence[Account],
     make: Callable[[Sequence[Update]], T],
+    *,
+    kept: BlockSource,
+    round_number: int,
 ) -> tuple[T, Account]:
     """What ``make`` gives for the updates within the limits, and the account of them all.
 
     Args:
         updates: the accepted ones, in site order.
+        kept: the kept tensors as the round opened.
         before: the accounts of the closed rounds, the last one last.
         make: aggregates; called again without the update to blame where the result is beyond float32.
 
@@ -98,17 +105,20 @@ def averaged(
             for site, limit in limits.items()
             if norms[site] > limit
         }
-    kept = [update for update in updates if update.site not in left_out]
-    while kept and (not left_out or len(kept) >= study.study.needed):
-        shares, capped = shares_of(aggregator, kept, study.limits.max_weight)
+    for update in updates:
+        if update.site not in left_out and (name := negative_variance(aggregator, update, kept, round_number)):
+            left_out[update.site] = f"norm {norms[update.site]:.4g}, and `{name}` of its model, a variance, is negative"
+    within = [update for update in updates if update.site not in left_out]
+    while within and (not left_out or len(within) >= study.study.needed):
+        shares, capped = shares_of(aggregator, within, study.limits.max_weight)
         try:
-            made = make(kept)
+            made = make(within)
         except BeyondFloat32 as error:
-            blamed, why = next((update for update in kept if update.site == error.site), None), "of which"
+            blamed, why = next((update for update in within if update.site == error.site), None), "of which"
             if blamed is None:  # of equal ones the first in site order
-                blamed, why = max(kept, key=lambda update: norms[update.site]), "the largest of a sum in which"
+                blamed, why = max(within, key=lambda update: norms[update.site]), "the largest of a sum in which"
             left_out[blamed.site] = f"norm {norms[blamed.site]:.4g}, {why} {error.message}"
-            kept.remove(blamed)
+            within.remove(blamed)
         else:
             return made, Account(norms, limits, shares, capped, dict(sorted(left_out.items())))
     raise TooFewLeft(Account(norms, limits, left_out=dict(sorted(left_out.items()))))
@@ -123,6 +133,30 @@ def norm(deltas: BlockSource, specs: Specs) -> float:
             block = deltas.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
             squares += float(np.einsum("i,i->", block, block))  # one thread, so the same bits everywhere
     return math.sqrt(squares)
+
+
+def negative_variance(aggregator: ServerAggregator, update: Update, kept: BlockSource, round_number: int) -> str:
+    """The first running variance of a norm layer that is negative in the site's model, or "".
+
+    The network divides by its root: a negative one makes every later model say what is no number, in whatever norm.
+    The site's model is what it downloaded plus its update.
+    """
+    variances = [spec for spec in aggregator.upload_of(update.site) if is_variance(spec)]
+    if not variances:
+        return ""
+    downloaded = [spec.key for spec in aggregator.download_of(update.site)]
+    sources = dict(zip(downloaded, aggregator.sources(kept, update.site, round_number), strict=True))
+    for spec in variances:
+        size = math.prod(spec.shape)
+        for start in range(0, size, BLOCK):
+            count = min(BLOCK, size - start)
+            delta = update.deltas.block(spec.key, start, count).astype(np.float64)
+            base = np.zeros(count)
+            if spec.key in sources:
+                base = kept.block(sources[spec.key], start, count).astype(np.float64)
+            if (base + delta < -ROUNDING * (np.abs(base) + np.abs(delta))).any():
+                return spec.key
+    return ""
 
 
 def learned_limits(

@@ -99,6 +99,8 @@ def said_of(error: WardroundError) -> str:
 def refused(code: str, doing: str) -> WardroundError:
     """What the coordinator's refusal of a call makes of it here: RefusedForGood, TryAgain or Refused.
 
+    Its message, and so each log that has it, says our sentence and the code; nothing else that the coordinator said.
+
     Args:
         code: any text that it may have sent.
     """
@@ -110,7 +112,7 @@ def refused(code: str, doing: str) -> WardroundError:
         kind = RefusedForGood
     elif code in LATER:
         kind = TryAgain
-    return kind(f"{doing}: {meaning.sentence}", hint=meaning.hint, code=code)
+    return kind(f"{doing}: {meaning.sentence} ({code})", hint=meaning.hint, code=code)
 
 
 def explained(code: str) -> str:

@@ -1,7 +1,7 @@
 """gRPC as both sides use it: the channel's settings, errors across the line, versions, and message conversions.
 
 Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``; nothing needs a message larger than a
-manifest or a chunk, but for the list of a site's studies; compression stays off so that the bytes on the wire can be
+study's offer or a chunk; compression stays off so that the bytes on the wire can be
 accounted for. A server gives a handshake 10 s and a connection without a call 5 min.
 """
 
@@ -19,7 +19,7 @@ from wardround.tensors.manifests import MAX_TENSORS, MODEL, Entry, Manifest, Ten
 from wardround.v1 import enrolment_pb2, federation_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
-MAX_MESSAGE = 4 * 1024 * 1024 + 64 * 1024  # the offers of all of a site's studies
+MAX_MESSAGE = 2 * 1024 * 1024  # one study's offer, or a page of smaller ones
 MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
 MAX_REQUEST = 1024 * 1024 + 64 * 1024  # a chunk, and what is around it
 
@@ -43,7 +43,7 @@ SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
-_LARGER_REPLIES = {"Studies": MAX_MESSAGE, "Watch": 2 * 1024 * 1024}  # others have at most a chunk, or a manifest
+_LARGER_REPLIES = {"Studies": MAX_MESSAGE, "Watch": MAX_MESSAGE}  # others have at most a chunk, or a manifest
 _REPLIES = [
     {
         "name": [{"service": f"wardround.v1.{service.name}", "method": method.name}],

@@ -172,7 +172,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
     ),
     **dict.fromkeys(
         ("seq", "revision", "round", "attempt", "payload_bytes", "num_examples", "num_validation", "bytes_up", "bytes",
-         "torn_bytes", "try", "sent"), _count,
+         "torn_bytes", "try", "sent", "left_out"), _count,
     ),
     **dict.fromkeys(("prev", "manifest_sha256", "ledger_key", "receipt_key", "update"), _digest),
     "by": _object(name=_text, uid=_count),

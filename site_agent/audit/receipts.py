@@ -30,11 +30,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Compared:
-    """What the ledgers have of a copy. ``lost``: receipts of lines that stand in no ledger shown. ``seen``: how many
-    lines of the newest ledger a receipt's head covers."""
+    """What the ledgers have of a copy. ``lost``: receipts of lines that stand in no ledger shown; ``open``: those of
+    uploads that have no receipt in the ledger yet; all the others are in it. ``seen``: how many lines of the newest
+    ledger a receipt's head covers."""
 
     receipts: int
     lost: int
+    open: int
     seen: int
 
 
@@ -108,7 +110,7 @@ def compare(copy: Copy, ledgers: Sequence[Account], missing: str | None) -> Comp
         order += account.receipts
         ends[account.name] = len(order)
     seams = {ends[account.name] for account in ledgers[1:]} | ({0} if missing is not None else set())
-    place = lost = seen = 0
+    place = lost = waiting = seen = 0
     for number, (digest, receipt) in enumerate(copy.receipts, 1):
         if receipt.ledger is not None and receipt.ledger.ledger_id == newest.ledger_id:
             seen = max(seen, receipt.ledger.lines)
@@ -118,13 +120,14 @@ def compare(copy: Copy, ledgers: Sequence[Account], missing: str | None) -> Comp
             lost += 1
         else:
             _refuse_misplaced(number, receipt, ledgers, place, ends)
+            waiting += 1
     if lost and missing is not None:
         raise Unavailable(
             f"{lost} of the {len(copy.receipts)} receipts are not of the ledgers shown: ledger {missing}, which this "
             "one continues, is missing",
             hint=f"put it beside this one, as ledger-{missing}",
         )
-    return Compared(len(copy.receipts), lost, seen)
+    return Compared(len(copy.receipts), lost, waiting, seen)
 
 
 def _owner(receipt: Receipt, ledgers: Sequence[Account]) -> Account | None:

@@ -104,11 +104,13 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
             more = max(more, sent_in_all - let_out)
         if record["ts"] < since:
             continue
+        if record["type"] == "session":  # a line that says what was left out is of one connection and of those
+            sessions += record.get("left_out", 0) + (record["event"] == "opened" or "left_out" in record)
         match record["type"]:
             case "upload":
                 recorded += record["payload_bytes"]
             case "session" if record["event"] == "opened":
-                sessions, open_session = sessions + 1, True
+                open_session = True
             case "session":
                 sent = record.get("bytes_up", 0)
                 payload, again = payload + min(sent, recorded), again + max(0, sent - recorded)

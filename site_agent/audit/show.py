@@ -9,6 +9,7 @@ from typing import Any
 from site_agent.audit.form import records
 from site_agent.gateway.consent.facts import size
 from site_agent.state import person
+from wardround.records.receipts import NOT_RECEIVED
 from wardround.terminal import escaped
 
 
@@ -16,9 +17,15 @@ def chosen(
     folder: Path, study: str | None = None, round_: int | None = None, tensor: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """The records of one study, one round; with ``tensor`` (a pattern as in a shell) uploads alone, and of them only
-    the tensors that match. A receipt belongs to its upload's study and round."""
+    the tensors that match. A receipt belongs to its upload's study and round, also one that says that the coordinator
+    does not know the upload and so names neither."""
+    uploads: dict[str, dict[str, Any]] = {}
     for record in records(folder):
-        place = json.loads(record["envelope"]["payload"]) if record["type"] == "receipt" else record
+        place = record
+        if record["type"] == "upload":
+            uploads[record["upload_id"]] = {"study": record["study"], "round": record["round"]}
+        elif record["type"] == "receipt":
+            place = uploads.get(record["upload_id"]) or json.loads(record["envelope"]["payload"])
         if study is not None and place.get("study") != study:
             continue
         if round_ is not None and (place.get("round") != round_ or place.get("study") is None):
@@ -34,7 +41,8 @@ def chosen(
 def words(line: dict[str, Any]) -> str:
     """One record in a few words, on one line that can be shown. Whatever a record lacks is left out; whatever is
     unknown is shown as it stands."""
-    return escaped(_words(line))
+    before = f"; {line['left_out']} more before it have no line" if line.get("left_out") else ""
+    return escaped(_words(line) + before)
 
 
 def _words(line: dict[str, Any]) -> str:
@@ -53,6 +61,8 @@ def _words(line: dict[str, Any]) -> str:
             return f"{place}.{line['attempt']}: try {line['try']}, {size(line['payload_bytes'])} at most{before}"
         case "receipt":
             receipt = json.loads(line["envelope"]["payload"])
+            if receipt["decision"] == NOT_RECEIVED:
+                return f"upload {line['upload_id'][:12]}…: {NOT_RECEIVED}: the coordinator does not know it"
             return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()
         case "declare":
             return f"{line['study']} {line['standing']} {line.get('code', '')}".rstrip()

@@ -49,8 +49,8 @@ class Verdict:
     receipt of the copy speaks of. ``bytes`` is what the uploads' payloads hold, whether or not the coordinator took
     them; ``resends`` how many further tries to send them the ledger let out, and ``resent_bytes`` what these may have
     sent at most. ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts
-    those among them whose lines were lost before a ledger was opened anew. ``not_shown`` says in sentences what is
-    missing.
+    those among them whose lines were lost before a ledger was opened anew, ``open`` those of uploads that have no
+    receipt in the ledger yet. ``not_shown`` says in sentences what is missing.
     """
 
     ok: bool = False
@@ -78,6 +78,7 @@ class Verdict:
     compared: int | None = None
     copied: str = ""
     lost: int = 0
+    open: int = 0
     earlier: int = 0
     tail: int = 0
     ledger_id: str = ""
@@ -247,6 +248,7 @@ def _take_copy(
 ) -> None:
     """What a copy that agrees shows, and what it does not."""
     verdict.compared, verdict.copied, verdict.lost = found.receipts, copy.statement.time, found.lost
+    verdict.open = found.open
     verdict.earlier = copy.statement.earlier
     if independent:
         verdict.complete = not found.lost and missing is None

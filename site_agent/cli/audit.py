@@ -141,7 +141,7 @@ def reconcile(
         print_json({"ledger": verdict.document(), "bytes": found.document() if found is not None else None})
     else:
         if receipts is not None:
-            print(f"receipts: {verdict.compared} of the coordinator's copy are in the ledger, in order, byte for byte")
+            print(_of_copy(verdict))
             if verdict.unresolved:
                 print(f"{verdict.unresolved} uploads still have no receipt in the ledger")
         if found is not None:
@@ -318,7 +318,8 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     if code == audit.TAMPERED:
         where = f", in folder {verdict.ledger}" if verdict.ledger else ""
         print(f"CHANGED: {reason}{where}")
-        print("What it says from there on is not known to be true, and nothing of it is told here")
+        start = f"line {verdict.first_bad}" if verdict.first_bad else "there"
+        print(f"What it says from {start} on is not known to be true, and nothing of it is told here")
         print("next: keep it as it is, and compare it with the last backup")
         return
     if code == audit.CANNOT_VERIFY:
@@ -339,7 +340,7 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     if verdict.complete:
         print(
             f"complete: as of {_when(verdict.copied)}, when the copy of the coordinator's {verdict.compared} receipts "
-            f"was made; they agree, and the last {verdict.tail} lines are newer than the newest of them"
+            f"was made; they agree, and {verdict.tail} lines at its end are newer than the newest"
         )
     else:
         print("complete: NOT SHOWN")
@@ -352,6 +353,19 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
         print("next: verify with `--receipts FILE`, from the coordinator's operator: `coordinator receipts SITE`")
     elif code == audit.CONSISTENT:
         say_next("next: `site-agent audit verify --ask` at the site; elsewhere, `--receipts FILE` from the coordinator")
+
+
+def _of_copy(verdict: "Verdict") -> str:
+    """How many receipts of a copy the ledger has, and where the others belong."""
+    copied = verdict.compared or 0
+    there = copied - verdict.lost - verdict.open
+    which = "of the coordinator's copy" if there == copied else f"of the {copied} in the coordinator's copy"
+    said = f"receipts: {there} {which} are in the ledger, in order, byte for byte"
+    if verdict.open:
+        said += f"; not yet, for the site has not asked for them: {verdict.open}"
+    if verdict.lost:
+        said += f"; of lines that were lost before a ledger was opened anew: {verdict.lost}"
+    return said
 
 
 def _in_short(verdict: "Verdict") -> str:

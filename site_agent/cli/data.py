@@ -90,7 +90,7 @@ def data_add(
     if found["weights"]:
         cli.say(f"Weights: SHA-256 {found['weights']}; `site-agent data check {name} --study ID` fits them to a study")
     cli.say(f"Written to {state / 'data.toml'}; digest {found['digest'][:12]}…")
-    cli.say("next: `site-agent studies`, then `site-agent approve STUDY --data " + name + "`")
+    cli.say("next: `site-agent studies`, then `site-agent preview STUDY --data " + name + "`")
 
 
 def _counted(found: dict[str, Any]) -> str:

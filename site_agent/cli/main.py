@@ -263,7 +263,7 @@ def _status(here: "SiteState", site: "Site") -> dict[str, Any]:
         },
         "studies": study_rows(here, site),
         "disputed": [
-            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file")}
+            {name: row[name] for name in ("at", "study", "round", "upload_id", "why", "file", "left_out")}
             for row in evidence.read(here.ledger)
         ],
     }
@@ -311,6 +311,7 @@ def _print_status(shown: dict[str, Any]) -> None:
         console.print(Text(said, style="bold red"))
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown['ledger_key']}")
+    print(f"Coordinator's receipt key {shown['receipt_key']}")
     isolation = f"Trainer's isolation: {shown['isolation']}"
     console.print(Text(isolation, style="bold red" if shown["isolation"] == "none" else ""))
     for measure in shown["isolation_missing"]:
@@ -326,7 +327,8 @@ def _print_status(shown: dict[str, Any]) -> None:
         upload = f"upload {row['upload_id'][:12]}…, round {row['round']} of {row['study']}"
         text = f"THE COORDINATOR'S RECEIPT CANNOT BE BELIEVED ({row['at']}, {upload}): {row['why']}"
         console.print(Text(text, style="bold red"), soft_wrap=True)
-        print(f"What it said is kept in ledger/evidence/{row['file']}; the ledger is as it was")
+        more = f"; {row['left_out']} more about this upload were counted and not kept" if row["left_out"] else ""
+        print(f"What it said is kept in ledger/evidence/{row['file']}; the ledger is as it was{more}")
     if not shown["running"]:
         say_next("next: `site-agent run`")
 

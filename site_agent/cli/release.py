@@ -57,6 +57,9 @@ def leave(state: State, yes: Yes = False, json: Json = False) -> None:
     print(f"next: tell the coordinator's operator: `coordinator revoke {site.site}`")
 
 
+_ASKED = {"released": "Release", "rejected": "Reject"}
+
+
 def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool, yes: bool, json: bool) -> None:
     from site_agent.gateway.commands import alone
     from site_agent.state.person import text, who
@@ -73,7 +76,7 @@ def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool,
     if only_show:
         return
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Round {number} of `{study}` is {word}?", abort=True, err=True)
+        typer.confirm(f"{_ASKED[word]} round {number} of `{study}`?", abort=True, err=True)
     person, update = who(), waiting["update"]
     answer = ask_service(here, word, study=study, round=number, update=update, by=person)
     if answer is None:

@@ -1,8 +1,9 @@
 """The commands of a person who decides about a study: ``preview`` shows one account of it, ``approve`` asks for it."""
 
+import re
 import shutil
 import sys
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from site_agent.cli.service import ask_service, joined, offered
 from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
+from wardround.terminal import escaped
 
 if TYPE_CHECKING:
     from site_agent.state.directory import SiteState
@@ -161,12 +163,53 @@ def _print_lines(lines: list[dict[str, str]], width: int) -> None:
         mark = " " if was is None else "*"
         if was is not None:
             value = f"{was} -> {value}" if was else f"(new) {value}"
-        first = f"{mark} {name:<{NAMES - 4}}  "
-        if len(name) > NAMES - 4:
-            print(f"{mark} {name}")
+        room = NAMES - 4 - _cells(name)
+        first = f"{mark} {escaped(name)}{' ' * room}  "
+        if room < 0:
+            _print_wrapped(name, width, f"{mark} ", "    ")
             first = " " * NAMES
         _print_wrapped(value, width, first, " " * NAMES)
 
 
 def _print_wrapped(text: str, width: int, first: str = "", rest: str = "") -> None:
-    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
+    print("\n".join(wrapped(text, width, first, rest)))
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> Iterator[str]:
+    """The lines of ``text``, escaped, of at most ``width`` columns of a terminal, in which a character of Chinese or an
+    emoji takes two and an accent none. Broken at spaces, and where a word is wider than a line, in it.
+
+    Args:
+        first: stands before the first line, ``rest`` before each other.
+    """
+    line, used, bare = first, _cells(first), True
+    for piece in re.findall(" +|[^ ]+", escaped(text)):
+        if used + _cells(piece) > width and not bare:
+            yield line.rstrip(" ")
+            line, used, bare = rest, _cells(rest), True
+        if bare and piece.startswith(" "):
+            continue
+        for part in _characters(piece) if used + _cells(piece) > width else (piece,):
+            if used + _cells(part) > width and not bare:
+                yield line
+                line, used, bare = rest, _cells(rest), True
+            line, used, bare = line + part, used + _cells(part), False
+    yield line.rstrip(" ") if bare else line
+
+
+def _characters(word: str) -> Iterator[str]:
+    """Each character of a word, with the accents that stand on it."""
+    character = ""
+    for one in word:
+        if character and _cells(one):
+            yield character
+            character = ""
+        character += one
+    yield character
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal it takes when it is shown."""
+    from rich.cells import cell_len
+
+    return cell_len(escaped(text))

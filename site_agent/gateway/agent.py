@@ -14,6 +14,7 @@ import logging
 import threading
 from typing import Any
 
+from site_agent.gateway.allowance import SparingLog
 from site_agent.gateway.commands import Desk, as_needs_person, fatal, open_line, why_unreachable
 from site_agent.gateway.connection.client import Connection, pauses
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
@@ -57,6 +58,7 @@ class Agent:
         self._line = open_line(self._site, self._identity)
         self.desk = Desk(state, self._site, self._ledger, self._line)
         self._rounds = Rounds(state, self._site, self._line, self._ledger, Trainer(state.root))
+        self._log = SparingLog(log)
         self._stopping = Interrupt()
         self.stopped = Latch()
         self._first_try = threading.Event()
@@ -215,7 +217,8 @@ class Agent:
             self._stopping.wait(next(tries))
 
     def _watch_once(self, connection: Connection) -> None:
-        """One connection, from its first call to its end; all of it in the ledger."""
+        """One connection, from its first call to its end; in the ledger, where there were not many of late. One in
+        which payload left has its end there always, and the bytes of all of them stand in the next `control` line."""
         watching = self._watching = Interrupt()
         self._stopping.check()
         if not self._line.is_current(connection):
@@ -223,19 +226,19 @@ class Agent:
         for offer in connection.studies(watching, patient=self._first_try.is_set()):
             self.desk.keep(offer)
         before = self._line.bytes_up()
-        self._ledger.append("session", event="opened", peer=connection.address)
+        listed = self._ledger.append_often("session", event="opened", peer=connection.address)
         try:
-            self.desk.declare_all(connection)
+            self.desk.declare_all(connection, listed=listed)
             self._ledger.sign()
             self._was_connected = self._connected = True
             self._first_try.set()
-            log.info("connected to the coordinator at %s", connection.address)
+            self._log.info("connected to the coordinator at %s", connection.address)
             with self._changed:
                 self._ask_about_uploads = True
                 self._changed.notify_all()
             for event in connection.watch(watching):
                 if isinstance(event, Goodbye):
-                    log.info("the coordinator is going down; connecting again when it is back")
+                    self._log.info("the coordinator is going down; connecting again when it is back")
                     return
                 if isinstance(event, Offer):
                     self.desk.keep(event)
@@ -250,13 +253,14 @@ class Agent:
         finally:
             self._connected = False
             sent = self._line.bytes_up() - before
-            egress.record_control(self._ledger, self._line.meter)
-            self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
+            if listed or sent:
+                egress.record_control(self._ledger, self._line.meter)
+                self._ledger.append("session", event="closed", peer=connection.address, bytes_up=sent)
             self._ledger.sign()
 
     def _warn_of(self, event: TwoLines) -> None:
         self.two_lines_since = stamp(event.since)
-        log.warning(
+        self._log.warning(
             "since %s the coordinator sees calls with two lines of this site's certificates: somebody else holds its "
             "keys, or this machine was copied; if nobody here knows of a copy, tell the coordinator's operator",
             self.two_lines_since,
@@ -272,7 +276,7 @@ class Agent:
         """Log what keeps the line down, when that is news."""
         why = why_unreachable(self._site, self._identity) if isinstance(error, Unavailable) else error
         if why.message != said:
-            log.warning("no line to the coordinator: %s; trying on. %s", why.message, why.hint)
+            self._log.warning("no line to the coordinator: %s; trying on. %s", why.message, why.hint)
         return why.message
 
     def _take(self, assignment: Assignment) -> None:
@@ -317,7 +321,7 @@ class Agent:
         try:
             self._rounds.resolve(self._stopping)
         except (Unavailable, TryAgain) as error:
-            log.warning("%s; asking again with the next connection", error.message)
+            self._log.warning("%s; asking again with the next connection", error.message)
         except WardroundError as error:
             if fatal(error) or isinstance(error, StorageFailed):
                 raise
@@ -332,16 +336,16 @@ class Agent:
                 if self.desk.has_word(assignment.study):  # given while this thread was still saying that it waits
                     self._go_on(assignment.study, assignment.round)
         except Interrupted:
-            log.info("round %d of `%s` was called off", assignment.round, assignment.study)
+            self._log.info("round %d of `%s` was called off", assignment.round, assignment.study)
             with self._changed:
                 self._ask_about_uploads = True  # the round may have closed while its receipt was on the way
         except WardroundError as error:
             if fatal(error) or isinstance(error, StorageFailed):
                 raise
-            log.error("round %d of `%s`: %s. %s", assignment.round, assignment.study, error.message, error.hint)
+            self._log.error("round %d of `%s`: %s. %s", assignment.round, assignment.study, error.message, error.hint)
             self._decline(assignment, sayable(error))
         except Exception:
-            log.exception("round %d of `%s` failed here", assignment.round, assignment.study)
+            self._log.exception("round %d of `%s` failed here", assignment.round, assignment.study)
             self._decline(assignment, "DECLINED_TRAINING_FAILED")
 
     def _decline(self, assignment: Assignment, code: str) -> None:
@@ -353,7 +357,7 @@ class Agent:
         except CannotWrite as error:
             if isinstance(error, StorageFailed):
                 raise
-            log.error("%s; `status` will not say that round %d was declined", error.message, assignment.round)
+            self._log.error("%s; `status` will not say that round %d was declined", error.message, assignment.round)
         self._declare(assignment, "declined", code)
 
     def _declare(self, assignment: Assignment, standing: str, code: str = "") -> None:
@@ -362,14 +366,14 @@ class Agent:
             with self._line.use() as connection:
                 self.desk.declare(
                     connection, assignment.study, assignment.revision, assignment.digest, standing,
-                    round_=assignment.round, attempt=assignment.attempt, code=code,
+                    round_=assignment.round, attempt=assignment.attempt, code=code, often=True,
                 )  # fmt: skip
         except (Unavailable, TryAgain) as error:
-            log.warning("%s", error.message)
+            self._log.warning("%s", error.message)
         except WardroundError as error:
             if fatal(error) or isinstance(error, StorageFailed):
                 raise
-            log.error(
+            self._log.error(
                 "the coordinator does not take that round %d is %s: %s", assignment.round, standing, error.message
             )
         finally:

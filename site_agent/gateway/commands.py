@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from site_agent import handoff
+from site_agent.gateway.allowance import SparingLog
 from site_agent.gateway.connection.client import Connection, Line, diagnose
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.consent import approvals as consents
@@ -43,6 +45,7 @@ class Desk:
         self._ledger = ledger
         self._line = line
         self._gate = open_gate(state, site, ledger)
+        self._log = SparingLog(log)
         self._lock = threading.RLock()
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
@@ -75,14 +78,14 @@ class Desk:
             consent = self._state.consent(offer.study)
             going, why = offers.room_for(offer.study, len(offer.kept_as()), self._kept_offers())
             if why:
-                log.error("the coordinator's offer of study `%s` is not kept: %s", offer.study, why)
+                self._log.error("the coordinator's offer of study `%s` is not kept: %s", offer.study, why)
                 return
             for study in going:
-                log.info("the offer of study `%s`, which is over and was not approved here, makes room", study)
+                self._log.info("the offer of study `%s`, which is over and was not approved here, makes room", study)
                 self._state.drop_offer(study)
             self._state.save_offer(offer)
         if consent is not None and consent.state == APPROVED and consents.differences(consent, offer):
-            log.warning(
+            self._log.warning(
                 "study `%s` changed since it was approved and is not worked on: %s",
                 offer.study, "; ".join(consents.differences(consent, offer)),
             )  # fmt: skip
@@ -301,24 +304,36 @@ class Desk:
     def declare(
         self, connection: Connection, study: str, revision: int, digest: str, standing: str, *,
         round_: int = 0, attempt: int = 0, code: str = "",
+        often: bool = False,
     ) -> None:  # fmt: skip
-        """Tell the coordinator where this site stands, after the ledger holds that it is told."""
-        self._ledger.append(
-            "declare", study=study, revision=revision, standing=standing, round=round_, attempt=attempt, code=code
-        )
+        """Tell the coordinator where this site stands, after the ledger holds that it is told.
+
+        Args:
+            often: a coordinator can cause it without end, and the ledger has not each of them by itself. The bytes of
+                all stand in its `control` lines.
+        """
+        append = self._ledger.append_often if often else self._ledger.append
+        append("declare", study=study, revision=revision, standing=standing, round=round_, attempt=attempt, code=code)
         connection.declare(study, revision, digest, standing, round_=round_, attempt=attempt, code=code)
 
-    def declare_all(self, connection: Connection) -> None:
-        """Say again where this site stands in every study that is not over."""
+    def declare_all(self, connection: Connection, *, listed: bool) -> None:
+        """Say again where this site stands in every study that is not over.
+
+        Args:
+            listed: the ledger has a line of this connection, and so it has of what is said at its beginning.
+        """
+        declare = partial(self.declare, connection) if listed else connection.declare
         for consent in self._state.consents():
             offer = self._state.known_offer(consent.study)
             if offer is None or offer.digest != consent.study_digest or offer.state in ENDED:
                 continue
             standing = "ready" if consent.state == APPROVED else "withdrawn"
             try:
-                self.declare(connection, consent.study, consent.revision, consent.study_digest, standing)
+                declare(consent.study, consent.revision, consent.study_digest, standing)
             except Refused as error:
-                log.error("the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message)
+                self._log.error(
+                    "the coordinator does not take that `%s` is %s: %s", consent.study, standing, error.message
+                )
 
     def _record(self, consent: Consent, event: str, person: dict[str, Any]) -> None:
         self._ledger.append(
@@ -376,5 +391,6 @@ def alone(state: SiteState) -> Iterator[tuple[Desk, Interrupt]]:
 
 def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
     """A fatal refusal, with what it means for this hospital."""
-    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {error.message}"
+    why = error.message.removesuffix(f" ({error.code})")
+    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {why}"
     return NeedsPerson(message, hint=error.hint, code=error.code)

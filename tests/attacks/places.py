@@ -24,12 +24,12 @@ def placed(folder: Path) -> Iterator[Place]:
         place.close()
 
 
-def open_channel(place: Place, pems: tuple[bytes, bytes, bytes]) -> grpc.Channel:
-    """A connection of its own with these credentials: authority, certificate, key."""
+def open_channel(place: Place, pems: tuple[bytes, bytes, bytes], address: str = "") -> grpc.Channel:
+    """A connection of its own with these credentials: authority, certificate, key. ``address``: of a line to it."""
     authority, certificate, key = pems
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     return grpc.secure_channel(
-        place.address, credentials, [*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        address or place.address, credentials, [*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     )
 
 

@@ -22,7 +22,7 @@ WAIT_S = 60
 
 # As on a system without user namespaces, whose kernel has no Landlock: seccomp is all there is.
 SECCOMP_ALONE = """
-from site_agent.trainer import isolation
+from site_agent.trainer.isolation import kernel as isolation
 isolation._enter_own_namespace = isolation._without_interfaces = lambda: False
 isolation._restrict_scopes = lambda: 0
 isolation.isolate()
@@ -44,7 +44,7 @@ def taken_over(folder: Path, act: str) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'site_agent.trainer.process' in ' '.join(sys.orig_argv):\n"
-        "    from site_agent.trainer import isolation\n"
+        "    from site_agent.trainer.isolation import kernel as isolation\n"
         "    honest = isolation.die_with_parent\n"
         "    def evil(*words):\n"
         "        honest(*words)\n" + textwrap.indent(textwrap.dedent(act), " " * 8) + "\n"

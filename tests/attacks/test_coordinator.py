@@ -16,12 +16,18 @@ from typing import Any, cast
 import grpc
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from site_agent import audit
-from site_agent.audit import export
+from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
+from site_agent.gateway import allowance
+from site_agent.gateway.commands import open_line
+from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent import offers
+from site_agent.gateway.enrolment import renewal
+from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import join
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
@@ -32,9 +38,10 @@ from site_agent.trainer import predictions
 from site_agent.trainer.vault import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
-from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world
+from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world, signed
 from tests.attacks.taken_over import on_a_terminal
 from tests.coordinator.conftest import Place
+from tests.site_agent.fake_coordinator import uri
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
@@ -491,6 +498,40 @@ def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], 
     assert b"an offer was left out" in on_terminal(hospital, "studies")[0]
 
 
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/connection/client.py")
+def test_studies_without_end(hospital: SiteWorld) -> None:
+    """Pages of studies that repeat themselves, or never end, would keep an agent asking, and remembering, for good."""
+    hospital.join()
+    hospital.offer()
+    (good,) = hospital.coordinator.offers.values()
+    asked: list[str] = []
+
+    def studies(name: Callable[[int], str]) -> Callable[[Any], pb.StudiesReply]:
+        def reply(request: Any) -> pb.StudiesReply:
+            asked.append(request.after)
+            offer = pb.StudyOffer()
+            offer.CopyFrom(good)
+            offer.study = name(len(asked))
+            return pb.StudiesReply(studies=[offer], coordinator_version=__version__, more=True)
+
+        return reply
+
+    hospital.coordinator.studies = studies(lambda page: good.study)
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's pages of studies do not go on by name" in shown
+    assert asked == ["", good.study]
+    del asked[:]
+    hospital.coordinator.studies = studies(lambda page: f"study-{page:05d}")
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's list of studies has more than 64 pages" in shown
+    assert len(asked) == 64
+    del asked[:]
+    hospital.coordinator.studies = studies(lambda page: "A Patient's Name")
+    shown, _ = on_terminal(hospital, "studies")
+    assert b"the coordinator's pages of studies do not go on by name" in shown
+    assert asked == [""]  # nothing of another form is said back to it
+
+
 @pytest.mark.attack(promise="P6", refused_by="proto/wardround/rpc.py")
 def test_terminal_escape__in_an_error(hospital: SiteWorld) -> None:
     """What the coordinator says of an error is not shown at all: the sentence is ours, by its code."""
@@ -662,12 +703,171 @@ def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator
         lying.changes = {"receipt_id": f"{number}-" + "x" * 200_000}
         envelope = lying._lie(lying._receipt(bytes.fromhex(upload), None, "accepted", "", None))
         error = ledger.dispute(upload, envelope, "made up")
-    assert "what came could not be kept" in error.message
+    left_out = 2 * evidence.MAX_FILES - (evidence.MOST_OF_ONE - 1)  # the first lie was another
+    assert error.message.endswith(f"the first ones about this upload are, and {left_out} more were counted")
     ledger.close()
-    kept = list((world.state.ledger / "evidence").iterdir())
-    assert len(kept) == evidence.MAX_FILES
-    assert sum(path.stat().st_size for path in kept) < evidence.MAX_FILES * 2 * evidence.MAX_PAYLOAD
-    assert "made up" in {row["why"] for row in evidence.read(world.state.ledger)}
+    kept = list((world.state.ledger / "evidence").glob("*.json"))
+    assert len(kept) == evidence.MOST_OF_ONE
+    assert sum(path.stat().st_size for path in kept) < evidence.MOST_OF_ONE * 2 * evidence.MAX_PAYLOAD
+    rows = evidence.read(world.state.ledger)
+    assert "this receipt does not follow the one before it: one is missing" in rows[0]["why"]
+    assert {row["left_out"] for row in rows} == {left_out}
+    said = command("site-agent", "status", "--state", world.state.root)
+    assert f"the ledger is as it was; {left_out} more about this upload were counted and not kept" in said
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/exit/evidence.py")
+def test_hostile_receipt__room_for_the_next_upload(tmp_path: Path) -> None:
+    """64 lies about one upload used up the folder, and nothing was kept of the next upload's. Each has room for four,
+    and its first lie is kept whatever else is."""
+    kept = evidence.Evidence(tmp_path)
+    key = ed25519.Ed25519PrivateKey.generate()
+    uploads = [f"{number:032x}" for number in range(evidence.MAX_FILES // evidence.MOST_OF_ONE + 2)]
+    for upload_id in uploads:
+        about = {"upload_id": upload_id, "study": STUDY, "revision": 1, "round": 1}
+        for number in range(9):
+            kept.keep(about, signed(receipts.RECEIPT_TYPE, b"%d" % number * 5_000, key), f"lie {number}")
+    rows = evidence.read(tmp_path)
+    firsts = {row["upload_id"]: row for row in rows if row["why"] == "lie 0"}
+    assert set(firsts) == set(uploads) == evidence.Evidence(tmp_path).uploads
+    assert len(rows) == evidence.MAX_FILES + 2
+    assert [len(row["payload_base64"]) > 0 for row in firsts.values()] == [True] * (len(uploads) - 2) + [False] * 2
+    assert [firsts[one]["left_out"] for one in uploads] == [5] * (len(uploads) - 2) + [8] * 2
+
+
+class Waits(Interrupt):
+    """Waits for nothing, and is called off at the fifth wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        if len(self.asked) == 5:
+            raise Interrupted
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/enrolment/renewal.py")
+@pytest.mark.parametrize("refuses", [False, True])
+def test_renewals_without_end(site: SiteWorld, refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new certificate is past the half of its life when it comes, or none comes: the site made a key, asked and
+    wrote into its ledger as fast as it could. There is a minute between any two tries."""
+    site.join()
+    coordinator = site.coordinator
+    issue = coordinator.authority.issue
+    stale = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=6)
+    monkeypatch.setattr(coordinator.authority, "issue", lambda *given, **more: issue(*given, **more, begins=stale))
+    own = Identity(site.state.identity)
+    own.begin_renewal()
+    leaf = coordinator.authority.issue(own.next_key().public_key(), [uri(f"spiffe://test/site/{coordinator.site}")])
+    own.adopt(leaf)
+    if refuses:
+        monkeypatch.setattr(coordinator, "Renew", lambda _, context: rpc.abort(context, TryAgain("", code="TOO_BUSY")))
+        coordinator.stop()
+        coordinator.start()
+    line = open_line(site.state.site(), own)
+    ledger = Ledger(site.state.ledger, own.ledger_key())
+    waits = Waits()
+    try:
+        with pytest.raises(Interrupted):
+            renewal.keep_renewed(own, site.state.site(), line, ledger, waits, lambda: None)
+    finally:
+        line.close()
+        ledger.close()
+    assert waits.asked[0] == 0
+    assert all(seconds >= renewal.LEAST_S for seconds in waits.asked[1:])
+    assert len(coordinator.renewals) == (0 if refuses else 4)
+
+
+def written(site: SiteWorld) -> tuple[int, int]:
+    """Bytes of the ledger's lines and of its signed heads."""
+    lines, heads = (site.state.ledger / name for name in ("000001.jsonl", "heads.jsonl"))
+    return lines.stat().st_size, heads.stat().st_size
+
+
+def left_out(site: SiteWorld, kind: str) -> int:
+    """How many lines of a kind the ledger says have been left out."""
+    return sum(line.get("left_out", 0) for line in site.lines(kind))
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/allowance.py")
+@pytest.mark.parametrize("blocked", [False, True])
+def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A round that is declined is asked again and again: each time the ledger and the log grew by a line, without end.
+    Some are left out and counted; every byte that was said stands in the ledger all the same, and what leaves, too."""
+    caplog.set_level(logging.INFO, "site_agent")
+    site.ready()
+    if blocked:
+        policy = site.state.policy.read_text()
+        site.draft(("numbers_per_round = ", "numbers_per_round = 0 # "))
+    asked = 3 * allowance.AT_ONCE
+    for number in range(asked):
+        site.coordinator.assign(STUDY, 1 if blocked else 4711 + number, attempt=1 + number % 2)
+        told = number + 2  # it was ready before
+        site.coordinator.wait_for(lambda told=told: len(site.coordinator.declared) >= told, "declined again")
+    grown = written(site)
+    lines = site.lines()
+    assert len(lines) < 4 * allowance.AT_ONCE
+    logged = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert allowance.AT_ONCE <= len(logged) < 2 * allowance.AT_ONCE
+    if blocked:
+        site.state.policy.write_text(policy)
+    site.coordinator.assign(STUDY, 1)
+    (taken,) = site.coordinator.wait_receipts(1)
+    assert site.trainer is not None
+    site.trainer.wait_asked("commit")
+    assert site.agent is not None
+    site.agent.stop()
+    site.agent = None
+    assert len(site.lines("upload")) == 1
+    assert written(site) < (2 * grown[0], 2 * grown[1])
+    assert len(site.lines("declare")) + left_out(site, "declare") == asked + 1
+    if blocked:
+        assert len(site.lines("blocked")) + left_out(site, "blocked") == asked
+    counted = [row for line in site.lines("control") for row in line["methods"] if row["method"] == "Declare"]
+    assert sum(row["count"] for row in counted) == asked + 1
+    assert site.verdict().consistent
+    assert site.verdict().bytes == len(taken.payload)
+    said = command("site-agent", "audit", "show", "--state", site.state.root)
+    assert f"; {left_out(site, 'declare')} more before it have no line" in said
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/allowance.py")
+def test_lines_without_end__connections(
+    site: SiteWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection is ended at once: it has a line for its beginning, one for its end, what is said, two signatures.
+    A connection in which payload left has its line however many there were."""
+    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.001))
+    caplog.set_level(logging.INFO, "site_agent")
+    site.ready()
+    coordinator = site.coordinator
+    ended = 3 * allowance.AT_ONCE
+    coordinator.wait_connected()
+    for _ in range(ended):
+        before = set(map(id, streams := list(coordinator._streams)))
+        for stream in streams:
+            stream.put(pb.Event(goodbye=pb.Goodbye()))
+        coordinator.wait_for(lambda old=before: {id(one) for one in coordinator._streams} - old, "watched again")
+    assert len(site.lines("session")) <= 2 * allowance.AT_ONCE + 2
+    assert len([one for one in caplog.records if "connected to the coordinator" in one.getMessage()]) < ended
+    coordinator.assign(STUDY, 1)
+    (taken,) = coordinator.wait_receipts(1)
+    assert site.trainer is not None
+    site.trainer.wait_asked("commit")
+    assert site.agent is not None
+    site.agent.stop()
+    site.agent = None
+    opened = [line for line in site.lines("session") if line["event"] == "opened"]
+    assert len(opened) + left_out(site, "session") + 1 == ended + 1  # the last line is of one that had none
+    assert sum(line.get("bytes_up", 0) for line in site.lines("session")) == len(taken.payload)
+    counted = [row for line in site.lines("control") for row in line["methods"] if row["method"] == "Declare"]
+    assert sum(row["count"] for row in counted) == ended + 1
+    assert site.verdict().consistent
+    found = reconcile.reconcile(site.state.ledger, reconcile.Count(0))
+    assert found.connections == ended + 1
+    assert not found.open_session
 
 
 RUNS_WHAT_IT_READS = frozenset(

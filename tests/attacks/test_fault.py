@@ -18,7 +18,7 @@ import pytest
 
 from coordinator.members.certificate_status import Peer, Standing
 from coordinator.members.enrolment import Authority
-from coordinator.storage import database
+from coordinator.storage import tables
 from site_agent import audit
 from site_agent.state.directory import Journal, SiteState
 from tests.attacks import failing_disk
@@ -27,6 +27,7 @@ from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.test_crash import interrupted_at_one_step_after_the_other
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
+from tools.bench import cpu_seconds
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__
@@ -47,9 +48,9 @@ def test_report_over_8_mib(tmp_path: Path) -> None:
         asked = json.dumps([f"site-{n}" for n in range(250)])
         row: dict[str, Any] = {"closing": False, "base": "0" * 64, "opened_s": 0.0, "closed_s": 1.0}
         row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
-        with place.coordinator.parts.store.write() as records:
+        with place.coordinator.parts.store.write() as session:
             for number in range(1, 500):
-                records.add(database.rounds, **row, number=number, attempt=1, model=None)
+                session.add(tables.Round(**row, number=number, attempt=1, model=None))
         told = control.call(place.state.control, {"command": "report", "study": name})
         assert len(json.dumps(told)) > 8 * 1024 * 1024
         assert [attempt["round"] for attempt in told["attempts"]] == list(range(1, 500))
@@ -178,11 +179,17 @@ class Record:
         yield self
         self._pause("after it read")
 
-    def all(self, table: Any) -> list[dict[str, Any]]:
-        if table is database.certificates:
-            row = {"site": "alpha", "used_s": 1, "made_with": ""}
-            return [{**row, "serial": serial} for serial in self.serials]
-        return [{"name": "alpha", "revoked_s": self.revoked, "two_lines_s": None}]
+    def scalars(self, chosen: Any) -> "Rows":
+        if chosen.column_descriptions[0]["type"] is tables.Certificate:
+            return Rows(tables.Certificate(serial=one, site="alpha", used_s=1, made_with="") for one in self.serials)
+        return Rows([tables.Site(name="alpha", revoked_s=self.revoked, two_lines_s=None)])
+
+
+class Rows(list[Any]):
+    """What a session gives."""
+
+    def all(self) -> list[Any]:
+        return self
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
@@ -311,6 +318,12 @@ def ask(world: SiteWorld, process: subprocess.Popen[str], round_: int) -> None:
     """Ask for a round, as often as the agent connects anew, until the trainer heard that it counts or it ended."""
     assert world.trainer is not None
     asked = 0
+    written = (world.state.ledger / SEGMENT, world.folder / "agent.log")
+
+    def moved() -> object:
+        assert world.trainer is not None
+        sizes = [path.stat().st_size if path.exists() else 0 for path in written]
+        return sizes, asked, len(world.trainer.asked), process.poll() is None and int(cpu_seconds(process.pid))
 
     def settled() -> bool:
         nonlocal asked
@@ -323,7 +336,7 @@ def ask(world: SiteWorld, process: subprocess.Popen[str], round_: int) -> None:
         journal = world.state.journal(STUDY)
         return process.poll() is not None or (round_ in rounds and journal.round == round_ and journal.applied)
 
-    wait_until(settled, f"round {round_} counts, or the agent ended", LIMIT_S)
+    wait_until(settled, f"round {round_} counts, or the agent ended", LIMIT_S, moved)
 
 
 def ends_with_73_and_goes_on(world: SiteWorld, part: str, nth: int) -> bool:
@@ -417,6 +430,7 @@ def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/storage/database.py")
 @pytest.mark.parametrize("where", ["fails-sync", "fails-before-commit", "fails-after-commit"])
+@pytest.mark.timeout(720)
 def test_fsync_fails_once__at_the_coordinator(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk fails at one durable step after the other: each time it ends with 73, and no accepted update is lost."""
     interrupted_at_one_step_after_the_other(tmp_path, where, "mean", monkeypatch, code=73)

@@ -145,7 +145,7 @@ def test_truncated_without_a_key__an_old_copy_says_of_when_it_is(tmp_path: Path,
 
 @pytest.mark.chaos
 @pytest.mark.system
-@pytest.mark.attack(promise="P2", refused_by="coordinator/updates/receipt_copies.py")
+@pytest.mark.attack(promise="P2", refused_by="coordinator/updates/receipts.py")
 def test_truncated_without_a_key__asked_live(world: World) -> None:
     """The coordinator itself is asked, over the site's own mutual TLS connection, and knows of lines that were cut."""
     agent = ledgers.study_of_two_rounds(world)

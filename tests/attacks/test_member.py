@@ -16,13 +16,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from safetensors.numpy import save_file
 
 from coordinator import calls
+from coordinator import servicers as service
 from coordinator.server import Coordinator
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.studies import conclusion, engine
-from coordinator.updates import ledgers, receive
+from coordinator.updates import decide, ledgers, receipts
 from fl_algorithms.server.aggregator import Round, Update
 from fl_algorithms.server.limits import averaged
 from fl_algorithms.server.mean import InMemory
@@ -30,7 +32,7 @@ from site_agent.gateway.enrolment.identity import Identity
 from tests.attacks import crooked
 from tests.attacks.held import NAMES_OUT, served
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems, placed
-from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
@@ -41,7 +43,7 @@ from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.receipts import NOT_RECEIVED
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
@@ -82,10 +84,10 @@ def test_hung_first_messages(tmp_path: Path, who: Callable[[Place], tuple[tuple[
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_hung_first_messages__revoked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_first_messages__revoked_meanwhile(tmp_path: Path) -> None:
     """A revocation left the calls alone that had not said anything yet."""
-    monkeypatch.setattr(calls, "FIRST_MESSAGE_S", 600)
     with placed(tmp_path) as place:
+        place.bound(first_message_s=600)
         alpha = place.join("alpha")
         hung = Hung(place, own_pems(alpha), "Federation/Studies", calls.MAX_CALLS - 1)
         try:
@@ -100,10 +102,10 @@ def test_hung_first_messages__revoked_meanwhile(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
 @pytest.mark.parametrize("size", [0, 1], ids=["nothing comes", "a byte now and then"])
-def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_hung_first_messages__then_a_crawl(tmp_path: Path, size: int) -> None:
     """An upload that is open and moves nothing, or next to nothing, held its worker for as long as it liked."""
-    monkeypatch.setattr(calls, "RATE_S", 1.0)
     with placed(tmp_path) as place:
+        place.bound(rate_s=1.0)
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
         update = delta("alpha", 1, SPECS)
@@ -126,12 +128,61 @@ def test_hung_first_messages__then_a_crawl(tmp_path: Path, monkeypatch: pytest.M
         ended.set()
         never.set()
         assert refused.value.code() == grpc.StatusCode.CANCELLED  # as a broken line is: it may go on where it was
-        monkeypatch.undo()
+        place.bound()
         offsets: list[int] = []
         receipt = alpha.send(opening, update.payload, on_offset=offsets.append)
         assert receipt
         assert receipt.decision == "accepted"
         assert bool(offsets[0]) == bool(size)
+
+
+def deleted_files() -> list[str]:
+    """The files that this process holds open though they have no name any more."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.append(str(entry.readlink()))
+    return [path for path in found if path.endswith("(deleted)")]
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+def test_hung_first_messages__a_download_of_a_model_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that took a piece now and then kept the room of a model on the disk that nobody else could get any
+    more, for days; one a round, and the disk was full."""
+    monkeypatch.setattr(service, "OFFERED_S", 0.0)
+    with placed(tmp_path) as place:
+        large = (TensorSpec("w", "F32", (4 * 1024 * 1024,)),)
+        place.initial.write_bytes(file_header(large) + bytes(large[0].bytes))
+        alpha, mallory = place.begin(sites=["alpha", "mallory"], quorum=1, rounds=3)
+
+        def closes() -> None:
+            assignment = alpha.next_assignment()
+            update = replace(delta("alpha", assignment.round, large), metrics=(("val_loss", "0.5"),))
+            assert alpha.answer(assignment, update).decision == "accepted"
+
+        mallory.decline(mallory.next_assignment(), "DECLINED_RESOURCES")
+        closes()
+        assignment = mallory.next_assignment()
+        model = assignment.base.digest.hex()
+        held = mallory.federation.Download(
+            pb.DownloadRequest(study="trial", revision=1, model=assignment.base), timeout=60
+        )
+        assert next(held).HasField("manifest")
+        taken = len(next(held).chunk.data)
+        mallory.decline(assignment, "DECLINED_RESOURCES")
+        closes()
+        mallory.decline(mallory.next_assignment(), "DECLINED_RESOURCES")
+        taken += len(next(held).chunk.data)  # it is the best model now, and goes on
+        closes()
+        place.until(lambda status: status["closing"] and status["best"]["round"] == 2)
+        assert not place.coordinator.parts.blobs.model(model).exists()
+        with pytest.raises(grpc.RpcError) as refused:
+            taken += sum(len(reply.chunk.data) for reply in held)
+        assert refused.value.details() == "REVISION_CHANGED"
+        assert taken < large[0].bytes
+        wait_until(lambda: not any(model in path for path in deleted_files()), "its room is free", 20)
 
 
 UNDECODABLE = b"\xff\xff\xff"
@@ -165,10 +216,10 @@ def carried_out(channel: grpc.Channel, method: str, messages: tuple[bytes, ...],
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_occupied_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_slots(tmp_path: Path) -> None:
     """After some streams, such as an undecodable message and another, a site's place was taken for good."""
-    monkeypatch.setattr(calls, "LEFT_S", 5.0)
     with placed(tmp_path) as place:
+        place.bound(left_s=5.0)
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
         update = delta("alpha", 1, SPECS)
@@ -204,7 +255,7 @@ def given_back(place: Place, after: str) -> None:
     """Wait until no call of alpha holds a worker and no upload is under way."""
     never = threading.Event()
     deadline = time.monotonic() + 20
-    while place.coordinator.calls.of("alpha") or place.coordinator.uploads.arriving():
+    while place.coordinator.calls.of("alpha") or len(place.coordinator.uploads.receptions) > 0:
         assert time.monotonic() < deadline, f"a place is still taken after {after}"
         never.wait(0.002)
 
@@ -299,8 +350,9 @@ def page(site: FakeSite, since: int, lines: int) -> Any:
 
 
 def heads_kept(place: Place) -> list[tuple[int, bool]]:
-    with place.coordinator.parts.store.read() as records:
-        return [(row["lines"], row["in_receipt"]) for row in records.all(database.ledger_heads, site="alpha")]
+    with place.coordinator.parts.store.read() as session:
+        heads = session.scalars(sa.select(tables.LedgerHead).filter_by(site="alpha").order_by(tables.LedgerHead.lines))
+        return [(row.lines, row.in_receipt) for row in heads]
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/updates/ledgers.py")
@@ -349,10 +401,10 @@ def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert bravo.answer(bravo.next_assignment()).decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
 def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that is opened and given up for another was not counted, as a refused one is."""
-    monkeypatch.setattr(receive, "MAX_REFUSED_AN_HOUR", 10)
+    monkeypatch.setattr(decide, "MAX_REFUSED_AN_HOUR", 10)
     with placed(tmp_path) as place:
         (alpha,) = place.begin(sites=["alpha"])
         assignment = alpha.next_assignment()
@@ -361,8 +413,43 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
             alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
         with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
-        with place.coordinator.parts.store.read() as records:
-            assert len(records.all(database.uploads)) == 1
+        with place.coordinator.parts.store.read() as session:
+            assert len(session.scalars(sa.select(tables.Upload)).all()) == 1
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
+def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal left a row and a receipt for good: some 200 an hour, and never an end."""
+    monkeypatch.setattr(decide, "MAX_REFUSED", 4)
+    with placed(tmp_path) as place:
+        (mallory,) = place.begin(sites=["mallory"], rounds=2)
+        assignment = mallory.next_assignment()
+        update = delta("mallory", 1, SPECS)
+
+        def uploads(decision: str) -> int:
+            chosen = sa.select(sa.func.count()).where(tables.Upload.decision == decision)
+            with place.coordinator.parts.store.read() as session:
+                return session.scalars(chosen).one()
+
+        for _ in range(4):
+            strange = mallory.opening(assignment, update)
+            strange.study = "strange"
+            receipt = mallory.send(strange, update.payload)
+            assert receipt is not None
+            assert (receipt.decision, receipt.code) == ("refused", "STUDY_UNKNOWN")
+        for _ in range(3):  # by its opening, and by its payload
+            strange = mallory.opening(assignment, update)
+            strange.study = "strange"
+            said = "TOO_BUSY\n4 refused uploads of site `mallory` are kept, and no more are; it may send what counts"
+            with refused(said):
+                mallory.send(strange, update.payload)
+            with refused(said):
+                mallory.send(mallory.opening(assignment, update), update.payload, commit=b"\x01" * 32)
+            assert (uploads(""), uploads("refused")) == (0, 4)
+        assert not list((place.state.root / "blobs" / "uploads").iterdir())
+        pages = mallory.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20)
+        assert sum(len(page.envelopes) for page in pages) == 4 + 1  # the chain is whole, and the statement
+        assert mallory.answer(assignment).decision == "accepted"
 
 
 @pytest.mark.attack(promise="P4", refused_by="coordinator/updates/admission.py")
@@ -383,7 +470,7 @@ def test_older_head_again(tmp_path: Path) -> None:
             assert (receipt.decision, receipt.code, receipt.ledger) == ("refused", "LEDGER_ROLLBACK", None)
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/decide.py")
 def test_older_head_again__an_honest_resend(tmp_path: Path) -> None:
     """Not an attack: the same upload with the same head, a grown one, and an opening that a newer one overtook."""
     with placed(tmp_path) as place:
@@ -557,33 +644,32 @@ def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
 
 
 def _losses_that_no_float_can_hold(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
-        for row in records.all(database.uploads, study="trial"):
-            records.change(database.uploads, {"id": row["id"]}, metrics=json.dumps([["val_loss", "2.2e+307"]]))
+    with place.coordinator.parts.store.write() as session:
+        session.execute(sa.update(tables.Upload).values(metrics=json.dumps([["val_loss", "2.2e+307"]])))
 
 
 def _no_metrics_at_all(place: Place) -> None:
-    with place.coordinator.parts.store.write() as records:
-        records.change(database.uploads, {"study": "trial"}, metrics="[[")
+    with place.coordinator.parts.store.write() as session:
+        session.execute(sa.update(tables.Upload).values(metrics="[["))
 
 
-def _a_life_of_other_types(place: Place) -> None:
-    _change_study(place, lambda row: row["life"].replace('"deadline": ', '"deadline": "soon", "x": '))
+def _a_state_of_other_types(place: Place) -> None:
+    _change_study(place, lambda row: row.state.replace('"deadline": ', '"deadline": "soon", "x": '))
 
 
-def _no_life_at_all(place: Place) -> None:
-    _change_study(place, lambda row: row["life"][:-20])
+def _no_state_at_all(place: Place) -> None:
+    _change_study(place, lambda row: row.state[:-20])
 
 
 def _change_study(place: Place, edit: Callable[[Any], str]) -> None:
-    with place.coordinator.parts.store.write() as records:
-        row = records.get(database.studies, name="trial")
-        records.change(database.studies, {"name": "trial"}, life=edit(row))
+    with place.coordinator.parts.store.write() as session:
+        row = session.scalars(sa.select(tables.Study).filter_by(name="trial")).one()
+        row.state = edit(row)
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
 @pytest.mark.parametrize(
-    "poison", [_losses_that_no_float_can_hold, _no_metrics_at_all, _a_life_of_other_types, _no_life_at_all]
+    "poison", [_losses_that_no_float_can_hold, _no_metrics_at_all, _a_state_of_other_types, _no_state_at_all]
 )
 def test_val_loss_of_1e308__and_the_other_study_finishes(tmp_path: Path, poison: Callable[[Place], None]) -> None:
     """Whatever stands in one study's rows, and however often the service is started with them, another study ends."""
@@ -703,7 +789,7 @@ def test_another_sites_view(served: Place) -> None:
                 assert refused.value.details() == "REVISION_CHANGED"
 
 
-@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P4", refused_by="coordinator/updates/decide.py")
 def test_another_sites_receipt(served: Place) -> None:
     """A site that knows another's upload id asks for its receipt, and opens the id as its own."""
     alpha, bravo = served.begin(sites=["alpha", "bravo"])
@@ -876,12 +962,11 @@ def test_readable_key__at_the_start(world: World) -> None:
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
-def test_flood_of_calls(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_calls(served: Place) -> None:
     """Short calls in good form, one after another and eight at a time, took the processor, the log and the one thread
     that owns the studies from everybody, for as long as a member liked.
     """
-    monkeypatch.setattr(calls, "BURST", 40)
-    monkeypatch.setattr(calls, "CALLS_A_SECOND", 0.001)
+    served.bound(burst=40, calls_a_second=0.001)
     alpha, mallory = served.begin(sites=["alpha", "mallory"], quorum=1, rounds=1)
     assignment = alpha.next_assignment()
     answers: list[str] = []
@@ -920,11 +1005,11 @@ def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogC
     assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/receive.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")
 def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of all receipts, or the opening of an upload of which much came: small to ask for, much work here."""
-    monkeypatch.setattr(receive, "MAX_COPIES_AN_HOUR", 3)
-    monkeypatch.setattr(receive, "MAX_AGAIN_AN_HOUR", 3)
+    monkeypatch.setattr(receipts, "MAX_COPIES_AN_HOUR", 3)
+    monkeypatch.setattr(decide, "MAX_AGAIN_AN_HOUR", 3)
     (mallory,) = served.begin(sites=["mallory"])
     request = pb.ReceiptsRequest(agent_version=__version__)
     for _ in range(3):
@@ -946,7 +1031,7 @@ def test_flood_of_calls__that_cost_much(served: Place, monkeypatch: pytest.Monke
     assert receipt.decision == "accepted"
 
 
-@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/ensemble.py")
+@pytest.mark.attack(promise="P11", refused_by="fl_algorithms/server/limits.py")
 @pytest.mark.parametrize("method", ["feddf", "pfeddf"])
 def test_blame_of_another(method: str) -> None:
     """Where networks are distilled, a small update with a negative running variance made logits no numbers: the
@@ -969,8 +1054,8 @@ def test_blame_of_another(method: str) -> None:
         half.aggregate(Round(1, kept, chosen, out.extend, toy_public_data(), study.limits.max_weight))
         return bytes(out)
 
-    made, account = averaged(study, half, updates, (), make)
-    said = "norm 1.1, of which the network says of the public data set what is no number"
+    made, account = averaged(study, half, updates, (), make, kept=kept, round_number=1)
+    said = "norm 1.1, and `body.norms.0.running_var` of its model, a variance, is negative"
     assert account.left_out == {"cedar": said}
     assert made == make(updates[:2])
     assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,6 +12,7 @@ import grpc
 import pytest
 
 from coordinator import state_directory as places
+from coordinator.calls import Bounds
 from coordinator.server import Coordinator
 from coordinator.state_directory import State
 from fl_algorithms.resolving import resolve
@@ -19,7 +21,7 @@ from tools.world import free_port
 from wardround import rpc
 from wardround.records.study import StudyFile
 
-WAIT_S = 20
+WAIT_S = 60
 SITES = ("alpha", "bravo", "charlie")
 
 
@@ -53,6 +55,10 @@ class Place:
         self.coordinator = Coordinator(self.state, fatal=self.failures.append, clock=lambda: time.time() + self.ahead_s)
         self.coordinator.start()
         return self.coordinator
+
+    def bound(self, **bounds: float) -> None:
+        """Other bounds than a coordinator's own, of the calls that begin from now on."""
+        self.coordinator.calls.bounds = replace(Bounds(), **bounds)  # type: ignore[arg-type]
 
     def restart(self) -> None:
         self.coordinator.stop()

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from coordinator import server
 from coordinator.state_directory import State
-from coordinator.storage.database import Records, Store
+from coordinator.storage.database import Store
 from coordinator.studies import study
 from tests.coordinator.toy_half import toy_half
 
@@ -66,9 +67,10 @@ def main() -> None:
         real_sync(descriptor)
 
     @contextmanager
-    def write(self: Store) -> Iterator[Records]:
-        with real_write(self) as records:
-            yield records
+    def write(self: Store) -> Iterator[Session]:
+        with real_write(self) as session:
+            yield session
+            session.flush()
             if where == "before-commit":
                 steps.step()
         if where == "after-commit":

@@ -26,7 +26,7 @@ from wardround.tensors.manifests import Entry, Manifest, PayloadHasher, TensorSp
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def enrol_request(invitation: Invitation, key: certificates.PrivateKey, ledger_key: Ed25519PrivateKey) -> Any:
@@ -198,8 +198,17 @@ class FakeSite:
         )  # fmt: skip
 
     def offer(self, study: str) -> Any:
-        reply = self.federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=WAIT_S)
-        return next(offer for offer in reply.studies if offer.study == study)
+        return next(offer for page in self.pages() for offer in page if offer.study == study)
+
+    def pages(self) -> Iterator[list[Any]]:
+        """The studies that it is offered, page by page."""
+        after, more = "", True
+        while more:
+            request = pb.StudiesRequest(agent_version=__version__, after=after)
+            reply = self.federation.Studies(request, timeout=WAIT_S)
+            yield list(reply.studies)
+            more = reply.more
+            after = reply.studies[-1].study if more else ""
 
     def specs(self, study: str) -> tuple[TensorSpec, ...]:
         return rpc.manifest_from(self.offer(study).initial_model).specs
@@ -235,9 +244,11 @@ class FakeSite:
 
     def send(
         self, opening: Any, payload: bytes, *, chunk: int = 256 * 1024, commit: bytes | None = None,
-        stop_at: int | None = None, on_offset: Callable[[int], None] = lambda offset: None,
+        stop_at: int | None = None, over: Any = None, on_offset: Callable[[int], None] = lambda offset: None,
     ) -> Receipt | None:  # fmt: skip
-        """Upload from the offset that the coordinator gives. ``stop_at``: end the stream there, without a commit."""
+        """Upload from the offset that the coordinator gives. ``stop_at``: end the stream there, without a commit.
+        ``over``: a stub on another connection than its own.
+        """
         starts: queue.Queue[int] = queue.Queue()
 
         def requests() -> Iterator[Any]:
@@ -254,7 +265,7 @@ class FakeSite:
 
         begun = False
         try:
-            for reply in self.federation.Upload(requests(), timeout=WAIT_S):
+            for reply in (over or self.federation).Upload(requests(), timeout=WAIT_S):
                 if reply.HasField("receipt"):
                     return self.take(reply.receipt)
                 on_offset(reply.offset)

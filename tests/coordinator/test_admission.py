@@ -3,79 +3,114 @@
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
-from coordinator.studies.lifecycle import Answer, Kind, Life, Phase, Round
+from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
+from coordinator.studies.study import Study, new_study
 from coordinator.updates import admission
-from coordinator.updates.admission import Claim, Known, LedgerStatement, Refusal
+from coordinator.updates.admission import ADMITTED, Refusal
+from coordinator.updates.receive import Received
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
 from wardround.records.receipts import LedgerHead
 from wardround.records.study import StudyFile
+from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
 
 SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
 SITES = ("alpha", "bravo", "charlie")
-OPEN = Life(Phase.RUNNING, models=1, ready=frozenset(SITES), round=Round(2, 1, ("alpha", "bravo"), {}, 0.0))
+OPEN = StudyState(Phase.RUNNING, models=1, ready=frozenset(SITES), round=Round(2, 1, ("alpha", "bravo"), {}, 0.0))
 DOCUMENT = study_document()
 RANGES = {"val_loss": ["0.0", "1000000.0"], "accuracy": ["0.0", "1.0"]}
 DOCUMENT["reported"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact", "ranges": RANGES}
-KNOWN = Known(1, "d" * 64, StudyFile.from_document(DOCUMENT), SHARED, OPEN)
 
 
 def manifest(specs: tuple[TensorSpec, ...] = SHARED) -> Manifest:
     return Manifest(tuple(Entry(spec, "0" * 64) for spec in specs))
 
 
-CLAIM = Claim(
-    upload_id="u", site="alpha", study="trial", revision=1, digest="d" * 64, round=2, attempt=1, manifest=manifest(),
+STUDY = replace(new_study(StudyFile.from_document(DOCUMENT), manifest(), 1, 0), digest="d" * 64, state=OPEN)
+HEADER = UploadHeader(
+    upload_id="u", study="trial", revision=1, digest="d" * 64, round=2, attempt=1, manifest=manifest(),
     metrics=(("val_loss", "0.1234"),), num_examples=10, num_validation=3,
-    statement=LedgerStatement(LedgerHead("l", 0, "0" * 64), b"", ()),
+    ledger=LedgerStatement(LedgerHead("l", 0, "0" * 64), b"", ()),
 )  # fmt: skip
 
 
-def with_answer(answer: Answer) -> Known:
+OTHER = Answer(Kind.ACCEPTED, "", "v")
+
+
+def in_state(**changes: Any) -> Study:
+    return replace(STUDY, state=replace(OPEN, **changes))
+
+
+def with_answer(answer: Answer) -> Study:
     assert OPEN.round
-    return replace(KNOWN, life=replace(OPEN, round=replace(OPEN.round, answers={"alpha": answer})))
+    return replace(STUDY, state=replace(OPEN, round=replace(OPEN.round, answers={"alpha": answer})))
 
 
 def test_an_update_that_is_expected_counts() -> None:
-    assert admission.may_count(CLAIM, KNOWN) is None
-    assert admission.is_as_declared(CLAIM, KNOWN) is None
+    assert admission.state_refusal("alpha", HEADER, STUDY) is None
+    assert admission.declaration_refusal("alpha", HEADER, STUDY) is None
+    assert admission.admit_header("alpha", HEADER, STUDY, None, None) == ADMITTED
 
 
 @pytest.mark.parametrize(
-    ("claim", "known", "code"),
+    ("header", "study", "ledger", "code"),
     [
-        pytest.param(CLAIM, None, "STUDY_UNKNOWN", id="no such study"),
-        pytest.param(replace(CLAIM, site="mallory"), KNOWN, "STUDY_UNKNOWN", id="a site that is not in it"),
-        pytest.param(replace(CLAIM, revision=2), KNOWN, "REVISION_CHANGED", id="another revision"),
-        pytest.param(replace(CLAIM, digest="e" * 64), KNOWN, "REVISION_CHANGED", id="another digest"),
-        pytest.param(CLAIM, replace(KNOWN, life=replace(OPEN, phase=Phase.PAUSED)), "STUDY_NOT_RUNNING", id="paused"),
-        pytest.param(replace(CLAIM, round=1), KNOWN, "ROUND_CLOSED", id="the round before"),
-        pytest.param(replace(CLAIM, round=0), KNOWN, "ROUND_CLOSED", id="round nought"),
-        pytest.param(replace(CLAIM, attempt=0), KNOWN, "ROUND_CLOSED", id="the attempt before"),
+        pytest.param(replace(HEADER, round=3), STUDY, "LEDGER_FORK", "ROUND_NOT_ASKED", id="round, then ledger"),
         pytest.param(
-            CLAIM, replace(KNOWN, life=replace(OPEN, aggregating=True)), "ROUND_CLOSED", id="being aggregated"
+            replace(HEADER, num_examples=0), STUDY, "LEDGER_FORK", "COUNT_INVALID", id="a count, then the ledger"
         ),
-        pytest.param(replace(CLAIM, round=3), KNOWN, "ROUND_NOT_ASKED", id="the round after"),
-        pytest.param(replace(CLAIM, attempt=2), KNOWN, "ROUND_NOT_ASKED", id="an attempt that was not made"),
-        pytest.param(replace(CLAIM, site="charlie"), KNOWN, "ROUND_NOT_ASKED", id="a site that was not asked"),
-        pytest.param(CLAIM, with_answer(Answer(Kind.WITHDRAWN)), "ROUND_NOT_ASKED", id="withdrawn"),
-        pytest.param(CLAIM, with_answer(Answer(Kind.ACCEPTED, "", "v")), "UPLOAD_DUPLICATE", id="another was accepted"),
+        pytest.param(HEADER, STUDY, "LEDGER_FORK", "LEDGER_FORK", id="the ledger last"),
+        pytest.param(HEADER, None, "LEDGER_FORK", "STUDY_UNKNOWN", id="no study"),
     ],
 )
-def test_an_update_that_is_not_expected_is_refused_by_name(claim: Claim, known: Known | None, code: str) -> None:
-    assert admission.may_count(claim, known) == Refusal(code)
+def test_of_several_refusals_of_a_header_the_first_is_named(
+    header: UploadHeader, study: Study | None, ledger: str, code: str
+) -> None:
+    assert admission.admit_header("alpha", header, study, None, Refusal(ledger)) == Refusal(code)
+
+
+@pytest.mark.parametrize(
+    ("site", "header", "study", "code"),
+    [
+        pytest.param("alpha", HEADER, None, "STUDY_UNKNOWN", id="no such study"),
+        pytest.param("mallory", HEADER, STUDY, "STUDY_UNKNOWN", id="a site that is not in it"),
+        pytest.param("alpha", replace(HEADER, revision=2), STUDY, "REVISION_CHANGED", id="another revision"),
+        pytest.param("alpha", replace(HEADER, digest="e" * 64), STUDY, "REVISION_CHANGED", id="another digest"),
+        pytest.param("alpha", HEADER, in_state(phase=Phase.PAUSED), "STUDY_NOT_RUNNING", id="paused"),
+        pytest.param("alpha", replace(HEADER, round=1), STUDY, "ROUND_CLOSED", id="the round before"),
+        pytest.param("alpha", replace(HEADER, round=0), STUDY, "ROUND_CLOSED", id="round nought"),
+        pytest.param("alpha", replace(HEADER, attempt=0), STUDY, "ROUND_CLOSED", id="the attempt before"),
+        pytest.param(
+            "alpha",
+            HEADER,
+            in_state(aggregating=True),
+            "ROUND_CLOSED",
+            id="being aggregated",
+        ),
+        pytest.param("alpha", replace(HEADER, round=3), STUDY, "ROUND_NOT_ASKED", id="the round after"),
+        pytest.param("alpha", replace(HEADER, attempt=2), STUDY, "ROUND_NOT_ASKED", id="an attempt that was not made"),
+        pytest.param("charlie", HEADER, STUDY, "ROUND_NOT_ASKED", id="a site that was not asked"),
+        pytest.param("alpha", HEADER, with_answer(Answer(Kind.WITHDRAWN)), "ROUND_NOT_ASKED", id="withdrawn"),
+        pytest.param("alpha", HEADER, with_answer(OTHER), "UPLOAD_DUPLICATE", id="another was accepted"),
+    ],
+)
+def test_an_update_that_is_not_expected_is_refused_by_name(
+    site: str, header: UploadHeader, study: Study | None, code: str
+) -> None:
+    assert admission.state_refusal(site, header, study) == Refusal(code)
 
 
 @pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.DECLINED])
 def test_a_site_that_was_refused_or_declined_may_still_send_a_good_update_while_the_round_is_open(kind: Kind) -> None:
-    assert admission.may_count(CLAIM, with_answer(Answer(kind, "TENSOR_NOT_FINITE", "v"))) is None
+    assert admission.state_refusal("alpha", HEADER, with_answer(Answer(kind, "TENSOR_NOT_FINITE", "v"))) is None
 
 
 def test_of_unlike_networks_a_site_sends_its_own_alone() -> None:
@@ -83,17 +118,22 @@ def test_of_unlike_networks_a_site_sends_its_own_alone() -> None:
     named = {"name": "mlp"}
     file = StudyFile.from_document({**DOCUMENT, "networks": {"wide": named}, "assigned": {"bravo": "wide"}})
     wide = TensorSpec("weight", "F32", (5, 3))
-    known = replace(KNOWN, file=file, shared=(*SHARED, replace(wide, bundle="network_0")))
-    bravo = replace(CLAIM, site="bravo", manifest=manifest((wide,)))
-    assert admission.is_as_declared(CLAIM, known) is None
-    assert admission.is_as_declared(bravo, known) is None
-    for claim, refusal in (
-        (replace(CLAIM, manifest=manifest((wide,))), Refusal("MANIFEST_NAMES")),
-        (replace(bravo, manifest=manifest()), Refusal("MANIFEST_NAMES", "bias")),
-        (replace(bravo, manifest=manifest((replace(wide, shape=(2, 3)),))), Refusal("MANIFEST_SHAPE", "weight")),
-        (replace(bravo, manifest=manifest(known.shared)), Refusal("MANIFEST_NAMES", "bias")),
+    shared = (*SHARED, replace(wide, bundle="network_0"))
+    study = replace(STUDY, file=file, manifest=manifest(shared))
+    of_bravo = replace(HEADER, manifest=manifest((wide,)))
+    assert admission.declaration_refusal("alpha", HEADER, study) is None
+    assert admission.declaration_refusal("bravo", of_bravo, study) is None
+    for site, header, refusal in (
+        ("alpha", of_bravo, Refusal("MANIFEST_NAMES")),
+        ("bravo", HEADER, Refusal("MANIFEST_NAMES", "bias")),
+        (
+            "bravo",
+            replace(HEADER, manifest=manifest((replace(wide, shape=(2, 3)),))),
+            Refusal("MANIFEST_SHAPE", "weight"),
+        ),
+        ("bravo", replace(HEADER, manifest=manifest(shared)), Refusal("MANIFEST_NAMES", "bias")),
     ):
-        assert admission.is_as_declared(claim, known) == refusal
+        assert admission.declaration_refusal(site, header, study) == refusal
 
 
 BIAS, WEIGHT = SHARED
@@ -115,19 +155,19 @@ BIAS, WEIGHT = SHARED
     ],
 )
 def test_exactly_the_shared_tensors_are_taken(specs: tuple[TensorSpec, ...], refusal: Refusal) -> None:
-    assert admission.is_as_declared(replace(CLAIM, manifest=manifest(specs)), KNOWN) == refusal
+    assert admission.declaration_refusal("alpha", replace(HEADER, manifest=manifest(specs)), STUDY) == refusal
 
 
 def test_a_closing_validation_takes_no_tensors() -> None:
     assert OPEN.round
-    closing = replace(KNOWN, life=replace(OPEN, round=replace(OPEN.round, closing=True)))
-    assert admission.is_as_declared(replace(CLAIM, manifest=Manifest(())), closing) is None
-    assert admission.is_as_declared(CLAIM, closing) == Refusal("MANIFEST_NAMES", "bias")
+    closing = replace(STUDY, state=replace(OPEN, round=replace(OPEN.round, closing=True)))
+    assert admission.declaration_refusal("alpha", replace(HEADER, manifest=Manifest(())), closing) is None
+    assert admission.declaration_refusal("alpha", HEADER, closing) == Refusal("MANIFEST_NAMES", "bias")
 
 
 @pytest.mark.parametrize("value", ["0.1234", "null", "12", "1.234e-05", "1e+06", "0"])
 def test_a_number_as_the_study_tells_it_is_taken(value: str) -> None:
-    assert admission.is_as_declared(replace(CLAIM, metrics=(("val_loss", value),)), KNOWN) is None
+    assert admission.declaration_refusal("alpha", replace(HEADER, metrics=(("val_loss", value),)), STUDY) is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +190,9 @@ def test_a_number_as_the_study_tells_it_is_taken(value: str) -> None:
     ],
 )
 def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, str], ...]) -> None:
-    assert admission.is_as_declared(replace(CLAIM, metrics=metrics), KNOWN) == Refusal("METRICS_UNDECLARED")
+    assert admission.declaration_refusal("alpha", replace(HEADER, metrics=metrics), STUDY) == Refusal(
+        "METRICS_UNDECLARED"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,10 +204,10 @@ def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, st
     ],
 )  # fmt: skip
 def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> None:
-    told = KNOWN.file.reported.model_copy(update={"counts": form})
-    known = replace(KNOWN, file=KNOWN.file.model_copy(update={"reported": told}))
-    claim = replace(CLAIM, num_examples=count, num_validation=0)
-    assert admission.is_as_declared(claim, known) == (None if taken else Refusal("COUNT_INVALID"))
+    told = STUDY.file.reported.model_copy(update={"counts": form})
+    study = replace(STUDY, file=STUDY.file.model_copy(update={"reported": told}))
+    header = replace(HEADER, num_examples=count, num_validation=0)
+    assert admission.declaration_refusal("alpha", header, study) == (None if taken else Refusal("COUNT_INVALID"))
 
 
 @pytest.mark.parametrize(
@@ -173,9 +215,11 @@ def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> N
     [((10, 3), True), ((20, 6), True), ((21, 3), False), ((10, 7), False), ((2, 1), True)],
     ids=["as before", "twice", "more than twice", "more than twice to validate", "fewer"],
 )
-def test_a_sites_counts_do_not_grow_beyond_what_it_told_first(counts: tuple[int, int], taken: bool) -> None:
-    claim = replace(CLAIM, num_examples=counts[0], num_validation=counts[1])
-    assert admission.is_as_declared(claim, KNOWN, (10, 3)) == (None if taken else Refusal("COUNT_INVALID"))
+def test_a_sites_counts_do_not_grow_beyond_what_it_reported_first(counts: tuple[int, int], taken: bool) -> None:
+    header = replace(HEADER, num_examples=counts[0], num_validation=counts[1])
+    assert admission.declaration_refusal("alpha", header, STUDY, (10, 3)) == (
+        None if taken else Refusal("COUNT_INVALID")
+    )
 
 
 def update_file(path: Path, **tensors: np.ndarray) -> TensorFile:
@@ -189,25 +233,56 @@ def test_one_value_that_is_not_finite_is_found_and_its_tensor_named(tmp_path: Pa
     weight = np.ones(2 * admission.BLOCK + 7)
     weight[place] = bad
     with update_file(tmp_path / "u", bias=np.zeros(2), weight=weight) as file:
-        assert admission.has_usable_values(file, None) == Refusal("TENSOR_NOT_FINITE", "weight")
+        assert admission.values_refusal(file, None) == Refusal("TENSOR_NOT_FINITE", "weight")
 
 
 def test_zeros_of_both_signs_denormals_and_the_largest_floats_are_finite(tmp_path: Path) -> None:
     values = np.array([0.0, -0.0, 1e-45, np.finfo("<f4").max, -np.finfo("<f4").max])
     with update_file(tmp_path / "u", weight=values) as file:
-        assert admission.has_usable_values(file, None) is None
+        assert admission.values_refusal(file, None) is None
 
 
 def test_the_norm_may_reach_the_limit_but_not_pass_it(tmp_path: Path) -> None:
     with update_file(tmp_path / "u", a=np.array([3.0]), b=np.array([4.0])) as file:  # norm 5, over both
-        assert admission.has_usable_values(file, 5.0) is None
-        assert admission.has_usable_values(file, np.nextafter(5.0, 0)) == Refusal("TENSOR_NORM")
+        assert admission.values_refusal(file, 5.0) is None
+        assert admission.values_refusal(file, np.nextafter(5.0, 0)) == Refusal("TENSOR_NORM")
 
 
 def test_a_tensor_with_other_bytes_than_announced_is_named() -> None:
     sent = Manifest((Entry(BIAS, "0" * 64), Entry(WEIGHT, "1" * 64)))
-    assert admission.is_what_was_announced(sent, CLAIM) == Refusal("PAYLOAD_DIGEST", "weight")
-    assert admission.is_what_was_announced(manifest(), CLAIM) is None
+    assert admission.digest_refusal(sent, HEADER.manifest) == Refusal("PAYLOAD_DIGEST", "weight")
+    assert admission.digest_refusal(manifest(), HEADER.manifest) is None
+
+
+def received(path: Path, **changes: object) -> Received:
+    """A whole payload as it was announced, in a spool."""
+    with update_file(path, bias=np.zeros(2), weight=np.ones((2, 3))) as file:
+        whole = file.manifest()
+    given = {
+        "site": "alpha", "header": replace(HEADER, manifest=whole), "spool": path, "bytes": whole.bytes,
+        "manifest": whole, "committed": whole.digest(), **changes,
+    }  # fmt: skip
+    return Received(**given)  # type: ignore[arg-type]
+
+
+def test_a_payload_is_admitted_if_it_is_whole_and_as_announced(tmp_path: Path) -> None:
+    path = tmp_path / "u"
+    nothing = replace(HEADER, manifest=Manifest(()))
+    assert admission.admit_payload(received(path), 3.0) == ADMITTED
+    assert admission.admit_payload(received(path), 2.0) == Refusal("TENSOR_NORM")
+    assert admission.admit_payload(received(path, manifest=None), 3.0) == Refusal("PAYLOAD_INCOMPLETE")
+    assert admission.admit_payload(received(path, committed="0" * 64), 3.0) == Refusal("PAYLOAD_DIGEST")
+    assert admission.admit_payload(received(path, manifest=manifest()), 3.0) == Refusal("PAYLOAD_DIGEST", "bias")
+    closing = received(path, header=nothing, spool=None, manifest=None, committed=Manifest(()).digest())
+    assert admission.admit_payload(closing, 3.0) == ADMITTED
+
+
+def test_a_good_payload_of_a_round_that_closed_meanwhile_does_not_count() -> None:
+    closed = replace(STUDY, state=replace(OPEN, models=2, round=None))
+    assert admission.admit_now("alpha", HEADER, STUDY, ADMITTED) == ADMITTED
+    assert admission.admit_now("alpha", HEADER, closed, ADMITTED) == Refusal("ROUND_CLOSED")
+    assert admission.admit_now("alpha", HEADER, STUDY, Refusal("TENSOR_NORM")) == Refusal("TENSOR_NORM")
+    assert admission.admit_now("alpha", HEADER, closed, Refusal("TENSOR_NORM")) == Refusal("ROUND_CLOSED")
 
 
 class Witness:
@@ -221,10 +296,10 @@ class Witness:
     def looks(self, ledger: Ledger, since: int, *, lines: int | None = None) -> str:
         """Sees the ledger's first ``lines`` lines, with the hashes from ``since`` on. Returns the refusal's code."""
         head = ledger.head(lines)
-        said = LedgerStatement(head, head.sign(ledger.key).signature, tuple(ledger.hashes[since : head.lines]))
+        statement = LedgerStatement(head, head.sign(ledger.key).signature, tuple(ledger.hashes[since : head.lines]))
         newest = max(self.known.items()) if self.known else None
         known = {count: value for count, value in self.known.items() if since <= count <= head.lines}
-        refusal = admission.continues_its_ledger(said, self.key, self.ledger_id, newest, known)
+        refusal = admission.ledger_refusal(statement, self.key, self.ledger_id, newest, known)
         if refusal:
             return refusal.code
         self.ledger_id, self.known = head.ledger_id, {**self.known, head.lines: head.head}  # a receipt names it

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import calls
+from coordinator import calls, servicers
 from coordinator.cli import main
 from coordinator.members.enrolment import Authority
 from coordinator.updates import receive
@@ -16,6 +16,7 @@ from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import delta
 from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
+from wardround import rpc
 from wardround.errors import BadData, UsageProblem
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec, file_header
@@ -42,6 +43,22 @@ def test_a_site_cannot_hold_more_than_a_few_calls_and_the_others_are_served(plac
         gate.set()
         for call in held:
             call.cancel()
+
+
+def test_a_site_is_offered_more_studies_than_one_reply_holds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight large ones were more than 4 MiB: the reply did not go out, and the site saw none of them."""
+    specs = tuple(TensorSpec(f"{number:05d}.{'w' * 100}", "F32", (1,)) for number in range(4000))
+    place.initial.write_bytes(file_header(specs) + bytes(4 * len(specs)))
+    alpha = place.join("alpha")
+    names = [f"large-{number}" for number in range(8)]
+    for name in names:
+        place.create(name=name, sites=["alpha"])
+    pages = list(alpha.pages())
+    assert [offer.study for page in pages for offer in page] == names
+    assert sum(offer.ByteSize() for page in pages for offer in page) > 4 * 1024 * 1024
+    assert max(sum(offer.ByteSize() for offer in page) for page in pages) < rpc.MAX_MESSAGE
+    monkeypatch.setattr(servicers, "MAX_OFFERS", 1)
+    assert [[offer.study for offer in page] for page in alpha.pages()] == [[name] for name in names]
 
 
 def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

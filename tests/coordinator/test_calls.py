@@ -1,22 +1,30 @@
 """What a call may keep the coordinator waiting for, and how a ledger is followed between calls."""
 
+import inspect
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from typer.testing import CliRunner
 
-from coordinator import calls
-from coordinator.updates.admission import LedgerStatement
-from coordinator.updates.ledgers import HOUR_S, Allowance
-from tests.attacks.places import Hung, bootstrap_pems
+from coordinator import calls, server
+from coordinator.cli import main
+from coordinator.updates.allowance import HOUR_S, Allowance
+from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.shaped import shaped
 from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
 from wardround.errors import TryAgain
+from wardround.records.update import LedgerStatement
+from wardround.tensors.manifests import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
-from wardround.v1 import tensors_pb2
+from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
 
 @pytest.mark.parametrize(
@@ -81,15 +89,15 @@ def test_a_ledger_that_was_confirmed_anew_while_a_statement_was_judged_is_judged
     alpha = place.join("alpha")
     alpha.ledger.write()
     head = alpha.ledger.head()
-    said = LedgerStatement(head, head.sign(alpha.ledger.key).signature, tuple(alpha.ledger.hashes))
-    with place.coordinator.uploads.ledgers.judged("alpha", said) as judged:
+    statement = LedgerStatement(head, head.sign(alpha.ledger.key).signature, tuple(alpha.ledger.hashes))
+    with place.coordinator.uploads.ledgers.judged("alpha", statement) as judged:
         assert judged.refusal is None
         place.ask("reopen", site="alpha", ledger="0" * 32)
         with (
             pytest.raises(TryAgain, match="site `alpha` has just changed its ledger here"),
-            place.coordinator.parts.store.write() as records,
+            place.coordinator.parts.store.write() as session,
         ):
-            judged.remember(records)
+            judged.remember(session)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +131,32 @@ def test_a_page_that_does_not_continue_the_ledger_changes_nothing(place: Place) 
     assert show() == 0
 
 
-def test_an_upload_over_a_slow_line_that_moves_enough_is_not_ended(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bounds_of_serve_are_those_that_it_has_without_a_word() -> None:
+    said = {name: option.default for name, option in inspect.signature(main.serve).parameters.items()}
+    bounds = calls.Bounds()
+    names = ("first_message_s", "rate_bytes", "rate_s", "burst", "calls_a_second")
+    assert {name: said[name] for name in names} == {name: getattr(bounds, name) for name in names}
+    assert bounds.left_s == bounds.rate_s
+
+
+def test_serve_keeps_the_bounds_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[calls.Bounds] = []
+    monkeypatch.setattr(server, "serve", lambda state, listen, bounds: given.append(bounds))
+    options = {"--first-message-s": 7, "--rate-bytes": 2048, "--rate-s": 60, "--burst": 100, "--calls-a-second": 9}
+    words = [str(word) for option in options.items() for word in option]
+    done = CliRunner().invoke(main.app, ["serve", "--state", str(tmp_path), *words])
+    assert done.exit_code == 0, done.output
+    assert given == [calls.Bounds(7, 2048, 60, 100, 9, left_s=60)]
+    for name in options:
+        refusal = CliRunner().invoke(main.app, ["serve", "--state", str(tmp_path), name, "0"])
+        assert refusal.exit_code == 2
+        assert f"Invalid value for '{name}'" in refusal.output
+    assert len(given) == 1
+
+
+def test_an_upload_in_small_pieces_that_moves_enough_is_not_ended(place: Place) -> None:
     """It may take longer in all than what each piece may take."""
-    monkeypatch.setattr(calls, "RATE_S", 3.0)
-    monkeypatch.setattr(calls, "RATE_BYTES", 8)
+    place.bound(rate_s=3.0, rate_bytes=8)
     (alpha,) = place.begin(sites=["alpha"])
     update = delta("alpha", 1, SPECS)
     opening = alpha.opening(alpha.next_assignment(), update)
@@ -143,3 +171,34 @@ def test_an_upload_over_a_slow_line_that_moves_enough_is_not_ended(
 
     replies = list(alpha.federation.Upload(crawl(), timeout=60))
     assert alpha.take(replies[-1].receipt).decision == "accepted"
+
+
+RATE_BYTES, RATE_S = 64 * 1024, 2.0  # 32 KiB/s
+
+
+@pytest.mark.parametrize(
+    ("up", "ends"),
+    [pytest.param(8 * 1024, True, id="below the rate"), pytest.param(96 * 1024, False, id="slow and lawful")],
+)
+def test_an_upload_over_a_slow_line_is_ended_below_the_rate_and_not_above_it(
+    place: Place, up: float, ends: bool
+) -> None:
+    """The whole takes longer than ``RATE_S`` in both cases."""
+    specs = (TensorSpec("w", "F32", (96 * 1024,)),)
+    place.initial.write_bytes(file_header(specs) + bytes(specs[0].bytes))
+    (alpha,) = place.begin(sites=["alpha"])
+    update = delta("alpha", 1, specs)
+    opening = alpha.opening(alpha.next_assignment(), update)
+    place.bound(rate_bytes=RATE_BYTES, rate_s=RATE_S)
+    with shaped(place.address, up=up) as address, open_channel(place, own_pems(alpha), address) as channel:
+        line = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
+        began = time.monotonic()
+        if ends:
+            with pytest.raises(grpc.RpcError) as ended:
+                alpha.send(opening, update.payload, chunk=8 * 1024, over=line)
+            assert ended.value.code() == grpc.StatusCode.CANCELLED
+        else:
+            receipt = alpha.send(opening, update.payload, chunk=8 * 1024, over=line)
+            assert receipt is not None
+            assert receipt.decision == "accepted"
+        assert time.monotonic() - began > RATE_S

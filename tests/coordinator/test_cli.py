@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import sqlite3
 import ssl
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from coordinator.state_directory import State
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.storage.database import Store
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
+from wardround.local import directory
 from wardround.records.invitation import Invitation
 from wardround.signing import certificates
 
@@ -64,9 +66,6 @@ class Commands:
         assert done.returncode == code, (line, done.returncode, done.stdout, done.stderr)
         return done.stdout, done.stderr
 
-    def init(self) -> None:
-        self.run("init", "--federation", "north", "--address", self.address)
-
     def serve(self) -> Service:
         self.service = Service(self.folder / "log", "coordinator", "serve", "--state", self.state)
         assert self.service.wait_line("ready") == f"ready {self.address}"
@@ -76,10 +75,19 @@ class Commands:
         return self.run("study", "create", self.study, "--initial", self.initial)[0]
 
 
+@pytest.fixture(scope="module")
+def initialized(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """A coordinator's state as ``init`` makes it, to be copied."""
+    commands = Commands(tmp_path_factory.mktemp("initialized"))
+    commands.run("init", "--federation", "north", "--address", commands.address)
+    return commands
+
+
 @pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Commands]:
+def commands(tmp_path: Path, initialized: Commands) -> Iterator[Commands]:
     commands = Commands(tmp_path)
-    commands.init()
+    commands.address = initialized.address
+    shutil.copytree(initialized.state, commands.state)
     yield commands
     if commands.service:
         commands.service.kill()
@@ -175,10 +183,8 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
 
 def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     opened = Store(State(commands.state).database)
-    with opened.write() as records:
-        records.add(
-            database.sites, name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000
-        )
+    with opened.write() as session:
+        session.add(tables.Site(name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000))
     opened.close()
     out, said = commands.run("sites")
     assert "alpha   enrolled" in out
@@ -352,7 +358,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0002",
+            "has schema none, this program needs 0001",
             "`coordinator upgrade --state",
             id="older",
         ),
@@ -408,3 +414,14 @@ def test_the_service_loads_no_torch() -> None:
     look = "import sys, coordinator.server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(commands: Commands) -> None:
+    record = commands.state / directory.SITE
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(commands.state / "control.sock"))
+        agent.listen()
+        _, said = commands.run("sites", code=78)
+    assert "is a site's state directory" in said

@@ -10,21 +10,23 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from safetensors.numpy import load_file
 
 from coordinator import state_directory as places
 from coordinator.administration import Operations, Parts, ends_here
 from coordinator.state_directory import State
-from coordinator.storage import database
+from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
-from coordinator.updates.receive import Uploads
+from coordinator.studies.history import uploads_of
+from coordinator.updates.receipts import Receipts
 from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
 from tests.coordinator.test_rounds import SPECS, expected_model
 from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
-from wardround import __version__
+from wardround import __version__, rpc
 from wardround.errors import CannotWrite, NeedsPerson
 from wardround.local.durable import StorageFailed
 from wardround.records.receipts import Receipt
@@ -33,7 +35,8 @@ from wardround.v1 import federation_pb2 as pb
 
 SITES = ("alpha", "bravo")
 ROUNDS = 3
-LIMIT_S = 120
+LIMIT_S = 120  # without a kill and without an accepted update
+BOUND_S = 600
 
 
 class Stubborn:
@@ -44,7 +47,7 @@ class Stubborn:
         self.study = study
         self.accepted: dict[int, Receipt] = {}
         self._sent: dict[tuple[int, int], tuple[Any, Update]] = {}
-        self._deadline = time.monotonic() + LIMIT_S
+        self._deadline = time.monotonic() + BOUND_S
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -97,8 +100,16 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.timeout(BOUND_S + LIMIT_S)
 @pytest.mark.parametrize(
-    ("where", "half"), [("sync", "mean"), ("before-commit", "mean"), ("after-commit", "mean"), ("sync", "toy")]
+    ("where", "half"),
+    [
+        ("sync", "mean"),
+        ("sync", "toy"),
+        # beside the disk that fails at the same steps, in the attacks
+        pytest.param("before-commit", "mean", marks=pytest.mark.chaos),
+        pytest.param("after-commit", "mean", marks=pytest.mark.chaos),
+    ],
 )
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
     tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +123,8 @@ def interrupted_at_one_step_after_the_other(
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
         monkeypatch.setattr("coordinator.studies.study.server_aggregator", toy_half)
+    soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
+    monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")
     places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
     write_initial(tmp_path / "initial.safetensors")
@@ -128,14 +141,15 @@ def interrupted_at_one_step_after_the_other(
         sites = [FakeSite(invitation) for invitation in invitations]
         process.kill()
     workers = [Stubborn(site, study["id"]) for site in sites]
-    kills = 0
-    deadline = time.monotonic() + LIMIT_S
+    kills, moved, since = 0, (0, 0), time.monotonic()
     while any(worker.thread.is_alive() for worker in workers):
-        assert time.monotonic() < deadline
         with serve(state.root, where, 3 + kills, half) as process:
             while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
                 workers[0].thread.join(0.05)
                 workers[1].thread.join(0.05)
+                if moved != (moved := (kills, sum(len(worker.accepted) for worker in workers))):
+                    since = time.monotonic()
+                assert time.monotonic() - since < LIMIT_S
             assert process.poll() in (None, code)
             kills += process.poll() == code
             process.kill()
@@ -153,8 +167,8 @@ def interrupted_at_one_step_after_the_other(
         with TensorFile(parts.blobs.model(status["model_digest"])) as model:
             found = b"".join(data for _, data in model.chunks())
         assert found == b"".join(expected_model([SITES] * ROUNDS))
-    with parts.store.read() as records:
-        kept = [upload for upload in records.uploads_of("trial", 1) if upload.decision == "accepted"]
+    with parts.store.read() as session:
+        kept = [upload for upload in uploads_of(session, "trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
     assert said == {receipt.receipt_id for worker in workers for receipt in worker.accepted.values()}
     assert list((state.blobs / "uploads").iterdir()) == []
@@ -224,7 +238,7 @@ def test_a_decision_that_cannot_be_written_is_no_decision(
     def fails(*_: object) -> None:
         raise OSError("no receipt")
 
-    monkeypatch.setattr(Uploads, "_receipt", fails)
+    monkeypatch.setattr(Receipts, "sign", fails)
     with pytest.raises(grpc.RpcError, match="COORDINATOR_TROUBLE") as failed:
         site.send(opening, update.payload)
     assert failed.value.details() == "COORDINATOR_TROUBLE"
@@ -338,8 +352,8 @@ def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_say
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())
     place.until(lambda status: status["round"] == 2)
-    with place.coordinator.parts.store.write() as records:
-        records.change(database.studies, {"name": "trial"}, life="{}")
+    with place.coordinator.parts.store.write() as session:
+        session.execute(sa.update(tables.Study).values(state="{}"))
     models = set((place.state.blobs / "models").iterdir())
     place.restart()
     assert set((place.state.blobs / "models").iterdir()) == models

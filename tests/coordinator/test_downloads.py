@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.models.downloads import Downloads
-from coordinator.storage import database
+from coordinator.storage import tables
 from coordinator.studies import conclusion
 from coordinator.studies.assignments import Assignments
 from tests.coordinator.conftest import SITES, Place
@@ -231,12 +231,12 @@ def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Pla
     """An older release may have stored settings that its method has no more; what is over can still be looked up."""
     place.create()
     place.create(name="other")
-    with place.coordinator.parts.store.write() as records:
-        row = records.get(database.studies, name="trial")
+    with place.coordinator.parts.store.write() as session:
+        row = session.get(tables.Study, ("trial", 1))
         assert row is not None
-        document = json.loads(row["document"])
+        document = json.loads(row.document)
         document["algorithm"] = {"name": "fedsoup", "soup_after": 3}
-        records.change(database.studies, {"name": "trial"}, document=json.dumps(document))
+        row.document = json.dumps(document)
     place.restart()
     assert place.status("trial")["state"] == "created"
     assert place.ask("report", study="trial")["algorithm"] == "fedsoup"

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,7 +27,7 @@ from coordinator.calls import MAX_CALLS
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Authority
 from coordinator.server import ServerIdentity
-from coordinator.storage import database
+from coordinator.storage import tables
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, channel_to, delta, enrol_request
 from tests.coordinator.test_rounds import SPECS
@@ -460,8 +461,8 @@ def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Plac
     studies(alpha.channel)
     place.ahead_s = 2 * 3600  # those that nobody used never arrived
     renewed(alpha.channel)
-    with place.coordinator.parts.store.read() as records:
-        assert len(records.all(database.certificates, site="alpha")) == 2
+    with place.coordinator.parts.store.read() as session:
+        assert len(session.scalars(sa.select(tables.Certificate).filter_by(site="alpha")).all()) == 2
     assert sites_row(place)["two_lines_since"] is None
 
 

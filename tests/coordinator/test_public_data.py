@@ -1,4 +1,4 @@
-"""What a method that distils at the coordinator needs before its study is made known."""
+"""What a method that distills at the coordinator needs before its study is made known."""
 
 import hashlib
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_another_set_none_and_a_folder_are_refused_with_the_command(blobs: Blobs
             rows,
             f"is not the public data set of study `toy`: its digest is {found[:12]}…, the study's is {wanted[:12]}…",
         ),
-        (None, "algorithm `feddf` distils at the coordinator, which has no copy of the public data set"),
+        (None, "algorithm `feddf` distills at the coordinator, which has no copy of the public data set"),
         (tmp_path, "the coordinator keeps a public data set that is one .csv or .npz file"),
         (tmp_path / "absent.csv", "absent.csv: No such file or directory"),
     ):
@@ -69,9 +69,9 @@ def test_another_set_none_and_a_folder_are_refused_with_the_command(blobs: Blobs
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedmd"])
-def test_a_method_that_does_not_distil_here_takes_no_set(algorithm: str, blobs: Blobs, rows: Path) -> None:
+def test_a_method_that_does_not_distill_here_takes_no_set(algorithm: str, blobs: Blobs, rows: Path) -> None:
     public_data.prepare(study_of(algorithm), blobs, None)
-    with pytest.raises(BadData, match=f"algorithm `{algorithm}` does not distil at the coordinator"):
+    with pytest.raises(BadData, match=f"algorithm `{algorithm}` does not distill at the coordinator"):
         public_data.prepare(study_of(algorithm), blobs, rows)
     assert not blobs.public_data.exists()
 
@@ -80,13 +80,13 @@ def test_torch_is_asked_for_before_any_site_hears_of_the_study(
     blobs: Blobs, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
-    with pytest.raises(BadData, match="distils at the coordinator, which needs torch, and it is not installed here"):
+    with pytest.raises(BadData, match="distills at the coordinator, which needs torch, and it is not installed here"):
         public_data.prepare(study_of(), blobs, rows)
     public_data.prepare(study_of("fedavg"), blobs, None)
 
 
-def test_only_feddf_and_pfeddf_distil_here() -> None:
-    distilling = {name for name in registry.METHODS if public_data.distils(toy_study(name, **PLAIN.get(name, {})))}
+def test_only_feddf_and_pfeddf_distill_here() -> None:
+    distilling = {name for name in registry.METHODS if public_data.distills(toy_study(name, **PLAIN.get(name, {})))}
     assert distilling == {"feddf", "pfeddf"}
 
 

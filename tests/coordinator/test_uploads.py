@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.updates import receive as uploads_module
+from coordinator.studies.history import uploads_of
+from coordinator.updates import decide, receive
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tests.coordinator.test_rounds import SPECS
@@ -88,8 +89,8 @@ def test_a_resent_update_gets_the_same_receipt_byte_for_byte_and_counts_once(pla
     replies.append(site.inquire(opening.upload_id))
     assert len({reply.receipt.SerializeToString(deterministic=True) for reply in replies}) == 1
     assert site.send(opening, update.payload) == first
-    with place.coordinator.parts.store.read() as records:
-        assert len(records.uploads_of("trial", 1)) == 1
+    with place.coordinator.parts.store.read() as session:
+        assert len(uploads_of(session, "trial", 1)) == 1
 
 
 def test_many_streams_with_the_same_update_get_one_receipt(place: Place) -> None:
@@ -167,8 +168,8 @@ def test_receipts_of_a_site_are_chained_and_countersign_its_ledger(place: Place)
     for _ in range(3):
         site.answer(site.next_assignment())
     previous = EMPTY_HEAD
-    with place.coordinator.parts.store.read() as records:
-        uploads = records.uploads_of("trial", 1)
+    with place.coordinator.parts.store.read() as session:
+        uploads = uploads_of(session, "trial", 1)
     for receipt, upload in zip(site.receipts, uploads, strict=True):
         assert receipt.previous == previous
         assert receipt.ledger == site.ledger.head(receipt.ledger.lines if receipt.ledger else None)
@@ -298,7 +299,7 @@ def test_a_stream_that_breaks_the_rules_ends_with_an_error_and_the_upload_can_go
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
-def test_an_opening_without_its_form_is_refused_before_anything_is_kept(place: Place, change: dict[str, Any]) -> None:
+def test_a_header_without_its_form_is_refused_before_anything_is_kept(place: Place, change: dict[str, Any]) -> None:
     site, _, update, opening = begun(place)
     for name, value in change.items():
         opening.ClearField(name)
@@ -321,7 +322,7 @@ def test_a_norm_above_the_studys_limit_is_refused(place: Place) -> None:
 
 
 def test_a_site_that_is_refused_all_the_time_is_told_to_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads_module, "MAX_REFUSED_AN_HOUR", 3)
+    monkeypatch.setattr(decide, "MAX_REFUSED_AN_HOUR", 3)
     alpha, _ = place.begin(sites=["alpha", "bravo"])
     assignment = alpha.next_assignment()
     bad = delta("alpha", 1, SPECS).with_tensor(0, np.full(2, np.nan))
@@ -335,7 +336,7 @@ def test_a_site_that_is_refused_all_the_time_is_told_to_wait(place: Place, monke
 
 def test_a_full_disk_is_told_before_a_payload_is_taken(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     site, _, update, opening = begun(place)
-    monkeypatch.setattr(uploads_module, "ROOM_LEFT", 2**62)
+    monkeypatch.setattr(decide, "ROOM_LEFT", 2**62)
     with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
         site.send(opening, update.payload)
     monkeypatch.undo()
@@ -357,7 +358,7 @@ def test_an_update_given_up_for_another_is_forgotten(place: Place) -> None:
 
 
 def test_large_payloads_are_acknowledged_on_the_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads_module, "ACK_BYTES", 8)
+    monkeypatch.setattr(receive, "ACK_BYTES", 8)
     site, _, update, opening = begun(place)
     offsets: list[int] = []
     site.send(opening, update.payload, chunk=4, on_offset=offsets.append)

@@ -60,10 +60,11 @@ import json, pathlib, sys
 from fl_algorithms.resolving import resolve
 from fl_algorithms import catalog
 from site_agent import handoff
-from site_agent.gateway.staging import Staging
-from site_agent.state import SiteState
-from wardround import durable, study
-from wardround.tensors import TensorFile
+from site_agent.gateway.exit.staging import Staging
+from site_agent.state.directory import SiteState
+from wardround.local import durable
+from wardround.records import study
+from wardround.tensors.manifests import TensorFile
 
 state, initial = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 document = resolve(study.load(initial.parent / "study.toml")).document()
@@ -218,7 +219,7 @@ def test_patients_are_open_to_the_trainer_and_closed_to_the_gateway(hospital: Ho
 
 
 def test_keys_and_ledger_are_open_to_the_gateway_and_closed_to_the_trainer(hospital: Hospital) -> None:
-    make = "import pathlib, sys; from wardround import durable; p = pathlib.Path(sys.argv[1]); "
+    make = "import pathlib, sys; from wardround.local import durable; p = pathlib.Path(sys.argv[1]); "
     make += "durable.make_folder(p.parent); durable.write_file(p, b'secret')"
     for place in ("identity/key.pem", "ledger/000001.jsonl", "outgoing/hearts.safetensors", "incoming/base-hearts-0"):
         hospital.gateway.run(sys.executable, "-c", make, hospital.state / place)

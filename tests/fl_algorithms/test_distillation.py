@@ -710,11 +710,11 @@ def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.Monk
     (base,) = models(study, [1])
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
     with pytest.raises(
-        BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the public data"
+        BadData, match="algorithm `feddf` distills at the coordinator, which has no copy of the public data"
     ):
         aggregator_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
     with pytest.raises(BadData) as refused:
         require_torch("feddf")
-    assert refused.value.message.startswith("algorithm `feddf` distils at the coordinator, which needs torch")
+    assert refused.value.message.startswith("algorithm `feddf` distills at the coordinator, which needs torch")
     assert "pip install 'wardround[site]'" in refused.value.hint

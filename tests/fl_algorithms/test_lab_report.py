@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms.lab import report, results, tables
-from fl_algorithms.lab.blocks import Grid, Paragraph, markdown, page
+from fl_algorithms.lab import ranking, report, results, tables
 from fl_algorithms.lab.cli import app
+from fl_algorithms.lab.markdown import markdown
 from tests.fl_algorithms.test_lab_compare import CENTRAL, FEDAVG, FENDA, HEAD, TUNED, compared, hospitals, suite_file
 from wardround.errors import BadData, UsageProblem
+from wardround.pages.blocks import Answer, Claim, Grid, Paragraph
 
 SITES, SEEDS = ("ash", "birch"), (5, 6, 7)
 T_2 = 4.302653  # t(0.975, 2), from a table
@@ -249,7 +250,9 @@ class Outside(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen[tag] += 1
         for name, value in attrs:
-            if name in ("src", "href", "data", "action", "srcset", "poster") and not str(value).startswith("data:"):
+            if name in ("src", "href", "data", "action", "srcset", "poster") and not str(value).startswith(
+                ("data:", "#")
+            ):
                 self.asked.append(f"{tag} {name}={value}")
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
@@ -301,8 +304,44 @@ def test_another_row_can_be_compared_with(compared_once: Path, made: Path, tmp_p
 def test_labels_are_text_in_every_form(made: Path) -> None:
     assert "Silo &lt;b&gt; | alone" in (made / "index.html").read_text()
     assert "| Silo <b> \\| alone |" in (made / "report.md").read_text()
-    assert "<td>&lt;i&gt;</td>" in page("t", [Grid(("a",), (("<i>",),))])
     assert markdown("t", [Paragraph("p", warning=True)]) == "# t\n\n**Warning:** p\n"
+    rows = Grid(("a", "b"), (("<i>", "1|2"),))
+    assert markdown("t", [rows]) == "# t\n\n| a | b |\n| --- | ---: |\n| <i> | 1\\|2 |\n"
+    answer = Answer("plain", "A is first", "B is near.", (Claim("Runs", "open", "3 of 4"),))
+    assert markdown("t", [answer]) == "# t\n\n**A is first**\n\nB is near.\n\n- Runs: 3 of 4\n"
+
+
+def test_the_best_row_comes_first_with_its_interval(made: Path, compared_once: Path) -> None:
+    rows = ranking.ranked(results.load(compared_once))
+    shown = dict.fromkeys(("fedavg", "fenda", "silo", "central", "tuned"), "best_local")
+    means = {row: float(cell(made, "main", row, kind, "mean")["mean"]) for row, kind in shown.items()}
+    best = max(means, key=means.__getitem__)
+    assert rows[0].stat.mean == pytest.approx(max(means.values()), abs=0.2)  # a single site's model can be above it
+    assert [row.stat.mean for row in rows] == sorted((row.stat.mean for row in rows), reverse=True)
+    labels = {"fedavg": "FedAvg", "fenda": "FENDA-FL", "silo": "Silo <b> | alone", "central": "central"}
+    first = next(row for row in rows if row.label in (*labels.values(), "tuned"))
+    assert first.label == labels.get(best, best)
+    said = (made / "report.md").read_text().splitlines()
+    assert said[2].startswith(
+        f"**Highest mean accuracy: {rows[0].label.replace('|', chr(92) + '|')}, {rows[0].stat.text()} ("
+    )
+    page = (made / "index.html").read_text()
+    assert page.index('class="said"') < page.index("<table")
+
+
+def test_where_intervals_overlap_the_answer_says_so(compared_once: Path) -> None:
+    found = results.load(compared_once)
+    apart = [ranked("A", 0.9, 0.01), ranked("B", 0.8, 0.05)]
+    answer = ranking.answer(apart, found, 0)
+    assert (answer.tone, answer.detail) == ("plain", "No interval of the other 1 rows reaches its own.")
+    near = [ranked("A", 0.9, 0.01), ranked("B", 0.85, 0.05), ranked("C", 0.2, None)]
+    assert ranking.answer(near, found, 2).detail.startswith("Its interval overlaps that of B: differences run by run")
+    assert ranking.answer(near, found, 2).tone == "open"
+    assert ranking.answer([], found, 0).text == "No row has a defined accuracy."
+
+
+def ranked(label: str, mean: float, ci95: float | None) -> ranking.Ranked:
+    return ranking.Ranked(label, "best_local", True, tables.Stat(3, mean, ci95, None), None)
 
 
 def test_the_same_runs_make_the_same_report(compared_once: Path, made: Path, tmp_path: Path) -> None:

@@ -53,13 +53,14 @@ def run(
     file = file or study()
     aggregator = server_aggregator(file, SPECS)
 
+    kept = InMemory({spec.key: np.zeros(spec.shape, "<f4") for spec in aggregator.kept_specs})
+
     def make(chosen: Any) -> np.ndarray[Any, Any]:
         out = bytearray()
-        kept = InMemory({spec.key: np.zeros(spec.shape, "<f4") for spec in aggregator.kept_specs})
         aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
         return np.frombuffer(bytes(out), "<f4")[:3]
 
-    return averaged(file, aggregator, updates, before, make)
+    return averaged(file, aggregator, updates, before, make, kept=kept, round_number=1)
 
 
 @settings(max_examples=200, deadline=None)
@@ -165,7 +166,50 @@ def test_norms_are_compared_among_sites_that_send_the_same_tensors() -> None:
         *(Update(site, 1, InMemory({"v": np.full(1, 1e-6, "<f4")})) for site in SITES[:3]),
         *sent(1, 1, 1, 1)[3:],
     ]
-    assert averaged(file, unlike, updates, (), lambda chosen: None)[1].left_out == {}
+    made = averaged(file, unlike, updates, (), lambda chosen: None, kept=InMemory({}), round_number=1)
+    assert made[1].left_out == {}
+
+
+NORMED = (TensorSpec("norm.weight", "F32", (2,)), TensorSpec("norm.running_var", "F32", (2,)))
+
+
+def normed(variances: dict[str, tuple[float, float]], start: float, algorithm: str = "fedavg") -> tuple[bytes, Account]:
+    """The next model of a norm layer whose running variance is ``start``, after these updates of it."""
+    file = study(algorithm)
+    aggregator = server_aggregator(file, NORMED)
+    values = {
+        spec.key: np.full(spec.shape, start if "var" in spec.key else 0.0, "<f4") for spec in aggregator.kept_specs
+    }
+    kept = InMemory(values)
+    updates = [
+        Update(site, 10, InMemory({"norm.weight": np.ones(2, "<f4"), "norm.running_var": np.array(change, "<f4")}))
+        for site, change in variances.items()
+    ]
+
+    def make(chosen: Any) -> bytes:
+        out = bytearray()
+        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
+        return bytes(out)
+
+    return averaged(file, aggregator, updates, (), make, kept=kept, round_number=1)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedavgm"])
+def test_an_update_whose_model_has_a_negative_variance_is_left_out(algorithm: str) -> None:
+    """1 - 1.1 is within every norm limit, and so is the mean with three honest sites."""
+    honest = dict.fromkeys(SITES[:3], (-0.5, 0.25))
+    made, account = normed({**honest, "douglas": (-1.1, 0.0)}, 1.0, algorithm)
+    said = "norm 1.792, and `norm.running_var` of its model, a variance, is negative"
+    assert account.left_out == {"douglas": said}
+    assert made == normed(honest, 1.0, algorithm)[0]
+
+
+def test_a_variance_that_only_rounding_made_negative_is_written_as_zero() -> None:
+    start, change = np.float32(0.1), np.nextafter(np.float32(-0.1), np.float32(-1))
+    assert start + change < 0
+    made, account = normed(dict.fromkeys(SITES, (float(change), 1.0)), float(start))
+    assert account.left_out == {}
+    assert np.frombuffer(made, "<f4")[2:].tolist() == [0.0, pytest.approx(1.1)]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedyogi", "fedadagrad", "fedavgm"])

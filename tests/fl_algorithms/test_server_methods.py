@@ -78,7 +78,9 @@ def random_round(
         site: (3 + place, random_arrays(aggregator.upload, 10 + place))
         for place, site in enumerate(study.study.sites[:answered])
     }
-    return aggregator, random_arrays(aggregator.kept_specs, 1), updates
+    kept = random_arrays(aggregator.kept_specs, 1)  # with variances that no update makes negative
+    kept |= {key: np.abs(values) + 8 for key, values in kept.items() if key.endswith(".running_var")}
+    return aggregator, kept, updates
 
 
 @dataclass

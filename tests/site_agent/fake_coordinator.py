@@ -30,7 +30,7 @@ from wardround.tensors.manifests import Manifest, PayloadHasher, TensorFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def now() -> datetime.datetime:
@@ -114,6 +114,8 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.hold_uploads = threading.Event()
         self.hold_uploads.set()
         self.offers: dict[str, pb.StudyOffer] = {}
+        self.offers_a_page = 1000  # studies in one reply
+        self.studies: Callable[[Any], pb.StudiesReply] | None = None  # what it says in their place
         self.models: dict[int, Path] = {}
         self.heard: list[bytes] = []  # every message that came, serialized, and the headers of every call
         self.declared: list[pb.DeclareRequest] = []
@@ -316,7 +318,13 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
     def Studies(self, request: Any, context: Any) -> pb.StudiesReply:
         self._hear(context, request)
         self._admit(context)
-        return pb.StudiesReply(studies=list(self.offers.values()), coordinator_version=self.version)
+        if self.studies is not None:
+            return self.studies(request)
+        names = [name for name in sorted(self.offers) if name > request.after]
+        page = names[: self.offers_a_page]
+        return pb.StudiesReply(
+            studies=[self.offers[name] for name in page], coordinator_version=self.version, more=len(names) > len(page)
+        )
 
     def Declare(self, request: Any, context: Any) -> pb.DeclareReply:
         self._hear(context, request)

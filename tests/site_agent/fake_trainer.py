@@ -14,7 +14,7 @@ from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 SHARED = (TensorSpec("shared.weight", "F32", (64, 64)), TensorSpec("shared.bias", "F32", (64,)))
 STAYS = [{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
-WAIT_S = 20
+WAIT_S = 60
 
 
 def write_tensors(path: Path, specs: tuple[TensorSpec, ...], seed: int, poison: str = "") -> Path:

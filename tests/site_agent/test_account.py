@@ -9,7 +9,7 @@ import pytest
 
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.consent import account as accounts
-from site_agent.gateway.consent.account import Account, account, changes, number_bits, round_bits, settings
+from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
 from site_agent.state.directory import Offer
 from wardround.records.study import ReportedSection, load
 
@@ -120,15 +120,15 @@ def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
     assert number_bits(4, 1, 1) == 1  # that, or null
 
 
-def test_a_round_says_what_its_numbers_carry_and_that_a_range_is_missing() -> None:
+def test_an_attempt_says_what_its_numbers_carry_and_that_a_range_is_missing() -> None:
     told = {"metrics": ["loss", "accuracy"], "digits": 4, "counts": "bucketed", "ranges": {"accuracy": ["0.0", "1.0"]}}
-    assert round_bits(told) == [
+    assert attempt_bits(told) == [
         ("loss", "any number, 4 digits", 24), ("accuracy", "from 0.0 to 1.0, 4 digits", 22),
         ("rows trained", "bucketed", 6), ("rows validated", "bucketed", 6),
     ]  # fmt: skip
     lines = of(small()).lines
     assert lines["numbers in all"] == (
-        "3 numbers beside the tensors, each round and once more at the end: at most 130 bits a round"
+        "3 numbers beside the tensors, each attempt at a round and at the closing one: at most 130 bits each attempt"
     )
 
 

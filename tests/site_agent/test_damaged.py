@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from site_agent import audit
-from site_agent.audit import reconcile, report, show
+from site_agent.audit import facts, reconcile, report, show
 from site_agent.audit.files import in_folder
 from site_agent.audit.form import record_in
 from site_agent.gateway.connection.messages import assignment_from, offer_from
@@ -176,7 +176,7 @@ def test_a_damaged_consent_beside_a_ledger_is_named(tmp_path: Path, data: bytes)
 
 @pytest.mark.parametrize("norm", [["1"], {}, "1e308", "nan", "x"])
 def test_a_norm_that_is_none_is_left_out_of_the_report(norm: Any) -> None:
-    assert report._norm({"tensors": [{"l2": norm}]}) is None
+    assert facts.norm_of([{"l2": norm}]) is None
 
 
 @pytest.mark.parametrize(

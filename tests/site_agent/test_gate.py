@@ -432,6 +432,22 @@ def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_wa
     assert audit.verify(alone)[0].consistent
 
 
+def test_a_ledger_without_an_identity_line_is_not_reopened(world: SiteWorld) -> None:
+    """It ended in an IndexError."""
+    world.join()
+    key = world.identity_key()
+    shutil.rmtree(world.state.ledger)
+    ledger = Ledger(world.state.ledger, key)
+    ledger.begin()
+    ledger.close()
+    before = (world.state.ledger / "000001.jsonl").read_bytes()
+    with pytest.raises(NeedsPerson, match="has no `identity` line, so nobody's receipts can stand") as refused:
+        reopen(world.state)
+    assert refused.value.hint == "restore the folder from the last backup, then `site-agent audit reopen`"
+    assert (world.state.ledger / "000001.jsonl").read_bytes() == before
+    assert not (world.state.root / "ledger-new").exists()
+
+
 def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

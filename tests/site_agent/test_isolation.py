@@ -21,7 +21,7 @@ from site_agent.trainer.isolation import kernel, seccomp
 
 WAYS_OUT = """
 import errno, json, os, socket, sys
-from site_agent.trainer import isolation
+from site_agent.trainer.isolation import kernel as isolation
 
 {before}
 in_force = isolation.isolate()
@@ -128,7 +128,7 @@ def test_torch_trains_inside(tmp_path: Path) -> None:
 
 def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        from site_agent.trainer import isolation
+        from site_agent.trainer.isolation import kernel as isolation
         if not isolation._enter_own_namespace():
             print("forbidden")
         else:
@@ -159,7 +159,7 @@ def test_namespace_without_interfaces_is_told_from_one_with(tmp_path: Path, inte
 def test_other_processes_of_the_user_cannot_read_its_memory(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may")
-    script = "from site_agent.trainer import isolation; isolation.isolate(); print(1, flush=True); input()"
+    script = "from site_agent.trainer.isolation import kernel; kernel.isolate(); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -222,7 +222,7 @@ def test_numbers_of_the_calls_are_the_kernels(header: str, column: int) -> None:
 )
 def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: bool, missing: set[str]) -> None:
     script = (
-        "from site_agent.trainer import isolation\n"
+        "from site_agent.trainer.isolation import kernel as isolation\n"
         f"isolation._enter_own_namespace = isolation._without_interfaces = lambda: {alone}\n"
         f"isolation._restrict_scopes, isolation._forbid_calls = lambda: {landlock}, lambda: {filtered}\n"
         "print(*isolation.isolate().missing)"
@@ -233,7 +233,7 @@ def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: boo
 
 def test_the_first_of_its_group_says_that_it_could_not_leave_its_session() -> None:
     script = (
-        "import os; os.setpgid(0, 0)\nfrom site_agent.trainer import isolation\nprint(*isolation.isolate().missing)"
+        "import os; os.setpgid(0, 0)\nfrom site_agent.trainer.isolation import kernel\nprint(*kernel.isolate().missing)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "shared_session" in done.stdout.split()

@@ -2,17 +2,25 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
+from site_agent.audit import show
+from site_agent.gateway.allowance import AT_ONCE, PER_MINUTE, SparingLog
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.messages import Opening, Tried
+from site_agent.gateway.exit.egress import Departure, send
 from site_agent.gateway.exit.ledger import Ledger
 from tools import verify_ledger
 from wardround.errors import BadData, NeedsPerson
@@ -21,6 +29,7 @@ from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
     MAX_NEW_LINES,
+    NOT_RECEIVED,
     LedgerHead,
     Receipt,
     head_after,
@@ -28,12 +37,52 @@ from wardround.records.receipts import (
     next_head,
 )
 from wardround.signing import canonical
+from wardround.signing.dsse import Envelope
+from wardround.tensors.manifests import Manifest
 
 LEDGER_KEY = Ed25519PrivateKey.generate()
 
 RECEIPT_KEY = Ed25519PrivateKey.generate()
 
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
+
+
+def test_of_lines_that_a_peer_can_cause_without_end_some_are_left_out_and_counted(tmp_path: Path) -> None:
+    now = 0.0
+    ledger = Ledger(tmp_path, LEDGER_KEY, lambda: now)
+    ledger.begin()
+    written = [ledger.append_often("declare", study="s", standing="declined", round=n) for n in range(AT_ONCE + 5)]
+    assert written == [True] * AT_ONCE + [False] * 5
+    assert ledger.append_often("session", event="opened", peer="x")  # each kind has room of its own
+    now += 60 / PER_MINUTE
+    assert ledger.append_often("declare", study="s", standing="declined", round=100)
+    assert not ledger.append_often("declare", study="s", standing="declined", round=101)
+    assert not ledger.append_often("declare", study="s", standing="declined", round=102)
+    ledger.close()
+    found = [(line["round"], line.get("left_out")) for line in ledger.records("declare")]
+    assert found[AT_ONCE:] == [(100, 5), (102, 1)]
+    assert found[:AT_ONCE] == [(n, None) for n in range(AT_ONCE)]
+    now += 10 * 60 * AT_ONCE
+    again = Ledger(tmp_path, LEDGER_KEY, lambda: now)
+    assert [again.append_often("blocked", study="s") for _ in range(AT_ONCE + 1)] == [True] * AT_ONCE + [False]
+    again.close()
+    assert audit.verify(tmp_path)[0].consistent
+    assert verify_ledger.judge(tmp_path)[0] == audit.CONSISTENT
+
+
+def test_a_log_of_what_a_peer_can_cause_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    caplog.set_level(logging.INFO)
+    log = SparingLog(logging.getLogger("site_agent.test"), lambda: now)
+    for number in range(AT_ONCE + 3):
+        log.warning("declined %d", number)
+    log.info("of another kind")
+    now += 60 / PER_MINUTE
+    log.warning("declined %d", 99)
+    said = [one.getMessage() for one in caplog.records]
+    assert said[AT_ONCE - 1 :] == [
+        f"declined {AT_ONCE - 1}", "of another kind", "declined 99 (3 more like it were not logged)",
+    ]  # fmt: skip
 
 
 class Written:
@@ -104,6 +153,71 @@ def test_a_whole_ledger_verifies(folder: Path) -> None:
     verdict, code = audit.verify(folder)
     assert (verdict.consistent, verdict.ok, code) == (True, False, audit.CONSISTENT)  # not complete, nor whose
     assert (verdict.lines, verdict.uploads, verdict.accepted, verdict.bytes) == (8, 3, 3, 24)
+
+
+def test_what_the_coordinator_does_not_know_is_shown_with_its_study_and_round(folder: Path) -> None:
+    """Such a receipt names neither, so that `audit show --study` left it out."""
+    made = Written(folder)
+    sent = made.upload(3)
+    nothing: dict[str, Any] = dict.fromkeys(("revision", "round", "attempt", "payload_bytes"), 0)
+    unknown = made.receipt(
+        sent, decision=NOT_RECEIVED, code="NOT_RECEIVED", study="", manifest_sha256="", ledger=None, **nothing
+    )
+    made.ledger.resolve(sent, unknown.sign(RECEIPT_KEY))
+    made.ledger.close()
+    for lines in (show.chosen(folder, "s"), show.chosen(folder, "s", 3)):
+        upload, receipt = lines
+        assert (upload["type"], receipt["type"]) == ("upload", "receipt")
+    assert show.words(receipt) == f"upload {sent[:12]}…: not_received: the coordinator does not know it"
+    assert not list(show.chosen(folder, "another")) + list(show.chosen(folder, "s", 2))
+
+
+class Answers:
+    """A line to a coordinator that answers one upload, and what it is asked about the others."""
+
+    def __init__(self, receipt: Envelope, others: dict[str, Envelope | None]) -> None:
+        self.receipt, self.others, self.uploads = receipt, others, 0
+
+    @contextmanager
+    def use(self) -> Iterator["Answers"]:
+        yield self
+
+    def upload(self, opening: Opening, file: Path | None, tried: Tried, interrupt: Interrupt) -> Envelope:
+        tried.answered = True
+        self.uploads += 1
+        return self.receipt
+
+    def show_ledger(self, head: LedgerHead, signature: bytes, hashes: list[bytes]) -> int:
+        return head.lines
+
+    def inquire(self, upload_id: str) -> Envelope | None:
+        return self.others[upload_id]
+
+
+def digest_of(envelope: Envelope) -> str:
+    return hashlib.sha256(envelope.payload).hexdigest()
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_a_receipt_that_is_in_the_ledger_stands_whatever_is_said_of_others(
+    folder: Path, lie: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The receipt of this upload follows that of another, which is asked for and taken. What was said of two more made
+    the sending begin again, which ended in a KeyError: the site declined a round that it had a receipt for."""
+    made = Written(folder)
+    first, later, undecided, mine = (made.upload(round_) for round_ in (1, 2, 3, 4))
+    before = made.receipt(first).sign(RECEIPT_KEY)
+    receipt = made.receipt(mine, previous=digest_of(before)).sign(RECEIPT_KEY)
+    of_later = made.receipt(later, previous="12" * 32).sign(LEDGER_KEY if lie else RECEIPT_KEY)
+    line = Answers(receipt, {first: before, later: of_later, undecided: None})
+    departure = Departure(mine, "s", 1, "00" * 32, 4, 1, Manifest(()), {}, 1, 1, None)
+    given = cast(Any, SimpleNamespace())
+    got = send(departure, cast(Any, line), made.ledger, given, given, given, Interrupt())
+    assert (got.upload_id, got.decision, line.uploads) == (mine, ACCEPTED, 1)
+    assert set(made.ledger.unresolved) == {later, undecided}
+    assert made.ledger.disputed("s", 1) is lie
+    said = "cannot stand in the ledger" if lie else "the coordinator decided uploads in another order than it tells of"
+    assert said in caplog.text
 
 
 def test_the_head_is_the_one_that_anyone_computes_from_the_lines(folder: Path) -> None:

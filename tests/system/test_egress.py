@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,31 @@ ROUNDS = 8
 LEAK = 64 * 1024
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What was seen of one study from every side."""
+
+    passed: Passed
+    workers: list[dict[str, Any]]
+    cost: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Passed:
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    folder = tmp_path_factory.mktemp("egress")
+    steps = folder / "steps.jsonl"
+    workers: list[dict[str, Any]] = []
+    passed = through_relay(
+        folder, rounds=ROUNDS, payload=600, patch=evidence_cost.clock(steps),
+        run=lambda world, study: workers.extend(evidence_isolation.seen_while_it_runs(world, study)),
+    )  # fmt: skip
+    return Looked(passed, workers, evidence_cost.summary(steps, ROUNDS))
+
+
+@pytest.fixture
+def honest(looked: Looked) -> Passed:
     """A study of tiny updates that ended; the site's state is beside its ledger."""
-    return through_relay(tmp_path_factory.mktemp("egress"), rounds=ROUNDS, payload=600)
+    return looked.passed
 
 
 def verify(ledger: Path, *options: str | Path) -> tuple[int, str]:
@@ -41,6 +64,7 @@ def test_every_byte_on_the_line_is_accounted_for(honest: Passed) -> None:
     assert honest.bytes["unexplained"] + LEAK > honest.bytes["allowance"]  # so there is no room for a leak
 
 
+@pytest.mark.chaos  # `test_a_leak_of_64_kib_is_not_explained_by_framing` has the verdict; the test above, the room
 def test_64_kib_that_leave_beside_one_update_are_flagged_within_its_round(tmp_path: Path) -> None:
     leaked = through_relay(tmp_path, rounds=1, payload=600, leak=LEAK)
     assert leaked.code == 1
@@ -76,16 +100,15 @@ def test_a_ledger_cut_and_signed_again_with_its_own_key_fails_against_the_coordi
     assert f"this one has {len(kept)}: it was cut short" in said
 
 
-def test_an_update_costs_two_fsyncs_of_the_ledger_and_no_other(tmp_path: Path) -> None:
-    found = evidence_cost.measure(tmp_path, rounds=3, payload=600)
-    assert found["updates"] == 2
+def test_an_update_costs_two_fsyncs_of_the_ledger_and_no_other(looked: Looked) -> None:
+    found = looked.cost
+    assert found["updates"] == ROUNDS - 1
     assert (found["ledger_fsyncs"], found["other_fsyncs"]) == (2, 0), found["fsyncs_of_the_last"]
 
 
-def test_the_trainer_has_sent_and_received_nothing_when_a_study_ends(tmp_path: Path) -> None:
-    workers = evidence_isolation.seen_from_outside(tmp_path, rounds=3)
-    assert workers
-    for worker in workers:
+def test_the_trainer_has_sent_and_received_nothing_when_a_study_ends(looked: Looked) -> None:
+    assert looked.workers
+    for worker in looked.workers:
         if worker["own_namespace"]:
             assert (worker["sent"], worker["received"]) == (0, 0)
         else:  # the counters are those of everybody here; that it can have no socket, the filter sees to

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.system.conftest import BREAST, lab_run, label_of, sites_of
 from tools.world import BIN, CommandFailed, World, command, descendants, wait_until
 
 SITES = sites_of(BREAST)
+PAIR = SITES[:2]
 LABEL = label_of(BREAST)
 pytestmark = pytest.mark.system
 
@@ -85,60 +87,29 @@ def test_a_site_that_goes_away_costs_one_deadline_and_is_named_in_the_report(
     assert SITES[1] in report.value.stdout
 
 
-def test_a_revoked_site_is_refused_on_its_next_call_and_keeps_everything(world: World, breast_data: Path) -> None:
-    world.start(breast_data, LABEL, SITES[:1])
-    agent = world.agents[SITES[0]]
-    world.ask_coordinator("revoke", SITES[0])
-    assert agent.process.wait(30) == 78
-    assert (world.state / SITES[0] / "identity" / "key.pem").exists()
-    assert world.site_json(SITES[0], "audit", "verify", ok=(4,))["consistent"]
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, breast_data: Path) -> Iterator[World]:
+    """Two hospitals that run; the tests below use it one after the other, each with a study of its own."""
+    with World(tmp_path_factory.mktemp("running")) as world:
+        world.start(breast_data, LABEL, PAIR)
+        yield world
 
 
-def test_a_withdrawn_site_stops_at_once_and_the_others_finish(world: World, breast_data: Path, tmp_path: Path) -> None:
-    world.start(breast_data, LABEL, SITES)
-    study = world.create_study(study_file(tmp_path, quorum=3))
-    world.approve(study, SITES)
-    world.ask_coordinator("study", "start", study)
-    wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 120)
-    world.ask_site(SITES[2], "withdraw", study)
-    status = world.finish(study)
-    assert status["state"] == "finished"
-    assert len(status["sites"][SITES[2]]["rounds_contributed"]) < status["rounds"]
+@pytest.fixture
+def hospitals(running: World) -> World:
+    """Two hospitals that run, without a policy."""
+    for site in PAIR:
+        (running.state / site / "policy.toml").unlink(missing_ok=True)
+    return running
 
 
-def test_a_table_changed_since_approval_is_not_trained_on(world: World, breast_data: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own" / SITES[0]
-    own.mkdir(parents=True)
-    for name in ("train.csv", "test.csv"):
-        (own / name).write_bytes((breast_data / SITES[0] / name).read_bytes())
-    world.init()
-    world.serve()
-    world.join(SITES[0])
-    world.add_data(SITES[0], own, LABEL)
-    world.run_agent(SITES[0])
-    study = world.create_study(study_file(tmp_path, sites=[SITES[0]], quorum=1))
-    world.approve(study, SITES[:1])
-    with (own / "train.csv").open("a") as table:
-        table.write((own / "train.csv").read_text().splitlines()[1] + "\n")
-    world.ask_coordinator("study", "start", study)
-    status = world.finish(study)
-    assert status["state"] == "paused"
-    assert status["sites"][SITES[0]]["state"] == "declined"
-    assert "DATA_CHANGED" in world.ask_coordinator("study", "status", study, ok=(0, 3))
-    for shown in ("status", "studies"):
-        (row,) = world.site_json(SITES[0], shown)["studies"]
-        assert row["state"] == "changed"
-        assert "is not what was approved" in row["changes"][0]
-
-
-def test_nothing_at_a_site_listens_on_a_network_port(world: World, breast_data: Path) -> None:
-    world.start(breast_data, LABEL, SITES[:1])
-    root = world.agents[SITES[0]].process.pid
+def test_nothing_at_a_site_listens_on_a_network_port(hospitals: World) -> None:
+    root = hospitals.agents[SITES[0]].process.pid
     family = [root, *descendants(root)]
     assert len(family) > 1
     assert not [pid for pid in family if listening_ports(pid)]
-    assert world.coordinator is not None
-    assert listening_ports(world.coordinator.process.pid)  # so the look itself can fail
+    assert hospitals.coordinator is not None
+    assert listening_ports(hospitals.coordinator.process.pid)  # so the look itself can fail
 
 
 def listening_ports(pid: int) -> set[str]:
@@ -150,12 +121,98 @@ def listening_ports(pid: int) -> set[str]:
     return {row[1] for row in rows if row[3] == "0A" and row[9] in own}
 
 
-def test_the_trainer_is_isolated_and_status_says_how(world: World, breast_data: Path) -> None:
-    world.start(breast_data, LABEL, SITES[:1])
-    status = world.site_json(SITES[0], "status")
+def test_the_trainer_is_isolated_and_status_says_how(hospitals: World) -> None:
+    status = hospitals.site_json(SITES[0], "status")
     assert status["isolation"] in ("network-namespace", "seccomp")
     assert set(status["users"]) >= {"gateway", "trainer"}
     assert status["connected"] is True
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_update_waits_for_a_person_and_a_denied_one_never_leaves(hospitals: World, tmp_path: Path) -> None:
+    """One site releases its first update; the other's policy denies a tensor after it approved."""
+    free, strict = PAIR
+    study = hospitals.create_study(study_file(tmp_path, name="held", sites=PAIR, quorum=1, rounds=1))
+    with pytest.raises(CommandFailed, match="there is no policy at") as refused:
+        hospitals.ask_site(free, "approve", study, "--data", "patients")
+    assert refused.value.code == 78
+    for site in PAIR:
+        hospitals.ask_site(site, "policy", "draft", study)
+    edit(hospitals.state / free / "policy.toml", 'updates = "none"', 'updates = "first"')
+    hospitals.approve(study, PAIR)
+    edit(hospitals.state / strict / "policy.toml", "deny = []", 'deny = [{ match = "*bias" }]')
+    hospitals.ask_coordinator("study", "start", study)
+
+    def held() -> bool:
+        return bool(hospitals.study_status(study)["sites"][free]["state"] == "held")
+
+    wait_until(held, f"{free} holds its update", 60)
+    assert hospitals.study_status(study)["sites"][strict]["code"] == "DECLINED_POLICY"
+    shown = hospitals.site_json(free, "release", study, "--round", "1", "--show")
+    assert shown["tensors"]
+    hospitals.ask_site(free, "release", study, "--round", "1")
+    status = hospitals.finish(study)
+    assert status["state"] == "finished"
+    assert status["sites"][free]["rounds_contributed"] == [1]
+    assert status["sites"][strict]["rounds_contributed"] == []
+    ledger = (hospitals.state / strict / "ledger" / "000001.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, ledger) if line.get("study") == study]
+    assert next(line["type"] for line in lines if line["type"] in ("upload", "blocked")) == "blocked"
+    assert not [line for line in lines if line["type"] == "upload" and line["payload_bytes"]]
+
+    out = tmp_path / "receipts.jsonl"
+    hospitals.ask_coordinator("receipts", free, "--out", out)
+    *receipts, statement = [json.loads(json.loads(line)["payload"]) for line in out.read_text().splitlines()]
+    assert "round" not in statement  # of how many there are
+    found = [(one["round"], one["decision"]) for one in receipts if one["study"] == study]
+    assert found == [(1, "accepted"), (2, "accepted")]
+
+
+def test_a_withdrawn_site_stops_at_once_and_the_other_finishes(hospitals: World, tmp_path: Path) -> None:
+    study = hospitals.create_study(study_file(tmp_path, name="withdrawn", sites=PAIR, quorum=1))
+    hospitals.approve(study, PAIR)
+    hospitals.ask_coordinator("study", "start", study)
+    wait_until(lambda: hospitals.study_status(study)["round"] >= 2, "round 2", 120)
+    hospitals.ask_site(PAIR[1], "withdraw", study)
+    status = hospitals.finish(study)
+    assert status["state"] == "finished"
+    assert len(status["sites"][PAIR[0]]["rounds_contributed"]) == status["rounds"]
+    assert len(status["sites"][PAIR[1]]["rounds_contributed"]) < status["rounds"]
+
+
+def test_a_table_changed_since_approval_is_not_trained_on(hospitals: World, breast_data: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("train.csv", "test.csv"):
+        (own / name).write_bytes((breast_data / SITES[0] / name).read_bytes())
+    hospitals.add_data(SITES[0], own, LABEL, "own")
+    study = hospitals.create_study(study_file(tmp_path, name="changed", sites=[SITES[0]], quorum=1))
+    hospitals.approve(study, SITES[:1], "own")
+    with (own / "train.csv").open("a") as table:
+        table.write((own / "train.csv").read_text().splitlines()[1] + "\n")
+    hospitals.ask_coordinator("study", "start", study)
+    status = hospitals.finish(study)
+    assert status["state"] == "paused"
+    assert status["sites"][SITES[0]]["state"] == "declined"
+    assert "DATA_CHANGED" in hospitals.ask_coordinator("study", "status", study, ok=(0, 3))
+    for shown in ("status", "studies"):
+        (row,) = (row for row in hospitals.site_json(SITES[0], shown)["studies"] if row["id"] == study)
+        assert row["state"] == "changed"
+        assert "is not what was approved" in row["changes"][0]
+
+
+def test_a_revoked_site_is_refused_on_its_next_call_and_keeps_everything(hospitals: World) -> None:
+    """The last of these: the site does not come back."""
+    agent = hospitals.agents[PAIR[1]]
+    hospitals.ask_coordinator("revoke", PAIR[1])
+    assert agent.process.wait(30) == 78
+    assert (hospitals.state / PAIR[1] / "identity" / "key.pem").exists()
+    assert hospitals.site_json(PAIR[1], "audit", "verify", ok=(4,))["consistent"]
 
 
 @pytest.mark.parametrize("program", ["site-agent", "coordinator"])

@@ -149,8 +149,8 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distils = catalog.method(study).public_data == registry.COORDINATOR
-        public_data = str(self.data / "public_data" / "public_data.csv") if distils else None
+        distills = catalog.method(study).public_data == registry.COORDINATOR
+        public_data = str(self.data / "public_data" / "public_data.csv") if distills else None
         self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 
         def approve(site: str) -> None:

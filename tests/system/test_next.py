@@ -81,6 +81,7 @@ def test_what_is_proposed_next_can_be_pasted(world: World, tmp_path: Path) -> No
         ("coordinator", ["study", "create", study], None),
         ("site-agent", ["studies"], None),
         ("site-agent", ["preview", name], None),
+        ("site-agent", ["run"], None),  # from here on the commands ask the service, whose worker has its torch already
         ("site-agent", ["approve", name, "--data", "patients"], None),  # no policy yet
         ("site-agent", ["policy", "draft", name], None),
         ("site-agent", ["policy", "draft", name], None),  # there is one
@@ -105,6 +106,9 @@ def test_what_is_proposed_next_can_be_pasted(world: World, tmp_path: Path) -> No
     seen: list[str] = []
     for program, words, stdin in session:
         state = site if program == "site-agent" else coordinator
+        if words == ["run"]:
+            world.run_agent(site.name)
+            continue
         for command in proposed("\n".join(give(program, *words, "--state", state, stdin=stdin))):
             if command.split()[0] != program:  # for people at another machine, whose --state nobody here knows
                 command += " --state /there"

@@ -230,7 +230,8 @@ def test_an_answer_of_any_length_comes_whole(path: Path, size: int) -> None:
     text = ('"\\ø\n' * size)[:size]
     asked = text[: control.MAX_LINE // 4]
     assert call(path, {"command": "echo", "text": asked}) == asked
-    assert list(control.answers(io.BytesIO(b"".join(control.lines_of({"result": text}))))) == [{"result": text}]
+    (whole,) = control.texts(io.BytesIO(b"".join(control.lines_of({"result": text}))))
+    assert control.parsed(whole) == {"result": text}
 
 
 def test_an_answer_is_not_longer_than_the_asker_takes(path: Path) -> None:
@@ -238,7 +239,7 @@ def test_an_answer_is_not_longer_than_the_asker_takes(path: Path) -> None:
     with pytest.raises(BadData, match="the service's answer is longer than is taken here"):
         call(path, {"command": "echo", "text": text}, most=control.PIECE)
     with pytest.raises(BadData, match="not an answer: one JSON object on one line was wanted"):
-        list(control.answers(io.BytesIO(b"[1]\n")))
+        control.parsed(b"[1]\n")
 
 
 def test_a_request_that_does_not_come_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

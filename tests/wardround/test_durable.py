@@ -163,7 +163,7 @@ def test_killed_before_the_rename_the_old_file_is_whole(tmp_path: Path, moment: 
     durable.write_file(path, b"old")
     program = f"""
 import os, pathlib, signal
-from wardround import durable
+from wardround.local import durable
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 if {moment!r} == "fsync": os.fsync = die
 else: pathlib.Path.replace = die

@@ -72,7 +72,7 @@ KINDS = [*errors.BY_EXIT_CODE.values(), errors.RefusedForGood, errors.Refused]
 def test_of_an_error_its_code_crosses_and_nothing_else(kind: type[errors.WardroundError], code: str) -> None:
     arrived = across(kind("/var/lib/coordinator.db is `ø`", hint="run:\n`rm -rf /`", code=code))
     meaning = refusals.MEANINGS[code]
-    assert (arrived.message, arrived.hint, arrived.code) == (f"asking: {meaning.sentence}", meaning.hint, code)
+    assert (arrived.message, arrived.hint, arrived.code) == (f"asking: {meaning.sentence} ({code})", meaning.hint, code)
     wanted: type[errors.WardroundError] = errors.Refused
     if code in refusals.FOR_GOOD:
         wanted = errors.RefusedForGood
@@ -88,7 +88,8 @@ def test_an_error_that_is_not_for_sites_arrives_as_the_coordinators_trouble(
 ) -> None:
     arrived = across(kind("/var/lib/coordinator.db is damaged", hint="restore it", code=code))
     assert type(arrived) is errors.TryAgain
-    assert (arrived.message, arrived.code) == ("asking: the coordinator has trouble of its own", "COORDINATOR_TROUBLE")
+    assert arrived.message == "asking: the coordinator has trouble of its own (COORDINATOR_TROUBLE)"
+    assert arrived.code == "COORDINATOR_TROUBLE"
     assert arrived.hint == "nothing is wrong here; its operator's log says why: ask the coordinator's operator"
 
 
@@ -108,7 +109,7 @@ def test_a_failure_without_a_code_is_told_by_the_lines_state(status: grpc.Status
         said = f"upload: the line to the coordinator broke or does not answer ({status.name.lower()})"
         assert (type(error), error.message) == (errors.Unavailable, said)
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        assert (type(error), error.message) == (errors.TryAgain, "upload: the coordinator is busy")
+        assert (type(error), error.message) == (errors.TryAgain, "upload: the coordinator is busy (TOO_BUSY)")
     else:
         assert (type(error), error.code) == (errors.TryAgain, "COORDINATOR_TROUBLE")
 

@@ -285,6 +285,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             TensorFile(path)
     with pytest.raises(BadData, match="No such file or directory"):
         TensorFile(tmp_path / "nothing")
+    with pytest.raises(BadData, match="a path cannot hold a null character"):
+        TensorFile(Path("model\0.safetensors"))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

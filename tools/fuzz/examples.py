@@ -28,7 +28,7 @@ from coordinator.administration import Operations, Parts
 from coordinator.calls import Calls
 from coordinator.members.enrolment import Authority
 from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
-from coordinator.updates.receive import Uploads
+from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, asked
@@ -193,13 +193,15 @@ class CoordinatorWorld:
             self.state.receipt_key_file.write_bytes(ledger_key_pem(self.receipt_key))
             self.parts = Parts(self.state, clock=lambda: NOW, ticks=lambda: 1000.0, fatal=self._fatal)
             parts = self.parts
-            self.uploads = Uploads(parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall=lambda: NOW)
+            self.uploads = Uploads(
+                parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall_clock=lambda: NOW
+            )
             self.calls = Calls(parts.standing)
             self.guard = Guard(parts.standing, parts.enrolment, self.calls, self._fatal)
             public = self.receipt_key.public_key().public_bytes_raw()
             self.enrolment = EnrolmentServicer(self.guard, parts.enrolment, parts.authority.pem, public)
             self.federation = FederationServicer(self.guard, parts.engine, self.uploads, parts.store, parts.blobs)
-            self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.judging)
+            self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.receptions.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
             self.pems = {site: self._join(site) for site in SITES}
@@ -300,8 +302,8 @@ class CoordinatorWorld:
         engine, fatal = self.parts.engine, self.fatal
         self.fatal = None
         taken = [f"{call.method} of {call.peer.name.id}" for call in self.calls.all()]
-        arrivals = len(self.uploads.arriving()) + len(self.uploads.judging())
-        streams = len(engine._streams) + len(engine._followers)
+        arrivals = len(self.uploads.receptions)
+        streams = len(engine._streams)
         self._forget()
         if self._data_version() != self._version or engine._studies != self._studies:
             self._database.execute("BEGIN IMMEDIATE")
@@ -325,15 +327,14 @@ class CoordinatorWorld:
         """What is in memory alone."""
         engine, uploads = self.parts.engine, self.uploads
         self.calls._calls.clear()
-        uploads._arrivals.clear()
-        uploads._judging.clear()
+        uploads.receptions._under_way.clear()
         uploads._idle._times.clear()
         uploads.ledgers._pages._times.clear()
         uploads.ledgers._turns.clear()
-        engine._streams.clear()
+        engine._streams._of_sites.clear()
         engine._held.clear()
         engine._later.clear()
-        engine._followers.clear()
+        engine._streams._followers.clear()
 
     def close(self) -> None:
         self.calls.close()

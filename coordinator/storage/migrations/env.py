@@ -2,7 +2,9 @@
 
 from alembic import context
 
-from coordinator.storage.database import metadata
+from coordinator.storage.tables import Base
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, render_as_batch=True)
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=Base.metadata, render_as_batch=True
+)
 context.run_migrations()

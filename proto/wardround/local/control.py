@@ -337,13 +337,8 @@ def _itself(path: str) -> Iterator[str]:
         os.close(place)
 
 
-def answers(stream: Any, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The answers that come. Raises Garbled: as ``parsed`` and ``texts``."""
-    return map(parsed, texts(stream, most))
-
-
 def texts(stream: Any, most: int | None = None) -> Iterator[bytes]:
-    """The text of each answer that comes, put together from its pieces, with the newline that ends it.
+    """The text of each answer that comes, for ``parsed``, put together from its pieces, with the newline that ends it.
 
     Raises:
         Garbled: a piece that is none, or one answer of more than ``most`` bytes.

@@ -229,6 +229,8 @@ class TensorFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
         except OSError as error:
             raise BadData(f"{path}: {error.strerror}") from error
+        except ValueError as error:  # the system has no such name
+            raise BadData(f"{str(path)!r}: a path cannot hold a null character") from error
         try:
             self._data, self.specs, self.note = self._read_header()
         except BaseException:

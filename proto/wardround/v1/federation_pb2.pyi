@@ -115,18 +115,22 @@ DECLINED: Standing
 HELD: Standing
 
 class StudiesRequest(_message.Message):
-    __slots__ = ("agent_version",)
+    __slots__ = ("agent_version", "after")
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     agent_version: str
-    def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
+    after: str
+    def __init__(self, agent_version: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
 class StudiesReply(_message.Message):
-    __slots__ = ("studies", "coordinator_version")
+    __slots__ = ("studies", "coordinator_version", "more")
     STUDIES_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     studies: _containers.RepeatedCompositeFieldContainer[StudyOffer]
     coordinator_version: str
-    def __init__(self, studies: _Optional[_Iterable[_Union[StudyOffer, _Mapping]]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    more: bool
+    def __init__(self, studies: _Optional[_Iterable[_Union[StudyOffer, _Mapping]]] = ..., coordinator_version: _Optional[str] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StudyOffer(_message.Message):
     __slots__ = ("study", "revision", "digest", "document", "initial_model", "state")

@@ -75,7 +75,7 @@ class FederationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Studies(self, request, context):
-        """The studies that list this site. Safe to repeat.
+        """The studies that list this site, by name, a page at a time. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

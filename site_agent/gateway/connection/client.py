@@ -30,6 +30,7 @@ from site_agent.gateway.connection.messages import (
     TwoLines,
     assignment_or_none,
     head_message,
+    last_of_page,
     offer_or_none,
     open_message,
     two_lines_or_none,
@@ -46,6 +47,7 @@ from wardround.v1 import federation_pb2 as pb
 
 CALL_S = 10  # one unary call
 CONNECT_S = 15  # the first call after a line broke: it may wait until the coordinator is back
+MAX_PAGES = 64  # of studies; each has at least one, and as many offers that nobody approved are kept
 COPY_S = 300  # a copy of all receipts
 TRIES_IN_TROUBLE = 8  # some 30 s: a coordinator that fails at one thing must not keep a site from its other studies
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
@@ -110,15 +112,26 @@ class Connection:
         )
 
     def studies(self, interrupt: Interrupt, *, patient: bool) -> list[Offer]:
-        """The studies that list this site, each checked. ``patient``: give a line that is coming back 15 s."""
-        with _explained("asking for studies"):
-            request = self._counted("Studies", pb.StudiesRequest(agent_version=__version__))
-            call = self._federation.Studies.future(request, timeout=CONNECT_S, wait_for_ready=patient)
-            with interrupt.ending(call.cancel):
-                reply = call.result()
-        rpc.refuse_other_version(reply.coordinator_version, "coordinator")
-        offers = [offer_or_none(message, self.site) for message in reply.studies]
-        return [offer for offer in offers if offer is not None]
+        """The studies that list this site, each checked. ``patient``: give a line that is coming back 15 s.
+
+        Raises:
+            BadData: the pages do not go on by name, or are more than ``MAX_PAGES``.
+        """
+        offers: list[Offer] = []
+        after = ""
+        for _ in range(MAX_PAGES):
+            with _explained("asking for studies"):
+                request = self._counted("Studies", pb.StudiesRequest(agent_version=__version__, after=after))
+                call = self._federation.Studies.future(request, timeout=CONNECT_S, wait_for_ready=patient)
+                with interrupt.ending(call.cancel):
+                    reply = call.result()
+            rpc.refuse_other_version(reply.coordinator_version, "coordinator")
+            found = [offer_or_none(message, self.site) for message in reply.studies]
+            offers += [offer for offer in found if offer is not None]
+            if not reply.more:
+                return offers
+            after = last_of_page(reply, after)
+        raise BadData(f"the coordinator's list of studies has more than {MAX_PAGES} pages", code="MESSAGE_MALFORMED")
 
     def declare(
         self,

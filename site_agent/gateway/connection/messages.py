@@ -156,6 +156,18 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
     return Offer(study, message.revision, digest, message.state, document, leaves)
 
 
+def last_of_page(reply: pb.StudiesReply, before: str) -> str:
+    """The name after which the next page of studies begins. It goes back to the coordinator, so it has a name's form.
+
+    Raises:
+        BadData: there is none, or it is not after ``before``.
+    """
+    last = reply.studies[-1].study if reply.studies else ""
+    if not STUDY_NAME.fullmatch(last) or last <= before:
+        raise BadData("the coordinator's pages of studies do not go on by name", code="MESSAGE_MALFORMED")
+    return last
+
+
 def offer_or_none(message: pb.StudyOffer, site: str) -> Offer | None:
     """One offer that cannot be believed does not hide the others: it is logged and left out."""
     try:

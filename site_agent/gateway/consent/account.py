@@ -141,8 +141,8 @@ def setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return found + [f"{name} {value} is gone" for name, value in old.items() if name not in new]
 
 
-def round_bits(told: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """What each number beside the tensors can carry: its name, its form in words, and its bits, rounded up."""
+def attempt_bits(told: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """What each number beside the tensors can carry, each attempt: its name, form in words, and bits, rounded up."""
     ranges = told.get("ranges") or {}
     found = []
     for name in told["metrics"]:
@@ -198,18 +198,18 @@ def _tensors(what: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 def _sums(offer: Offer) -> list[tuple[str, str]]:
-    a_round = sum(row["bytes"] for row in offer.leaves)
-    in_all = f"{size(a_round * offer.rounds)} in all"
-    a_round_s = f"{len(offer.leaves)} tensors, {size(a_round)} a round, {offer.rounds} rounds: {in_all}"
+    an_attempt = sum(row["bytes"] for row in offer.leaves)
+    in_all = f"{size(an_attempt * offer.rounds)} in all with one attempt at each"
+    sums = f"{len(offer.leaves)} tensors, {size(an_attempt)} each attempt, {offer.rounds} rounds: {in_all}"
     seen = "the coordinator, each update in clear until the round's model is durable: no secure aggregation"
-    return [("leaves in all", a_round_s), ("seen by", seen)]
+    return [("leaves in all", sums), ("seen by", seen)]
 
 
 def _numbers(offer: Offer) -> list[tuple[str, str]]:
-    found = round_bits(offer.document["reported"])
+    found = attempt_bits(offer.document["reported"])
     in_all = (
-        f"{len(offer.metrics) + COUNTS} numbers beside the tensors, each round and once more at the end: "
-        f"at most {sum(bits for _, _, bits in found)} bits a round"
+        f"{len(offer.metrics) + COUNTS} numbers beside the tensors, each attempt at a round and at the closing one: "
+        f"at most {sum(bits for _, _, bits in found)} bits each attempt"
     )
     return [
         *((f"number {name}", f"{form}: at most {bits} bits") for name, form, bits in found),

@@ -1,7 +1,8 @@
 """Renew the certificate at half of its life, give or take a tenth: a new key, a new certificate, a new channel.
 
 A thread that sleeps until then. A coordinator that is away is asked again after 1 min, doubling to 1 h; with 7 days of
-life there are three and a half for it to come back.
+life there are three and a half for it to come back. Between two renewals there is a minute at least, whatever the
+coordinator's certificate and this machine's clock say of when the next one is due.
 """
 
 import datetime
@@ -22,6 +23,7 @@ from wardround.errors import BadData, NeedsPerson, Refused, TryAgain, Unavailabl
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
 
+LEAST_S = 60  # between two tries, failed or not
 _RANDOM = random.SystemRandom()
 log = logging.getLogger(__name__)
 
@@ -74,16 +76,19 @@ def _checked(reply: Enrolled, authority: bytes, key: certificates.PrivateKey, si
 def keep_renewed(
     own: Identity, site: Site, line: Line, ledger: Ledger, stopping: Interrupt, renewed: Callable[[], object]
 ) -> None:
-    """Renew whenever it is due, until ``stopping``. Calls ``renewed`` after each.
+    """Renew whenever it is due, at least ``LEAST_S`` after the last time, until ``stopping``. Calls ``renewed`` after
+    each. Waits by ``stopping`` alone.
 
     Raises:
         Interrupted: the agent stops.
         RefusedForGood: the coordinator has ended the membership.
     """
+    least = 0.0
     while True:
         wait = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
-        stopping.wait(max(0.0, wait.total_seconds()))
-        for pause in pauses(60, 3600):
+        stopping.wait(max(least, wait.total_seconds()))
+        least = LEAST_S
+        for pause in pauses(LEAST_S, 3600):
             try:
                 certificate = renew(own, site, line, ledger)
                 break
@@ -91,6 +96,6 @@ def keep_renewed(
                 log.warning(
                     "%s; the certificate is good to %s", error.message, stamp(own.certificate().not_valid_after_utc)
                 )
-                stopping.wait(pause)
+                stopping.wait(max(LEAST_S, pause))
         log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
         renewed()

@@ -51,6 +51,12 @@ def reopen(state: SiteState) -> Reopened:
                 old.sign()
                 cited = old.head
                 identities = list(old.records("identity"))
+                if not identities:
+                    raise NeedsPerson(
+                        f"the ledger in {state.ledger} has no `identity` line, so nobody's receipts can stand in one "
+                        "that cites it; nothing was changed",
+                        hint="restore the folder from the last backup, then `site-agent audit reopen`",
+                    )
             finally:
                 old.close()
             new = Ledger(fresh, key)

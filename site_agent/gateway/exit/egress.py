@@ -189,7 +189,7 @@ def send(
             with line.use() as connection:
                 ledger.catch_up(connection.show_ledger)
                 envelope = connection.upload(_opening(departure, ledger), departure.file, last, interrupt)
-                return take_receipts({departure.upload_id: envelope}, connection, ledger)[departure.upload_id]
+                return _take_receipt(departure.upload_id, envelope, connection, ledger)
         except (Unavailable, TryAgain) as error:
             interrupt.check()
             if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
@@ -228,18 +228,34 @@ def _let_out_again(
     log.info("round %d of `%s`: try %d", departure.round, departure.study, tries + 1)
 
 
+def _take_receipt(upload_id: str, envelope: Envelope, connection: Connection, ledger: Ledger) -> Receipt:
+    """The receipt of one upload, in the ledger. What is wrong with those of other uploads, which were asked for because
+    this one follows them, does not undo it: they stay unresolved, and are asked about with the next connection.
+
+    Raises: as ``take_receipts``, where this upload's is not in the ledger.
+    """
+    try:
+        return take_receipts({upload_id: envelope}, connection, ledger)[upload_id]
+    except (TryAgain, HostileReceipt) as error:
+        receipt = ledger.receipt(upload_id)
+        if receipt is None:
+            raise
+        log.error("%s", error.message)
+        return receipt
+
+
 def take_receipts(envelopes: Mapping[str, Envelope], connection: Connection, ledger: Ledger) -> dict[str, Receipt]:
     """What the coordinator answered, by upload id: judged, and in the ledger in the order of the receipts' chain.
 
     Where a receipt follows one that is not here, the coordinator is asked about the other uploads that have none: the
     line may have broken before that one came.
 
-
     Raises:
         HostileReceipt: one of them cannot stand in the ledger. It is kept as evidence, its upload stays unresolved, and
             the others are in the ledger.
         RefusedForGood: one says that this ledger is refused (LEDGER_...), and follows a receipt that this ledger lost.
-        TryAgain: one follows a receipt of an upload that the coordinator has not decided yet.
+        TryAgain: one follows a receipt of an upload that the coordinator has not decided yet; what could be taken is in
+            the ledger.
     """
     taken, early = _chained(envelopes, ledger)
     if not early:

@@ -90,8 +90,9 @@ class Gate:
         self._refuse(place, self._decisions(place, consent, told, specs, metrics, 0), "it is not sent again")
 
     def block(self, place: Place, what: str, rule: str) -> None:
-        """Write into the ledger that nothing of this round leaves from here on, and why."""
-        self.ledger.append(
+        """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
+        coordinator asks again and again."""
+        self.ledger.append_often(
             "blocked", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
             what=what, rule=rule,
         )  # fmt: skip

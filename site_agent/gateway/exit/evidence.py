@@ -1,7 +1,9 @@
 """Receipts of the coordinator that the ledger cannot hold, kept beside it: what came, about which upload, and why not.
 
 One JSON file each in ``ledger/evidence``. The first ones stay; their number and size are bounded, because whoever lies
-once can do it without end.
+once can do it without end: of one upload ``MOST_OF_ONE`` are kept, so that its lies use up no other's place, and the
+others are counted in ``UPLOAD.left-out``. The first lie about an upload is always kept; when there are ``MAX_FILES``,
+without its text, by its digest. How many uploads there are is for the policy's quotas to bound.
 """
 
 import base64
@@ -19,7 +21,8 @@ from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
 
 FOLDER = "evidence"
-MAX_FILES = 64
+MAX_FILES = 64  # beyond them only the first of an upload, by its digest
+MOST_OF_ONE = 4  # of one upload
 MAX_PAYLOAD = 64 * 1024  # bytes of a receipt's text that are kept; its SHA-256 is of all of it
 log = logging.getLogger(__name__)
 
@@ -41,26 +44,31 @@ class Evidence:
         Raises:
             StorageFailed: the disk failed.
         """
-        text = _words(upload, envelope, why)
+        upload_id = upload["upload_id"]
         said = hashlib.sha256(envelope.payload + envelope.signature).hexdigest()
-        path = self._folder / f"{upload['upload_id'][:32]}-{said[:12]}.json"
-        kept = path.exists() or self._write(path, text)
-        self.uploads.add(upload["upload_id"])
+        path = self._folder / f"{upload_id[:32]}-{said[:12]}.json"
+        kept = path.exists() or self._write(path, upload, envelope, why)
+        self.uploads.add(upload_id)
         return HostileReceipt(
-            f"the coordinator's receipt for upload {upload['upload_id'][:12]}… cannot stand in the ledger: {why}; "
+            f"the coordinator's receipt for upload {upload_id[:12]}… cannot stand in the ledger: {why}; "
             f"the ledger is as it was, the upload counts as unresolved, and nothing more of `{upload['study']}` is sent"
-            + (f"; what came is kept in {path}" if kept else "; what came could not be kept"),
+            + (f"; what came is kept in {path}" if kept else self._why_not_kept(upload_id)),
             hint="show this to the coordinator's operator. If they restored it from an older copy: `site-agent audit "
             "reopen` begins a new ledger that cites this one",
             code="DECLINED_POLICY",
         )
 
-    def _write(self, path: Path, text: bytes) -> bool:
+    def _write(self, path: Path, upload: Mapping[str, Any], envelope: Envelope, why: str) -> bool:
+        """Keep one more, or count it where this upload has its share. Whether it is kept."""
         try:
             durable.make_folder(self._folder)
-            if sum(1 for _ in self._folder.glob("*.json")) >= MAX_FILES:
+            names = [file.name for file in self._folder.glob("*.json")]
+            of_this = sum(name.startswith(upload["upload_id"][:32]) for name in names)
+            if of_this >= MOST_OF_ONE or (of_this and len(names) >= MAX_FILES):
+                left_out = _left_out(self._folder, upload["upload_id"]) + 1
+                durable.write_file(_count_file(self._folder, upload["upload_id"]), b"%d\n" % left_out)
                 return False
-            durable.write_file(path, text)
+            durable.write_file(path, _words(upload, envelope, why, MAX_PAYLOAD if len(names) < MAX_FILES else 0))
         except CannotWrite as error:
             if isinstance(error, durable.StorageFailed):
                 raise
@@ -68,27 +76,48 @@ class Evidence:
             return False
         return True
 
+    def _why_not_kept(self, upload_id: str) -> str:
+        left_out = _left_out(self._folder, upload_id)
+        if not left_out:
+            return "; what came could not be kept"
+        return f"; what came is not kept: the first ones about this upload are, and {left_out} more were counted"
+
 
 def read(ledger: Path) -> list[dict[str, Any]]:
-    """What is kept beside a ledger, oldest first: at, why, upload_id, study, round, payload_base64, file."""
-    rows = []
-    for path in sorted((ledger / FOLDER).glob("*.json")):
+    """What is kept beside a ledger, oldest first: at, why, upload_id, study, round, payload_base64, file, and how many
+    more about that upload were left out."""
+    rows, folder = [], ledger / FOLDER
+    for path in sorted(folder.glob("*.json")):
         try:
             row = json.loads(path.read_bytes())
             shown = {name: str(row[name]) for name in ("at", "why", "upload_id", "study", "round", "payload_base64")}
-            rows.append({**shown, "file": path.name})
+            rows.append({**shown, "file": path.name, "left_out": _left_out(folder, shown["upload_id"])})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # nobody's word depends on it
     return sorted(rows, key=lambda row: row["at"])
 
 
-def _words(upload: Mapping[str, Any], envelope: Envelope, why: str) -> bytes:
+def _count_file(folder: Path, upload_id: str) -> Path:
+    return folder / f"{upload_id[:32]}.left-out"
+
+
+def _left_out(folder: Path, upload_id: str) -> int:
+    """How many lies about an upload were counted alone; 0 where no count can be read: nobody's word depends on it."""
+    try:
+        text = _count_file(folder, upload_id).read_bytes()[:20]
+        return int(text) if text.strip().isdigit() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _words(upload: Mapping[str, Any], envelope: Envelope, why: str, most: int) -> bytes:
+    """The file's text, with at most so many bytes of what was signed."""
     came = envelope.payload
     document = {
         "at": now_text(), "why": why, "upload_id": upload["upload_id"], "study": upload["study"],
         "revision": upload["revision"], "round": upload["round"], "payload_bytes": len(came),
         "payload_sha256": hashlib.sha256(came).hexdigest(),
-        "payload_base64": base64.b64encode(came[:MAX_PAYLOAD]).decode(),
+        "payload_base64": base64.b64encode(came[:most]).decode(),
         "payload_type": envelope.payload_type[:200], "keyid": envelope.keyid[:200],
         "signature_base64": base64.b64encode(envelope.signature[:200]).decode(),
     }  # fmt: skip

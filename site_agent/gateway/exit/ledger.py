@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from site_agent.gateway.allowance import Allowance
 from site_agent.gateway.exit.evidence import Evidence, HostileReceipt
 from site_agent.state.directory import COUNTS, now_text
 from wardround import __version__
@@ -45,6 +47,7 @@ from wardround.v1 import federation_pb2 as pb
 
 FIRST_SEGMENT = "000001.jsonl"
 HEADS = "heads.jsonl"
+OFTEN = ("session", "declare", "blocked")  # lines that a coordinator can cause without end; by none an update leaves
 log = logging.getLogger(__name__)
 
 
@@ -66,13 +69,16 @@ class Ledger:
     counts as one that may have left until the coordinator has said otherwise: the account says too much, never too
     little.
 
+    Of the kinds in ``OFTEN`` a coordinator can cause a line as often as it likes: ``append_often`` leaves some out, and
+    the next line of that kind, at the latest ``close``, says how many (``left_out``).
+
     After a write that failed and left unknown what the disk has, the object refuses everything; the process must end.
 
     Raises:
         NeedsPerson: the ledger is broken before its unsigned tail; nothing is changed.
     """
 
-    def __init__(self, folder: Path, key: Ed25519PrivateKey) -> None:
+    def __init__(self, folder: Path, key: Ed25519PrivateKey, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._key = key
         self._lock = threading.RLock()
@@ -88,6 +94,8 @@ class Ledger:
         self._decided: dict[tuple[str, int, int, str], str] = {}  # what a person said of a held update
         self._released: set[tuple[str, int]] = set()
         self._held: set[tuple[str, int, int, str]] = set()
+        self._allowances = {kind: Allowance(monotonic) for kind in OFTEN}
+        self._left_out: dict[str, tuple[int, dict[str, Any]]] = {}  # by kind: how many, and the last of them
         self._policy = ""
         self._receipt_key: Ed25519PublicKey | None = None
         self._names = {"site": "", "federation": "", "ledger_key": ""}
@@ -135,6 +143,21 @@ class Ledger:
             StorageFailed: the disk failed, now or before; the process must end.
         """
         self.append_all([(kind, fields)])
+
+    def append_often(self, kind: str, **fields: Any) -> bool:
+        """Add one record of a kind in ``OFTEN``, unless there were many of late. Whether it was added.
+
+        Raises:
+            CannotWrite, StorageFailed: as ``append``.
+        """
+        with self._lock:
+            count, _ = self._left_out.get(kind, (0, {}))
+            if not self._allowances[kind].take():
+                self._left_out[kind] = (count + 1, fields)
+                return False
+            self.append(kind, **fields, **({"left_out": count} if count else {}))
+            self._left_out.pop(kind, None)
+            return True
 
     def append_all(self, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Add several records, (type, fields) each, with one fsync; a full disk takes none."""
@@ -310,14 +333,22 @@ class Ledger:
                 self.append("policy", event=event, sha256=sha256)
 
     def close(self) -> None:
-        """Sign and close; after a failed disk, only close."""
+        """Say what was left out, sign and close; after a failed disk, only close."""
         with self._lock:
             try:
                 if self.ledger_id and self._failed is None:
+                    self._say_left_out()
                     self.sign()
             finally:
                 self._lines.close()
                 self._signatures.close()
+
+    def _say_left_out(self) -> None:
+        """Write the last line of each kind that was left out, and how many were before it."""
+        for kind, (count, fields) in sorted(self._left_out.items()):
+            ended = {"event": "closed", "bytes_up": 0} if kind == "session" else {}
+            self.append(kind, **{**fields, **ended, "left_out": count - 1})
+        self._left_out.clear()
 
     @property
     def failed(self) -> bool:

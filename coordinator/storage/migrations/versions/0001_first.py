@@ -31,6 +31,7 @@ def upgrade() -> None:
         sa.Column("last_receipt", sa.String(64), nullable=False),
         sa.Column("last_seen_s", sa.BigInteger),
         sa.Column("agent_version", sa.String(40), nullable=False),
+        sa.Column("two_lines_s", sa.BigInteger),
     )
     op.create_table(
         "certificates",
@@ -38,6 +39,8 @@ def upgrade() -> None:
         sa.Column("site", sa.String(64), sa.ForeignKey("sites.name"), nullable=False, index=True),
         sa.Column("issued_s", sa.BigInteger, nullable=False),
         sa.Column("not_after_s", sa.BigInteger, nullable=False),
+        sa.Column("made_with", sa.String(64), nullable=False),
+        sa.Column("used_s", sa.BigInteger),
     )
     op.create_table(
         "models",
@@ -54,7 +57,7 @@ def upgrade() -> None:
         sa.Column("initial", sa.String(64), sa.ForeignKey("models.digest"), nullable=False),
         sa.Column("newest", sa.String(64), sa.ForeignKey("models.digest"), nullable=False),
         sa.Column("best", sa.Text, nullable=False),
-        sa.Column("life", sa.Text, nullable=False),
+        sa.Column("state", sa.Text, nullable=False),
         sa.Column("created_s", sa.BigInteger, nullable=False),
     )
     op.create_table(
@@ -96,10 +99,12 @@ def upgrade() -> None:
         sa.Column("receipt", sa.Text),
     )
     op.create_index("uploads_of_round", "uploads", ["study", "revision", "round"])
+    op.create_index("uploads_decided", "uploads", ["site", "decision", "decided_s"])
     op.create_table(
         "ledger_heads",
         sa.Column("site", sa.String(64), primary_key=True),
         sa.Column("ledger_id", sa.String(64), primary_key=True),
         sa.Column("lines", sa.BigInteger, primary_key=True),
         sa.Column("head", sa.String(64), nullable=False),
+        sa.Column("in_receipt", sa.Boolean, nullable=False),
     )

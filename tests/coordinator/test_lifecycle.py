@@ -1,4 +1,4 @@
-"""A study's life, without I/O: events in, actions out."""
+"""A study's course, without I/O: events in, actions out."""
 
 from dataclasses import replace
 
@@ -7,32 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.studies.lifecycle import (
-    ENDED,
     Action,
     Aggregate,
     Aggregated,
-    Answer,
     Answered,
     Clock,
     Closed,
     Event,
     Gone,
     Halted,
-    Kind,
-    Life,
     Now,
     Opened,
-    Outcome,
-    Phase,
     Ready,
     Restarted,
-    Round,
-    Rules,
     Start,
     Stop,
     Tell,
     Unusable,
     advance,
+)
+from coordinator.studies.state import (
+    ENDED,
+    Answer,
+    Kind,
+    Outcome,
+    Phase,
+    Round,
+    Rules,
+    StudyState,
     site_states,
 )
 
@@ -48,14 +50,14 @@ class Story:
 
     def __init__(self, rules: Rules = RULES, connected: tuple[str, ...] = SITES) -> None:
         self.rules = rules
-        self.life = Life()
+        self.state = StudyState()
         self.time = 0.0
         self.connected = frozenset(connected)
         self.done: list[Action] = []
 
     def happens(self, *events: Event) -> "Story":
         for event in events:
-            self.life, actions = advance(self.life, self.rules, event, Now(self.time, self.connected))
+            self.state, actions = advance(self.state, self.rules, event, Now(self.time, self.connected))
             self.done += actions
         return self
 
@@ -71,8 +73,8 @@ class Story:
 
     @property
     def round(self) -> Round:
-        assert self.life.round
-        return self.life.round
+        assert self.state.round
+        return self.state.round
 
     def actions(self) -> list[Action]:
         """Those since the last look."""
@@ -82,24 +84,24 @@ class Story:
 
 def test_a_study_waits_for_all_its_sites() -> None:
     story = Story().happens(Start(), Ready("a"), Ready("b"))
-    assert story.life.phase == Phase.WAITING
+    assert story.state.phase == Phase.WAITING
     assert story.actions() == []
     story.happens(Ready("c"))
-    assert story.life.phase == Phase.RUNNING
+    assert story.state.phase == Phase.RUNNING
     assert story.actions() == [Opened(Round(1, 1, SITES, {}, deadline=100))]
 
 
 def test_at_the_start_deadline_the_quorum_is_enough() -> None:
     story = Story().happens(Start(), Ready("a"), Ready("c")).passes(999.9)
-    assert story.life.phase == Phase.WAITING
+    assert story.state.phase == Phase.WAITING
     assert story.passes(0.1).round.asked == ("a", "c")
 
 
 def test_at_the_start_deadline_without_quorum_the_study_pauses_and_says_why() -> None:
     story = Story().happens(Start(), Ready("a")).passes(1000)
-    assert story.life.phase == Phase.PAUSED
-    assert story.life.why == "1 of the 2 sites that it needs were ready at the start deadline"
-    assert story.happens(Start()).life.start_by == 2000
+    assert story.state.phase == Phase.PAUSED
+    assert story.state.why == "1 of the 2 sites that it needs were ready at the start deadline"
+    assert story.happens(Start()).state.start_by == 2000
 
 
 def test_a_round_closes_when_everyone_answered_without_waiting_for_the_deadline() -> None:
@@ -114,22 +116,22 @@ def test_a_round_closes_when_everyone_answered_without_waiting_for_the_deadline(
     assert closed.round.accepted == ("a", "b")
     assert isinstance(opened, Opened)
     assert (opened.round.number, opened.round.attempt) == (2, 1)
-    assert story.life.models == 1
+    assert story.state.models == 1
 
 
 def test_a_round_waits_for_the_last_site_although_the_quorum_is_there() -> None:
     story = Story().begins().accepts("a", "b").passes(99)
-    assert not story.life.aggregating
-    assert story.passes(1).life.aggregating
+    assert not story.state.aggregating
+    assert story.passes(1).state.aggregating
 
 
 def test_a_round_without_quorum_is_tried_once_more_and_then_the_study_pauses() -> None:
     story = Story().begins().accepts("a").passes(100)
     assert (story.round.number, story.round.attempt) == (1, 2)
-    assert story.life.phase == Phase.RUNNING
+    assert story.state.phase == Phase.RUNNING
     story.passes(100)
-    assert story.life.phase == Phase.PAUSED
-    assert story.life.why == "round 1 had too few accepted updates, 2 times"
+    assert story.state.phase == Phase.PAUSED
+    assert story.state.why == "round 1 had too few accepted updates, 2 times"
     assert Tell(Phase.PAUSED) in story.actions()
 
 
@@ -138,7 +140,7 @@ def test_an_accepted_update_counts_in_the_next_attempt_and_its_site_is_not_asked
     assert story.round.answers == {"a": replace(YES, upload="a")}
     assert "a" not in story.round.unanswered
     story.accepts("b", "c")
-    assert story.life.aggregating
+    assert story.state.aggregating
     assert story.round.accepted == SITES
 
 
@@ -150,8 +152,8 @@ def test_an_accepted_update_counts_after_a_pause_too() -> None:
 def test_all_refused_or_declined_fails_the_round_at_once() -> None:
     story = Story().begins().happens(*(Answered(site, DECLINED) for site in SITES))
     assert story.round.attempt == 2
-    assert story.happens(*(Answered(site, NO) for site in SITES)).life.phase == Phase.PAUSED
-    assert site_states(story.life, story.rules) == dict.fromkeys(SITES, "refused")
+    assert story.happens(*(Answered(site, NO) for site in SITES)).state.phase == Phase.PAUSED
+    assert site_states(story.state, story.rules) == dict.fromkeys(SITES, "refused")
 
 
 def test_a_site_that_missed_a_round_and_is_away_is_not_asked_in_the_next() -> None:
@@ -159,7 +161,7 @@ def test_a_site_that_missed_a_round_and_is_away_is_not_asked_in_the_next() -> No
     story.connected = frozenset("ab")
     story.passes(100).happens(Aggregated())
     assert story.round.asked == ("a", "b")
-    assert site_states(story.life, story.rules)["c"] == "late"
+    assert site_states(story.state, story.rules)["c"] == "late"
     story.connected = frozenset(SITES)
     assert story.accepts("a", "b").happens(Aggregated()).round.asked == SITES
 
@@ -171,7 +173,7 @@ def test_a_site_that_went_away_costs_one_deadline_in_all() -> None:
     story.accepts("a", "b").passes(100).happens(Aggregated())
     for _ in range(rounds - 1):
         story.accepts("a", "b").happens(Aggregated())
-    assert story.accepts("a", "b").life.phase == Phase.FINISHED
+    assert story.accepts("a", "b").state.phase == Phase.FINISHED
     assert story.time == 100
 
 
@@ -183,9 +185,9 @@ def test_a_site_that_is_away_is_asked_when_the_quorum_needs_it() -> None:
 
 def test_a_withdrawn_site_is_waited_for_no_longer_and_never_asked_again() -> None:
     story = Story().begins().accepts("a", "b").happens(Gone("c", "DECLINED_WITHDRAWN"))
-    assert story.life.aggregating
+    assert story.state.aggregating
     assert story.happens(Aggregated()).round.asked == ("a", "b")
-    assert site_states(story.life, story.rules)["c"] == "absent"
+    assert site_states(story.state, story.rules)["c"] == "absent"
 
 
 def test_a_site_withdrawn_after_its_update_was_accepted_contributed_to_that_round_only() -> None:
@@ -197,16 +199,16 @@ def test_a_site_withdrawn_after_its_update_was_accepted_contributed_to_that_roun
 def test_with_too_few_sites_left_the_study_pauses_and_goes_on_when_one_is_back() -> None:
     gone = (Gone("b", "SITE_REVOKED"), Gone("c", "SITE_REVOKED"))
     story = Story().begins().accepts(*SITES).happens(*gone, Aggregated())
-    assert story.life.phase == Phase.PAUSED
-    assert story.life.why == "1 of the 2 sites that it needs are ready"
-    assert story.happens(Start()).life.phase == Phase.WAITING
+    assert story.state.phase == Phase.PAUSED
+    assert story.state.why == "1 of the 2 sites that it needs are ready"
+    assert story.happens(Start()).state.phase == Phase.WAITING
     assert story.happens(Ready("b")).round.number == 2
 
 
 def test_a_site_that_is_ready_late_joins_at_the_next_round() -> None:
     story = Story().happens(Start(), Ready("a"), Ready("b")).passes(1000).happens(Ready("c"))
     assert story.round.asked == ("a", "b")
-    assert site_states(story.life, story.rules)["c"] == "waiting"
+    assert site_states(story.state, story.rules)["c"] == "waiting"
     assert story.accepts("a", "b").happens(Aggregated()).round.asked == SITES
 
 
@@ -223,21 +225,21 @@ def test_after_the_last_round_one_more_only_validates_and_then_the_study_is_fini
     assert story.round.number == 3
     story.actions()
     story.accepts(*SITES)
-    assert story.life.phase == Phase.FINISHED
+    assert story.state.phase == Phase.FINISHED
     closed, told = story.actions()
     assert isinstance(closed, Closed)
     assert told == Tell(Phase.FINISHED)
-    assert story.life.models == 2
+    assert story.state.models == 2
 
 
 def test_the_closing_round_needs_no_quorum() -> None:
-    assert closing().passes(100).life.phase == Phase.FINISHED
+    assert closing().passes(100).state.phase == Phase.FINISHED
 
 
 def test_the_closing_round_is_skipped_when_nobody_is_left() -> None:
     story = Story().begins().accepts(*SITES).happens(Aggregated()).accepts(*SITES)
     story.happens(*(Gone(site, "DECLINED_WITHDRAWN") for site in SITES), Aggregated())
-    assert story.life.phase == Phase.FINISHED
+    assert story.state.phase == Phase.FINISHED
 
 
 @pytest.mark.parametrize("where", ["created", "waiting", "running", "aggregating", "paused"])
@@ -253,21 +255,21 @@ def test_the_operator_can_stop_a_study_anywhere(where: str) -> None:
         story.passes(100).passes(100)
     story.actions()
     story.happens(Stop())
-    assert story.life.phase == Phase.STOPPED
+    assert story.state.phase == Phase.STOPPED
     assert story.actions()[-1] == Tell(Phase.STOPPED)
-    frozen = story.life
+    frozen = story.state
     assert (
-        story.happens(Start(), Aggregated(), Unusable("late", {"a": "TENSOR_NORM"}), Halted("late"), Clock()).life
+        story.happens(Start(), Aggregated(), Unusable("late", {"a": "TENSOR_NORM"}), Halted("late"), Clock()).state
         == frozen
     )
 
 
 def test_an_update_that_cannot_be_averaged_is_left_out_and_the_round_goes_on() -> None:
     story = Story().begins().accepts(*SITES).happens(Aggregated({"b": "TENSOR_NORM"}))
-    assert story.life.last
-    assert story.life.last.accepted == ("a", "c")
-    assert story.life.last.answers["b"] == Answer(Kind.LEFT_OUT, "TENSOR_NORM", "b")
-    assert (story.life.models, story.round.number, story.round.asked) == (1, 2, SITES)
+    assert story.state.last
+    assert story.state.last.accepted == ("a", "c")
+    assert story.state.last.answers["b"] == Answer(Kind.LEFT_OUT, "TENSOR_NORM", "b")
+    assert (story.state.models, story.round.number, story.round.asked) == (1, 2, SITES)
 
 
 def test_when_too_few_updates_are_left_the_round_is_tried_again_and_the_others_keep_theirs() -> None:
@@ -275,25 +277,25 @@ def test_when_too_few_updates_are_left_the_round_is_tried_again_and_the_others_k
     story.happens(Unusable("too large", {"b": "TENSOR_NORM"}))
     assert (story.round.attempt, story.round.accepted, story.round.unanswered) == (2, ("a", "c"), ("b",))
     story.accepts("b").happens(Unusable("too large again", {"b": "TENSOR_NORM"}))
-    assert (story.life.phase, story.life.why) == (Phase.PAUSED, "too large again")
-    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.PAUSED)]
+    assert (story.state.phase, story.state.why) == (Phase.PAUSED, "too large again")
+    assert story.actions()[-2:] == [Closed(story.state.last, Outcome.FAILED), Tell(Phase.PAUSED)]
     assert story.happens(Start()).round.accepted == ("a", "c")
 
 
 def test_an_answer_that_comes_while_the_round_is_averaged_changes_nothing() -> None:
     story = Story().begins().accepts("a", "b").passes(100)
-    assert story.life.aggregating
-    before = story.life
-    assert story.happens(Answered("c", DECLINED)).life is before
+    assert story.state.aggregating
+    before = story.state
+    assert story.happens(Answered("c", DECLINED)).state is before
     story.happens(Aggregated())
-    assert (story.life.models, story.life.missed) == (1, {"c"})
+    assert (story.state.models, story.state.missed) == (1, {"c"})
 
 
 @pytest.mark.parametrize("aggregating", [True, False])
 def test_a_fault_in_the_coordinator_pauses_the_study_and_keeps_what_was_accepted(aggregating: bool) -> None:
     story = Story().begins().accepts(*(SITES if aggregating else ("a", "b"))).happens(Halted("no disk"))
-    assert (story.life.phase, story.life.why) == (Phase.PAUSED, "no disk")
-    assert story.actions()[-2:] == [Closed(story.life.last, Outcome.FAILED), Tell(Phase.PAUSED)]
+    assert (story.state.phase, story.state.why) == (Phase.PAUSED, "no disk")
+    assert story.actions()[-2:] == [Closed(story.state.last, Outcome.FAILED), Tell(Phase.PAUSED)]
     story.happens(Start())
     assert story.round.attempt == 2
     assert story.round.accepted == (SITES if aggregating else ("a", "b"))
@@ -314,10 +316,10 @@ def test_a_restart_in_the_middle_of_an_aggregation_does_it_again() -> None:
 
 def test_each_site_is_told_in_one_word() -> None:
     story = Story()
-    assert set(site_states(story.life, story.rules).values()) == {"waiting"}
+    assert set(site_states(story.state, story.rules).values()) == {"waiting"}
     story.begins().accepts("a").happens(Answered("b", Answer(Kind.DECLINED, "DECLINED_HELD")))
-    assert site_states(story.life, story.rules) == {"a": "accepted", "b": "held", "c": "training"}
-    assert site_states(story.life, story.rules, frozenset("c"))["c"] == "uploaded"
+    assert site_states(story.state, story.rules) == {"a": "accepted", "b": "held", "c": "training"}
+    assert site_states(story.state, story.rules, frozenset("c"))["c"] == "uploaded"
 
 
 EVENTS = st.one_of(
@@ -341,28 +343,28 @@ def test_whatever_happens_the_life_stays_sound(
         if isinstance(event, float):
             story.passes(event)
         elif isinstance(event, Answered):
-            before = story.life
+            before = story.state
             if before.round and event.site in before.round.unanswered:
                 story.happens(event)  # admission lets nothing else through
-                assert story.life is before or not before.aggregating
+                assert story.state is before or not before.aggregating
         elif isinstance(event, dict):
-            if story.life.aggregating and set(event) <= set(story.round.accepted):
+            if story.state.aggregating and set(event) <= set(story.round.accepted):
                 enough = len(story.round.accepted) > RULES.needed
                 story.happens(Aggregated(event) if enough else Unusable("x", event))
         else:
-            before = story.life
+            before = story.state
             story.happens(event)
             if before.phase in ENDED and not isinstance(event, Ready | Gone):
-                assert story.life == before
-        life = story.life
-        assert Life.from_document(life.document()) == life
-        assert life.models in (models, models + 1)
-        models = life.models
+                assert story.state == before
+        state = story.state
+        assert StudyState.from_document(state.document()) == state
+        assert state.models in (models, models + 1)
+        models = state.models
         assert models <= RULES.rounds
-        assert (life.round is not None) == (life.phase == Phase.RUNNING)
-        assert not life.aggregating or len(life.round.accepted) >= RULES.needed  # type: ignore[union-attr]
-        if life.phase == Phase.RUNNING and not life.aggregating:
-            assert life.next_deadline is not None
+        assert (state.round is not None) == (state.phase == Phase.RUNNING)
+        assert not state.aggregating or len(state.round.accepted) >= RULES.needed  # type: ignore[union-attr]
+        if state.phase == Phase.RUNNING and not state.aggregating:
+            assert state.next_deadline is not None
             assert story.round.unanswered
     for action in story.done:
         if isinstance(action, Closed) and action.outcome == Outcome.CLOSED and not action.round.closing:

@@ -1,0 +1,153 @@
+"""The coordinator's tables, one class each, as SQLAlchemy maps them.
+
+The migration beside this file makes them; a test compares the two. What several programs read, documents and lists, is
+kept as JSON text and decoded where it is used, so that one damaged row is the failure of what it belongs to alone.
+"""
+
+import json
+
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """What all tables have in common: the metadata that the migration must equal."""
+
+
+class Invitation(Base):
+    """A one-use permission to enrol. The bootstrap key is nowhere here, only the fingerprint of its certificate."""
+
+    __tablename__ = "invitations"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    site: Mapped[str] = mapped_column(String(64), index=True)
+    created_s: Mapped[int] = mapped_column(BigInteger)
+    expires_s: Mapped[int] = mapped_column(BigInteger)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    withdrawn: Mapped[bool] = mapped_column(default=False)
+    used_s: Mapped[int | None] = mapped_column(BigInteger)
+    used_from: Mapped[str | None] = mapped_column(String(200))
+    request_sha256: Mapped[str | None] = mapped_column(String(64))
+    certificate: Mapped[str | None] = mapped_column(Text)
+
+
+class Site(Base):
+    """A site that has enrolled."""
+
+    __tablename__ = "sites"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    enrolled_s: Mapped[int] = mapped_column(BigInteger)
+    revoked_s: Mapped[int | None] = mapped_column(BigInteger)
+    ledger_key: Mapped[str] = mapped_column(String(64))
+    ledger_id: Mapped[str] = mapped_column(String(64), default="")  # of the ledger that we witness; "" before the first
+    last_receipt: Mapped[str] = mapped_column(String(64))  # SHA-256 of its payload
+    last_seen_s: Mapped[int | None] = mapped_column(BigInteger)
+    agent_version: Mapped[str] = mapped_column(String(40), default="")
+    two_lines_s: Mapped[int | None] = mapped_column(BigInteger)  # since when two lines of its certificates live
+
+
+class Certificate(Base):
+    """A site's certificate, from its issue until it ends or is replaced."""
+
+    __tablename__ = "certificates"
+
+    serial: Mapped[str] = mapped_column(String(64), primary_key=True)
+    site: Mapped[str] = mapped_column(String(64), ForeignKey("sites.name"), index=True)
+    issued_s: Mapped[int] = mapped_column(BigInteger)
+    not_after_s: Mapped[int] = mapped_column(BigInteger)
+    made_with: Mapped[str] = mapped_column(String(64), default="")  # serial of the one it was renewed with
+    used_s: Mapped[int | None] = mapped_column(BigInteger)  # the first call with it
+
+
+class Model(Base):
+    """A model whose file is kept, with its manifest as JSON."""
+
+    __tablename__ = "models"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    manifest: Mapped[str] = mapped_column(Text)
+    made_s: Mapped[int] = mapped_column(BigInteger)
+
+
+class Study(Base):
+    """One revision of a study: its document, its models, and its state with the clocks when it was written."""
+
+    __tablename__ = "studies"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    document: Mapped[str] = mapped_column(Text)
+    initial: Mapped[str] = mapped_column(String(64), ForeignKey("models.digest"))
+    newest: Mapped[str] = mapped_column(String(64), ForeignKey("models.digest"))
+    best: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(Text)
+    created_s: Mapped[int] = mapped_column(BigInteger)
+
+
+class Round(Base):
+    """One attempt at a round."""
+
+    __tablename__ = "rounds"
+
+    study: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    closing: Mapped[bool]
+    asked: Mapped[str] = mapped_column(Text)
+    base: Mapped[str] = mapped_column(String(64))
+    opened_s: Mapped[float] = mapped_column(Float)
+    closed_s: Mapped[float | None] = mapped_column(Float)
+    outcome: Mapped[str | None] = mapped_column(String(20))
+    answers: Mapped[str | None] = mapped_column(Text)
+    model: Mapped[str | None] = mapped_column(String(64))
+    account: Mapped[str | None] = mapped_column(Text)  # what became of each accepted update
+
+
+class Upload(Base):
+    """An update from its header on: how much of it is here, and what was decided about it."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        Index("uploads_of_round", "study", "revision", "round"),
+        Index("uploads_decided", "site", "decision", "decided_s"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    site: Mapped[str] = mapped_column(String(64), index=True)
+    study: Mapped[str] = mapped_column(String(64))
+    revision: Mapped[int]
+    round: Mapped[int]
+    attempt: Mapped[int]
+    content: Mapped[str] = mapped_column(String(64))  # digest of the header without id and ledger
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    payload_bytes: Mapped[int] = mapped_column(BigInteger)
+    metrics: Mapped[str] = mapped_column(Text)
+    num_examples: Mapped[int] = mapped_column(BigInteger)
+    num_validation: Mapped[int] = mapped_column(BigInteger)
+    received: Mapped[int] = mapped_column(BigInteger, default=0)  # bytes of the payload that are durable in the spool
+    decision: Mapped[str] = mapped_column(String(20), default="")  # "", accepted, refused
+    code: Mapped[str] = mapped_column(String(40), default="")
+    tensor: Mapped[str] = mapped_column(String(260), default="")
+    opened_s: Mapped[float] = mapped_column(Float)
+    decided_s: Mapped[float | None] = mapped_column(Float)
+    receipt: Mapped[str | None] = mapped_column(Text)  # the envelope, so that it can be sent again byte for byte
+
+    @property
+    def reported_metrics(self) -> tuple[tuple[str, str], ...]:
+        """Name and decimal string of each metric that the site reported."""
+        return tuple((name, value) for name, value in json.loads(self.metrics))
+
+
+class LedgerHead(Base):
+    """A head of a site's ledger. Of those that no receipt names only the newest is kept."""
+
+    __tablename__ = "ledger_heads"
+
+    site: Mapped[str] = mapped_column(String(64), primary_key=True)
+    ledger_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    lines: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    head: Mapped[str] = mapped_column(String(64))
+    in_receipt: Mapped[bool]

@@ -1,0 +1,306 @@
+"""A study's full report as one page: how it stands and who took part, then the rounds that show it.
+
+Participation is told truthfully: a site's round counts as contributed where its update is in that round's model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.studies.state import Outcome, Phase
+from wardround.pages import rendering
+from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
+from wardround.pages.charts import LineChart, line_chart
+
+MOST_COLUMNS = 40  # attempts in the table of marks
+LEGEND = (
+    "● in the model",
+    "◐ in the model, for less than its rows would count",
+    "○ accepted, and no model of this attempt has it",
+    "✓ closing: its numbers are here",
+    "✕ refused",
+    "– declined or withdrawn",
+    "? no answer",
+    "empty: not asked",
+)
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """``contributed``: the rounds whose model has this site's update in it."""
+
+    name: str
+    state: str
+    contributed: tuple[int, ...]
+    left_out: tuple[int, ...]
+    capped: tuple[int, ...]
+    bytes_received: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """One attempt at a round. ``answers``: what each site that answered did, in words."""
+
+    round: int
+    attempt: int
+    closing: bool
+    outcome: str
+    asked: tuple[str, ...]
+    contributors: tuple[str, ...]
+    answers: Mapping[str, str]
+    refused: tuple[str, ...]
+    shares: Mapping[str, float]
+    capped: tuple[str, ...]
+    left_out: Mapping[str, str]
+    seconds: float | None
+    loss: float | None
+    model: str
+
+    @property
+    def label(self) -> str:
+        number = "closing" if self.closing else str(self.round)
+        return number if self.attempt <= 1 else f"{number}.{self.attempt}"
+
+
+@dataclass(frozen=True)
+class StudyFacts:
+    title: str
+    phase: Phase
+    why: str
+    round: int
+    rounds: int
+    federation: str
+    reported_at: str
+    best: tuple[int, float] | None  # the round and loss of the best global model
+    limits: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    digests: tuple[tuple[str, str], ...]
+    sites: tuple[SiteFacts, ...]
+    attempts: tuple[AttemptFacts, ...]
+
+    @property
+    def closed(self) -> list[int]:
+        """The rounds that have a model."""
+        return [row.round for row in self.attempts if row.outcome == Outcome.CLOSED and not row.closing]
+
+    @property
+    def absent(self) -> list[SiteFacts]:
+        """The sites that are not in every model that was made."""
+        return [site for site in self.sites if len(site.contributed) < len(self.closed)]
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "StudyFacts":
+        """The facts in the report that the service gives as JSON."""
+        best = document["best"]
+        sites = document["sites"]
+        tensors, quorum = len(document["tensors"]), f"quorum {document['quorum']} of {len(sites)} sites"
+        return cls(
+            title=document["title"] or document["id"],
+            phase=Phase(document["state"]),
+            why=document["why"],
+            round=document["round"],
+            rounds=document["rounds"],
+            federation=document["federation"],
+            reported_at=document["told_at"],
+            best=(best["round"], best["val_loss"]) if best else None,
+            limits=tuple(document["limits"]),
+            facts=(
+                ("Study", f"{document['id']}, revision {document['revision']}, federation {document['federation']}"),
+                ("Created", document["created"]),
+                ("Method", f"{document['algorithm']} on model {document['model']}; {quorum}"),
+                ("Each update", f"{document['bytes_per_update']:,} bytes in {tensors} tensors"),
+            ),
+            digests=(
+                ("Study digest", document["study_digest"]),
+                ("Initial model", document["initial_digest"]),
+                ("Newest model", document["model_digest"]),
+            ),
+            sites=tuple(_site(name, row) for name, row in sites.items()),
+            attempts=tuple(map(_attempt, document["attempts"])),
+        )
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The full report as one HTML file: no scripts, nothing fetched, fit for paper."""
+    study = StudyFacts.from_document(document)
+    blocks = (_answer(study), *_head(study), *_losses(study), *_participation(study), *_rounds(study))
+    return rendering.html(Page(study.title, f"Study report · federation {study.federation}", blocks))
+
+
+def _site(name: str, row: Mapping[str, Any]) -> SiteFacts:
+    left_out = tuple(row["rounds_left_out"])
+    refused = (f"round {each['round']}: {each['code']} {each['tensor']}".strip() for each in row["refused"])
+    return SiteFacts(
+        name=name,
+        state=f"{row['state']} ({row['code']})" if row["code"] else row["state"],
+        contributed=tuple(number for number in row["rounds_contributed"] if number not in left_out),
+        left_out=left_out,
+        capped=tuple(row["rounds_capped"]),
+        bytes_received=row["bytes_received"],
+        refused=tuple(refused),
+    )
+
+
+def _attempt(row: Mapping[str, Any]) -> AttemptFacts:
+    answers = row["answers"]
+    return AttemptFacts(
+        round=row["round"],
+        attempt=row["attempt"],
+        closing=row["closing"],
+        outcome=row["outcome"],
+        asked=tuple(row["asked"]),
+        contributors=tuple(site for site in row["contributors"] if site not in row["left_out"]),
+        answers={
+            site: f"{given['answer']} {given['code']} {given['tensor']}".strip() for site, given in answers.items()
+        },
+        refused=tuple(site for site, given in answers.items() if given["answer"] == "refused"),
+        shares=dict(row["shares"]),
+        capped=tuple(row["capped"]),
+        left_out=dict(row["left_out"]),
+        seconds=row["seconds"],
+        loss=row["val_loss"],
+        model=row["model_digest"] or "",
+    )
+
+
+def _answer(study: StudyFacts) -> Answer:
+    """How the study stands, and whether every site is in every model."""
+    closed = len(study.closed)
+    said = {
+        Phase.CREATED: "Created; it has not been started",
+        Phase.WAITING: "Waiting for its sites to be ready",
+        Phase.RUNNING: f"Running: round {study.round} of {study.rounds}",
+        Phase.PAUSED: f"Paused in round {study.round} of {study.rounds}",
+        Phase.FINISHED: f"Finished: {closed} of {study.rounds} rounds",
+        Phase.STOPPED: f"Stopped after {closed} of {study.rounds} rounds",
+    }[study.phase]
+    if study.phase == Phase.FINISHED:
+        said += f", {len(study.sites) - len(study.absent)} of {len(study.sites)} sites in every one"
+    missing = f"Not in every round: {', '.join(site.name for site in study.absent)}. " if study.absent else ""
+    because = f"{study.why}. " if study.why else ""
+    tone: Tone = "plain"
+    if study.phase in (Phase.PAUSED, Phase.STOPPED):
+        tone = "bad"
+    elif study.absent:
+        tone = "open"
+    elif study.phase == Phase.FINISHED:
+        tone = "good"
+    return Answer(tone, f"{said}.", f"{missing}{because}As of {study.reported_at}.", _claims(study))
+
+
+def _claims(study: StudyFacts) -> tuple[Claim, ...]:
+    closed, absent = len(study.closed), study.absent
+    present = f"{len(study.sites) - len(absent)} of {len(study.sites)} sites in every model"
+    lacking = "; ".join(f"{site.name} in {len(site.contributed)} of {closed}" for site in absent)
+    capped = "; ".join(f"{site.name} in {_rounds_of(site.capped)}" for site in study.sites if site.capped)
+    refused = sum(len(site.refused) for site in study.sites)
+    left_out = sum(len(site.left_out) for site in study.sites)
+    return (
+        Claim("Participation", "open" if absent else "good", "; ".join(filter(None, (present, lacking))))
+        if closed
+        else Claim("Participation", "plain", "no round has a model yet"),
+        Claim("Capped shares", "open" if capped else "good", capped or "none: every update counts for its rows"),
+        Claim(
+            "Refused or left out", "open" if refused or left_out else "good",
+            f"{refused} refused, {left_out} accepted and left out" if refused or left_out else "none",
+        ),
+        Claim(
+            "Best global model", "plain",
+            f"round {study.best[0]}, validation loss {study.best[1]:.4g}" if study.best else "none",
+        ),
+    )  # fmt: skip
+
+
+def _head(study: StudyFacts) -> Iterator[Block]:
+    yield Facts((*study.facts, ("Limits", "; ".join(study.limits))))
+    yield Facts(study.digests, codes=True)
+
+
+def _losses(study: StudyFacts) -> Iterator[Block]:
+    yield Heading("Validation loss of each model")
+    yield _loss_chart(study) or Paragraph("Too few rounds have reported a loss that can be drawn.")
+
+
+def _loss_chart(study: StudyFacts) -> LineChart | None:
+    """One point for each model that sites validated; where a round was tried again, what its last attempt reported."""
+    losses = {row.round - 1: row.loss for row in study.attempts if row.loss is not None}
+    note = (
+        "Each site validates a round's base model on its own validation rows; the mean counts sites by these rows, "
+        "under the study's limit of one site's share. The values' axis need not begin at 0."
+    )
+    marked = study.best[0] if study.best else None
+    if study.best:
+        note += f" The ring is the best global model, round {marked}."
+    return line_chart(
+        "Validation loss by round", sorted(losses.items()), x_label="model after round (0: the initial model)",
+        y_label="validation loss, mean over the sites, no unit", note=note, marked=marked,
+    )  # fmt: skip
+
+
+def _participation(study: StudyFacts) -> Iterator[Block]:
+    yield Heading("Sites")
+    columns = ("site", "state", "rounds in the model", "left out", "capped", "bytes received", "refused")
+    closed = len(study.closed)
+    rows = tuple(
+        (
+            site.name, site.state, f"{len(site.contributed)} of {closed}", _rounds_of(site.left_out) or "never",
+            _rounds_of(site.capped) or "never", f"{site.bytes_received:,}", ", ".join(site.refused) or "none",
+        )
+        for site in study.sites
+    )  # fmt: skip
+    yield Grid(columns, rows, numbers=(2, 5))
+    if 0 < len(study.attempts) <= MOST_COLUMNS:
+        yield Heading("Who took part in which round", 3)
+        marks = tuple((site.name, *(_mark(site.name, row) for row in study.attempts)) for site in study.sites)
+        yield Grid(("site", *(row.label for row in study.attempts)), marks, numbers=(), narrow=True)
+        yield Paragraph("; ".join(LEGEND) + ".", faint=True)
+
+
+def _mark(site: str, row: AttemptFacts) -> str:
+    """What became of a site in an attempt, as one of the marks of ``LEGEND``."""
+    if site in row.contributors and row.closing:
+        return "✓"
+    if site in row.contributors and row.outcome == Outcome.CLOSED:
+        return "◐" if site in row.capped else "●"
+    if site in row.contributors or site in row.left_out:
+        return "○"
+    if site in row.answers:
+        return "✕" if site in row.refused else "–"
+    return "?" if site in row.asked else ""
+
+
+def _rounds(study: StudyFacts) -> Iterator[Block]:
+    yield Heading("Rounds")
+    columns = ("round", "attempt", "outcome", "contributed", "did not", "seconds", "loss of base", "model")
+    yield Grid(columns, tuple(map(_round_row, study.attempts)), numbers=(1, 5, 6), codes=(7,))
+
+
+def _round_row(row: AttemptFacts) -> tuple[str, ...]:
+    return (
+        "closing" if row.closing else str(row.round),
+        str(row.attempt),
+        row.outcome,
+        ", ".join(_contributor(site, row) for site in row.contributors),
+        "; ".join(_absence(site, row) for site in row.asked if site not in row.contributors),
+        "" if row.seconds is None else f"{row.seconds:.2f}",
+        "" if row.loss is None else f"{row.loss:.4g}",
+        row.model,
+    )
+
+
+def _contributor(site: str, row: AttemptFacts) -> str:
+    return f"{site} (counts for {row.shares[site]:.3g}, less than its rows)" if site in row.capped else site
+
+
+def _absence(site: str, row: AttemptFacts) -> str:
+    if site in row.left_out:
+        return f"{site}: accepted and left out, {row.left_out[site]}"
+    return f"{site}: {row.answers.get(site, 'no answer')}"
+
+
+def _rounds_of(numbers: Sequence[int]) -> str:
+    """ "round 3", "rounds 3, 4", or how many where that is long."""
+    if len(numbers) > 8:
+        return f"{len(numbers)} rounds"
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}" if numbers else ""

@@ -1,0 +1,162 @@
+"""What is known of a study's course: its rules, its rounds with the sites' answers, and its state as a whole.
+
+All of it is immutable. ``coordinator.studies.lifecycle`` says how one state follows from another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import TypeAdapter
+
+
+class Phase(StrEnum):
+    CREATED = "created"
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+ENDED = (Phase.FINISHED, Phase.STOPPED)
+
+
+class Kind(StrEnum):
+    """What a site that was asked did."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    DECLINED = "declined"
+    WITHDRAWN = "withdrawn"
+    LEFT_OUT = "left_out"  # it was accepted, has its receipt, and could not be averaged; the code says why
+
+
+class Outcome(StrEnum):
+    """How an attempt at a round ended."""
+
+    CLOSED = "closed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the study file says about time and numbers."""
+
+    sites: tuple[str, ...]
+    rounds: int
+    needed: int
+    round_deadline_s: float
+    start_deadline_s: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``code`` is a name of RefusalCode where a site or the coordinator said no; ``upload`` an id in hex."""
+
+    kind: Kind
+    code: str = ""
+    upload: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors."""
+
+    number: int
+    attempt: int
+    asked: tuple[str, ...]
+    answers: Mapping[str, Answer]
+    deadline: float
+    closing: bool = False
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """In site order."""
+        return tuple(site for site in sorted(self.answers) if self.answers[site].kind == Kind.ACCEPTED)
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        return tuple(site for site in self.asked if site not in self.answers)
+
+
+@dataclass(frozen=True)
+class StudyState:
+    """All that a study's future depends on.
+
+    Attributes:
+        models: the number of the newest model; model 0 is the initial one.
+        ready: the sites that approved this revision and did not withdraw.
+        missed: the sites that did not answer when they were last asked.
+        round: the attempt under way, also while it is aggregated.
+        last: the attempt before it, for those who ask how it went.
+        tries: attempts at the present round since the study was last started.
+        why: in words of our own, why the study paused.
+    """
+
+    phase: Phase = Phase.CREATED
+    models: int = 0
+    ready: frozenset[str] = frozenset()
+    missed: frozenset[str] = frozenset()
+    round: Round | None = None
+    aggregating: bool = False
+    last: Round | None = None
+    tries: int = 0
+    start_by: float = 0.0
+    why: str = ""
+
+    @property
+    def open_round(self) -> Round | None:
+        """The attempt in which answers are taken now."""
+        return None if self.aggregating else self.round
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When ``Clock`` must come at the latest; None when nothing waits for time."""
+        if self.phase == Phase.WAITING:
+            return self.start_by
+        if self.phase == Phase.RUNNING and self.round and not self.aggregating:
+            return self.round.deadline
+        return None
+
+    def document(self) -> dict[str, Any]:
+        """Plain JSON for the store."""
+        return {**asdict(self), "ready": sorted(self.ready), "missed": sorted(self.missed)}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> "StudyState":
+        """What ``document`` gave. Raises ValueError: it is not that."""
+        return _STATE.validate_python(document)
+
+
+_STATE = TypeAdapter(StudyState)
+
+
+def site_states(
+    state: StudyState, rules: Rules, busy: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """Each site in one word: waiting, training, held, uploaded, accepted, refused, declined, late or absent.
+
+    ``busy`` are the sites whose update is complete here and not yet judged, ``held`` those where it waits for a person.
+    """
+    return {site: _site_state(site, state, busy, held) for site in rules.sites}
+
+
+def _site_state(site: str, state: StudyState, busy: frozenset[str], held: frozenset[str]) -> str:
+    shown = state.round or state.last
+    answer = shown.answers.get(site) if shown else None
+    if answer and answer.kind != Kind.WITHDRAWN:
+        return "held" if answer.code == "DECLINED_HELD" else answer.kind.value
+    if shown is None or state.phase in (Phase.CREATED, Phase.WAITING):
+        return "waiting"
+    if site not in state.ready:
+        return "absent"
+    if site in shown.asked:
+        if state.round is None or state.aggregating:
+            return "late"
+        if site in busy:
+            return "uploaded"
+        return "held" if site in held else "training"
+    return "late" if site in state.missed else "waiting"

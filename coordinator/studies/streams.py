@@ -1,0 +1,103 @@
+"""What is sent to connected sites, and to commands that follow a study: one queue each, and a thread waits at its end.
+
+Only the thread that owns the studies changes who is connected.
+"""
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator.studies.assignments import Assignment
+from coordinator.studies.study import Study
+
+
+@dataclass(frozen=True)
+class TwoLines:
+    """Two lines of the site's certificates live: somebody else holds its keys, or it was copied."""
+
+    since_s: int
+
+
+class _End:
+    pass
+
+
+GOODBYE, END = _End(), _End()
+Message = Study | Assignment | TwoLines
+Item = Message | _End
+
+
+@dataclass
+class Stream:
+    """What goes to one connected site, in order. A thread waits at the other end."""
+
+    _items: "queue.SimpleQueue[Item]" = field(default_factory=queue.SimpleQueue)
+
+    def put(self, item: Message) -> None:
+        self._items.put(item)
+
+    def goodbye(self) -> None:
+        """The coordinator goes down."""
+        self._items.put(GOODBYE)
+
+    def end(self) -> None:
+        """The site connected again elsewhere, or its connection broke."""
+        self._items.put(END)
+
+    def get(self) -> Item:
+        """The next item; waits for it."""
+        return self._items.get()
+
+
+Changes = queue.SimpleQueue[bool]
+
+
+class Streams:
+    """The streams of the connected sites, one a site, and the queues of those who follow a study."""
+
+    def __init__(self) -> None:
+        self._of_sites: dict[str, Stream] = {}
+        self._followers: list[tuple[str, Changes]] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_sites)
+
+    def __len__(self) -> int:
+        """Of sites and followers."""
+        return len(self._of_sites) + len(self._followers)
+
+    def open(self, site: str, stream: Stream) -> None:
+        """From now on a site is sent to by ``stream``; one that it had before ends."""
+        if old := self._of_sites.get(site):
+            old.end()
+        self._of_sites[site] = stream
+
+    def close(self, site: str, stream: Stream) -> None:
+        if self._of_sites.get(site) is stream:
+            del self._of_sites[site]
+
+    def push(self, site: str, item: Message | None) -> None:
+        """Send something to a site, if it is connected."""
+        if item is not None and (stream := self._of_sites.get(site)):
+            stream.put(item)
+
+    def follow(self, study: str) -> Changes:
+        """A queue that gets True after each change of a study, and False when the service goes down."""
+        changes: Changes = queue.SimpleQueue()
+        self._followers.append((study, changes))
+        return changes
+
+    def unfollow(self, changes: Changes) -> None:
+        self._followers = [pair for pair in self._followers if pair[1] is not changes]
+
+    def tell_followers(self, study: str) -> None:
+        for followed, changes in self._followers:
+            if followed == study:
+                changes.put(True)
+
+    def say_goodbye(self) -> None:
+        """Tell everyone that the service goes down."""
+        for stream in self._of_sites.values():
+            stream.goodbye()
+        for _, changes in self._followers:
+            changes.put(False)

@@ -1,0 +1,301 @@
+"""The verdict on an update: decision, receipt and what it means for the round, in one transaction.
+
+``open`` judges a header before the first byte, ``decide`` a payload when all of it is durable. A receipt goes out after
+the commit, so whoever holds one can rely on it, and the same upload opened again gets the same receipt, byte for byte.
+The thread that owns the studies alone decides.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from coordinator.storage import tables
+from coordinator.storage.blobs import Blobs
+from coordinator.storage.database import Store
+from coordinator.studies.engine import Engine
+from coordinator.studies.lifecycle import Answered
+from coordinator.studies.state import Answer, Kind
+from coordinator.updates import admission
+from coordinator.updates.admission import Admitted, Refusal
+from coordinator.updates.allowance import HOUR_S, Allowance
+from coordinator.updates.ledgers import Judged, Ledgers, keep_head
+from coordinator.updates.receipts import Receipts, receipt_of
+from coordinator.updates.receive import Received, Reception, Receptions
+from wardround.errors import CannotWrite, NotPermitted, TryAgain
+from wardround.records.receipts import ACCEPTED, REFUSED
+from wardround.records.update import UploadHeader
+from wardround.signing.dsse import Envelope
+
+MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
+MAX_REFUSED = 5000  # of one enrolment of a site; a row and a receipt are at most some 9 KB
+MAX_AGAIN_AN_HOUR = 600  # openings of uploads that are known: each hashes what came again
+ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be written about an upload. ``refusal`` None: it is accepted.
+
+    ``ledger``: the header's statement, judged and not written down yet; None where that was done before.
+    """
+
+    site: str
+    header: UploadHeader
+    upload: tables.Upload
+    refusal: Refusal | None
+    ledger: Judged | None = None
+
+    @property
+    def countersigns(self) -> bool:
+        """Whether the receipt names the ledger's head: not if that itself is refused."""
+        return self.ledger is None or self.ledger.refusal is None
+
+
+class Uploads:
+    """The uploads of one coordinator. ``key`` signs receipts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        blobs: Blobs,
+        federation: str,
+        key: Ed25519PrivateKey,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._blobs = blobs
+        self._wall_clock = wall_clock
+        self._idle = Allowance("uploads without a result", wall_clock)
+        self._again = Allowance("uploads opened again", wall_clock)
+        self.ledgers = Ledgers(store, wall_clock=wall_clock)
+        self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
+        self.receptions = Receptions()
+
+    def open(
+        self, site: str, header: UploadHeader, is_active: Callable[[], bool] = lambda: True
+    ) -> Envelope | Reception:
+        """A receipt if the upload is decided, or refused before any of its payload; else where its payload goes.
+
+        Args:
+            is_active: whether the stream that brought it is still there.
+
+        Raises:
+            NotPermitted: the id was used for another upload (UPLOAD_ID_CONFLICT).
+            TryAgain: this site has enough open, or the disk has not the room.
+        """
+        self.receptions.close_where(  # the site opened a new stream, so the connection of the older one broke
+            lambda older: (older.site, older.header.upload_id) == (site, header.upload_id)
+        )
+        _ = header.content, header.manifest.digest()  # made here, so that whoever owns the studies need not
+        with self.ledgers.judged(site, header.ledger) as ledger:
+            opened = self._engine.call(lambda: self._open(site, header, ledger, is_active))
+        if isinstance(opened, Reception):
+            try:
+                opened.prepare()
+            except BaseException:
+                self.receptions.close(opened)
+                raise
+        return opened
+
+    def decide(self, reception: Reception, manifest_sha256: str) -> Envelope:
+        """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
+        with reception.committed(manifest_sha256) as received:
+            payload = admission.admit_payload(received, reception.max_norm)
+        receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
+        reception.settle()
+        return receipt
+
+    def drop_undecided(self, site: str) -> None:
+        """Forget what a revoked site had begun to send."""
+        self.receptions.close_where(lambda reception: reception.site == site)
+        self._engine.call(lambda: self._drop(site, tables.Upload.site == site))
+
+    # Where the studies are owned.
+
+    def _open(
+        self, site: str, header: UploadHeader, ledger: Judged, is_active: Callable[[], bool]
+    ) -> Envelope | Reception:
+        """Judge what the header says, and write it down.
+
+        Only one reception of an upload is under way, and only one that is can be concluded; so no stream touches the
+        spool of an update that was accepted by another.
+        """
+        with self._store.read() as session:
+            before = session.get(tables.Upload, header.upload_id)
+            first = _first_counts(session, site, header)
+            refused = _refused_since(session, site, self._wall_clock() - HOUR_S)
+        if before and (before.site, before.content) != (site, header.content):
+            log.warning("site %s uses an upload id again for another upload", site)
+            raise NotPermitted(
+                f"upload {header.upload_id} was opened before with other content", code="UPLOAD_ID_CONFLICT"
+            )
+        if before and before.receipt:
+            return receipt_of(before)
+        rolled_back = ledger.refusal is not None and ledger.refusal.code == "LEDGER_ROLLBACK"
+        if not is_active() or (before and rolled_back):
+            raise TryAgain("this opening was overtaken by a newer one of this site", code="TOO_BUSY")
+        if before is None:
+            self._idle.take(site, MAX_REFUSED_AN_HOUR, refused)
+        else:
+            self._again.take(site, MAX_AGAIN_AN_HOUR)
+        study = self._engine.find(header.study)
+        verdict = admission.admit_header(site, header, study, first, ledger.refusal)
+        upload = before or _new_upload(site, header, self._wall_clock())
+        if isinstance(verdict, Refusal):
+            return self._decide(Verdict(site, header, upload, verdict, ledger))
+
+        self._refuse_full_disk(header)
+        self.receptions.refuse_crowd(site, header.upload_id)
+        self._drop(site, sa.and_(tables.Upload.study == header.study, tables.Upload.id != header.upload_id))
+        with self._store.write() as session:
+            ledger.remember(session)
+            session.merge(upload)
+        assert study is not None
+        max_norm = study.file.study.max_update_norm
+        reception = Reception(site, header, self._store, self._blobs, upload.received, max_norm)
+        self.receptions.add(reception)
+        return reception
+
+    def _conclude(self, reception: Reception, received: Received, payload: Admitted | Refusal) -> Envelope:
+        """Decide on a complete upload. The round may have closed while it came."""
+        site, header = received.site, received.header
+        with self._store.read() as session:
+            upload = session.get(tables.Upload, header.upload_id)
+        if upload is not None and upload.receipt:
+            return receipt_of(upload)
+        if upload is None or not self.receptions.is_current(reception):
+            raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
+        verdict = admission.admit_now(site, header, self._engine.find(header.study), payload)
+        upload.received = received.bytes
+        return self._decide(Verdict(site, header, upload, verdict if isinstance(verdict, Refusal) else None))
+
+    def _decide(self, verdict: Verdict) -> Envelope:
+        """Write decision, receipt and what it means for the round; return the receipt when all that is durable.
+
+        Raises:
+            TryAgain: one more refusal of this site would be too many.
+        """
+        site, header, refusal = verdict.site, verdict.header, verdict.refusal
+        if refusal is not None:
+            self._refuse_too_many_refusals(site, header.upload_id)
+        if refusal is None:
+            answer = Answer(Kind.ACCEPTED, upload=header.upload_id)
+        else:
+            answer = Answer(Kind.REFUSED, refusal.code, header.upload_id)
+        if refusal is None or (refusal.answers_the_round and self._is_expected(site, header)):
+            receipt = self._engine.happened_with(
+                header.study, Answered(site, answer), lambda session: self._write(session, verdict)
+            )
+        else:
+            with self._store.write() as session:
+                receipt = self._write(session, verdict)
+        self._idle.give_back(site)
+        if refusal is not None:
+            log.warning(
+                "%s: the update of site %s for round %d is refused: %s %s", header.study, site, header.round,
+                refusal.code, refusal.tensor,
+            )  # fmt: skip
+            self._blobs.drop_spools([header.upload_id])
+        return receipt
+
+    def _write(self, session: Session, verdict: Verdict) -> Envelope:
+        """Write a decision and its receipt down, each where the next one needs it. Returns the receipt.
+
+        Raises:
+            NotPermitted: the site was revoked meanwhile.
+            TryAgain: it was enrolled again meanwhile, or took another ledger.
+        """
+        refusal = verdict.refusal
+        if verdict.ledger is not None:
+            verdict.ledger.remember(session)
+        site = session.get(tables.Site, verdict.site)
+        if site is None or site.revoked_s is not None:
+            raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
+        head = verdict.header.ledger.head if verdict.countersigns else None
+        envelope = self.receipts.sign(verdict.upload, site, refusal, head)
+        upload = session.merge(verdict.upload)
+        upload.decision = ACCEPTED if refusal is None else REFUSED
+        upload.code, upload.tensor = (refusal.code, refusal.tensor) if refusal else ("", "")
+        upload.decided_s = self._wall_clock()
+        upload.receipt = json.dumps(envelope.document())
+        if head is not None:
+            keep_head(session, verdict.site, head, in_receipt=True)
+        site.last_receipt = hashlib.sha256(envelope.payload).hexdigest()
+        return envelope
+
+    def _refuse_too_many_refusals(self, site: str, upload_id: str) -> None:
+        """Refusals are kept for good, for each is a link in the site's chain of receipts: so their number is bounded.
+
+        One beyond the bound gets no receipt and leaves nothing. A new invitation begins a new enrolment.
+        """
+        with self._store.read() as session:
+            row = session.get(tables.Site, site)
+            kept = _refused_since(session, site, row.enrolled_s) if row is not None else 0
+        if kept >= MAX_REFUSED:
+            self._drop(site, tables.Upload.id == upload_id)
+            raise TryAgain(
+                f"{kept} refused uploads of site `{site}` are kept, and no more are; it may send what counts",
+                code="TOO_BUSY",
+            )
+
+    def _is_expected(self, site: str, header: UploadHeader) -> bool:
+        return admission.state_refusal(site, header, self._engine.find(header.study)) is None
+
+    def _drop(self, site: str, which: sa.ColumnElement[bool]) -> None:
+        """Forget undecided uploads of a site: their ids are not known here any more."""
+        table = tables.Upload
+        undecided = sa.and_(table.site == site, table.decision == "", which)
+        with self._store.read() as session:
+            stale = session.scalars(sa.select(table.id).where(undecided).order_by(table.id)).all()
+        if not stale:
+            return
+        with self._store.write() as session:
+            session.execute(sa.delete(table).where(table.id.in_(stale)))
+        self.receptions.close_where(lambda reception: reception.header.upload_id in stale)
+        self._blobs.drop_spools(stale)
+
+    def _refuse_full_disk(self, header: UploadHeader) -> None:
+        free = shutil.disk_usage(self._blobs.spool(header.upload_id).parent).free
+        if free < header.manifest.bytes + ROOM_LEFT:
+            raise CannotWrite("the coordinator's disk has no room for this update now", code="TOO_BUSY")
+
+
+def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
+    return tables.Upload(
+        id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
+        attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
+        payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
+        num_validation=header.num_validation, received=0, opened_s=now,
+    )  # fmt: skip
+
+
+def _first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
+    """The training and validation rows that a site reported with its first accepted update of a revision."""
+    table = tables.Upload
+    chosen = sa.select(table.num_examples, table.num_validation).where(
+        table.study == header.study,
+        table.revision == header.revision,
+        table.site == site,
+        table.decision == ACCEPTED,
+    )
+    found = session.execute(chosen.order_by(table.decided_s).limit(1)).first()
+    return (found.num_examples, found.num_validation) if found else None
+
+
+def _refused_since(session: Session, site: str, since_s: float) -> int:
+    """How many uploads of a site were refused."""
+    table = tables.Upload
+    chosen = sa.select(sa.func.count()).where(table.site == site, table.decision == REFUSED, table.decided_s >= since_s)
+    return session.scalars(chosen).one()

@@ -1,0 +1,47 @@
+"""A page's blocks as one HTML file, which asks nobody for anything: no script, no link, no picture from elsewhere."""
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from wardround.pages.blocks import Page
+from wardround.terminal import escaped
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def html(page: Page) -> str:
+    """The page. The same blocks give the same text."""
+    return _environment().get_template("page.html").render(page=page)
+
+
+def template(name: str) -> str:
+    """A template's text, or the stylesheet's, as it lies in this package."""
+    return files("wardround.pages").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> "Environment":
+    """Templates in which every value is escaped, and a name that is not there is an error."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # slow to import, and most commands make no page
+
+    return Environment(
+        loader=FunctionLoader(template), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def _shown(value: Any) -> Any:
+    """A value as a page shows it: on one line, without a character that a reader's screen would obey or hide.
+
+    Raises:
+        TypeError: it is neither text nor a number; a ``None`` would otherwise stand on the page as a word.
+    """
+    if hasattr(value, "__html__"):  # what a macro made: escaped already
+        return value
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, int | float):
+        return value
+    raise TypeError(f"a page shows text and numbers, not {type(value).__name__}")

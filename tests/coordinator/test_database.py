@@ -1,0 +1,176 @@
+"""The database: its tables are those of the migrations, and a transaction is whole or not at all."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from hypothesis import given
+
+from coordinator.models.kept import add_model, manifest_from_document
+from coordinator.storage import database, tables
+from coordinator.storage.database import Store
+from coordinator.studies.history import uploads_of
+from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
+from coordinator.studies.study import load_studies, new_study
+from fl_algorithms.server.best import BestGlobal
+from tests.coordinator.conftest import study_document
+from tests.wardround.test_update import manifests
+from wardround.errors import CannotWrite, NeedsPerson, TryAgain
+from wardround.local.durable import StorageFailed
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    path = tmp_path / "coordinator.db"
+    database.upgrade(path)
+    opened = Store(path)
+    yield opened
+    opened.close()
+
+
+def test_the_migrations_make_exactly_the_tables_that_the_program_uses(store: Store) -> None:
+    engine = sa.create_engine(f"sqlite:///{store.path}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), tables.Base.metadata) == []
+    engine.dispose()
+
+
+def test_upgrading_twice_changes_nothing(store: Store) -> None:
+    with store.write() as session:
+        session.add(tables.Model(digest="d", manifest="[]", made_s=1))
+    database.upgrade(store.path)
+    store.refuse_other_schema()
+    with store.read() as session:
+        rows = session.scalars(sa.select(tables.Model)).all()
+    assert [(row.digest, row.manifest, row.made_s) for row in rows] == [("d", "[]", 1)]
+
+
+def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(store: Store) -> None:
+    with store.read() as session:
+        pragma = session.connection().exec_driver_sql
+        assert pragma("PRAGMA journal_mode").scalar() == "wal"
+        assert pragma("PRAGMA synchronous").scalar() == 2  # FULL
+        assert pragma("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
+    def fail() -> None:
+        with store.write() as session:
+            session.add(tables.Model(digest="d", manifest="[]", made_s=1))
+            raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        fail()
+    with store.read() as session:
+        assert session.scalars(sa.select(tables.Model)).all() == []
+
+
+def test_two_writers_wait_for_each_other(store: Store) -> None:
+    with store.write() as session:
+        session.add(tables.Model(digest="0", manifest="[]", made_s=0))
+
+    def count_up() -> None:
+        for _ in range(25):
+            with store.write() as session:
+                row = session.get(tables.Model, "0")
+                assert row is not None
+                row.made_s += 1
+
+    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with store.read() as session:
+        row = session.get(tables.Model, "0")
+    assert row is not None
+    assert row.made_s == 100
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (sqlite3.SQLITE_FULL, CannotWrite, "no space left"),
+        (sqlite3.SQLITE_IOERR | 4 << 8, StorageFailed, "the disk failed to keep what was written"),
+        (sqlite3.SQLITE_READONLY, CannotWrite, "may not be written"),
+    ],
+)
+def test_what_the_disk_says_reaches_the_operator_in_words(
+    store: Store, code: int, kind: type[Exception], said: str
+) -> None:
+    class Failed(sqlite3.OperationalError):
+        sqlite_errorcode = code
+
+    def fail() -> None:
+        with store.write():
+            raise sa.exc.OperationalError("INSERT", {}, Failed())
+
+    with pytest.raises(kind, match=said):
+        fail()
+
+
+def test_a_database_that_no_descriptor_is_left_for_is_not_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CannotOpen(sqlite3.OperationalError):
+        sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+    def fail() -> None:
+        with store.read():
+            raise sa.exc.OperationalError("SELECT", {}, CannotOpen())
+
+    with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
+        fail()
+    monkeypatch.setattr(database, "_no_descriptor_is_free", lambda: True)
+    with pytest.raises(TryAgain, match="this process has no free file descriptor now"):
+        fail()
+
+
+def test_an_upload_is_read_as_it_was_written(store: Store) -> None:
+    upload = tables.Upload(
+        id="a" * 32, site="alpha", study="trial", revision=1, round=2, attempt=1, content="c", manifest_sha256="m",
+        payload_bytes=32, metrics='[["val_loss", "0.5"]]', num_examples=10, num_validation=3, received=8, opened_s=1.5,
+    )  # fmt: skip
+    with store.write() as session:
+        session.add(upload)
+    with store.read() as session:
+        (kept,) = uploads_of(session, "trial", 1)
+        assert session.get(tables.Upload, "b" * 32) is None
+    assert kept is not upload
+    assert kept.reported_metrics == (("val_loss", "0.5"),)
+    assert (kept.id, kept.received, kept.decision, kept.code, kept.receipt) == ("a" * 32, 8, "", "", None)
+
+
+@given(manifests())
+def test_a_manifest_comes_back_from_its_document(manifest: Manifest) -> None:
+    assert manifest_from_document(json.loads(json.dumps(manifest.document()))) == manifest
+
+
+def test_a_study_comes_back_from_its_row(store: Store) -> None:
+    manifest = Manifest((Entry(TensorSpec("weight", "F32", (2, 3)), "12" * 32),))
+    state = StudyState(
+        Phase.RUNNING, models=1, ready=frozenset({"alpha", "bravo"}), missed=frozenset({"bravo"}), why="",
+        round=Round(2, 1, ("alpha", "bravo"), {"alpha": Answer(Kind.ACCEPTED, upload="ab" * 16)}, 12.5),
+    )  # fmt: skip
+    study = new_study(StudyFile.from_document(study_document()), manifest, 2, 7)
+    best = BestGlobal(1, 0.25)
+    study = replace(study, state=state, best=best, best_digest=manifest.digest()).saved_at(100.0, 3.0)
+    with store.write() as session:
+        add_model(session, manifest, 7)
+        add_model(session, manifest, 8)
+        session.add(study.row())
+    with store.read() as session:
+        model = session.scalars(sa.select(tables.Model)).one()
+    assert model.made_s == 7
+    assert load_studies(store) == ({"trial": study}, {})
+    with store.write() as session:
+        session.execute(sa.update(tables.Study).values(state="{}"))
+    studies, unreadable = load_studies(store)
+    assert (studies, list(unreadable)) == ({}, ["trial"])
