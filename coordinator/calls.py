@@ -1,11 +1,12 @@
-"""The calls under way: whose they are, how many one peer may have, and how long it may keep one waiting.
+"""The calls under way: whose each one is, how many a peer may have, and how long it may keep the coordinator waiting.
 
-To gRPC every method takes a stream of bytes, whatever the contract says of it (on the wire that is the same): so the
-peer is judged from its connection before a message is waited for, and a message's length before it is parsed.
+To gRPC every method takes a stream of bytes, whatever the contract says of it (on the wire that is the same). So the
+peer is authenticated from its connection before a message is waited for, and a message's length is checked before it
+is parsed.
 
-A worker thread stands behind each call from its first moment, so what a peer can hold of them is bounded before its
-first message is waited for. gRPC gives no time limit for a message that does not come; one thread here keeps the time
-and ends what is late. A call that was ended for that looks like a broken connection to its peer, and may be made again.
+A worker thread stands behind each call from its first moment, so the number of calls is bounded before the first
+message is waited for. gRPC has no time limit for a message that does not come; one thread here keeps the time and
+cancels what is late. To its peer, a call that was canceled looks like a broken connection, and may be made again.
 """
 
 import functools
@@ -21,16 +22,16 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.members.certificate_status import Peer, Standing
+from coordinator.members.certificate_status import CertificateStatus, Peer
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.signing.certificates import Name
 
 SMALL_MESSAGE = 8 * 1024
-SLOWEST = 4096  # bytes a second, for what is not small of a first message
+SLOWEST = 4096  # bytes a second, for the part of a first message beyond a small one
 MAX_CALLS = 8  # of one peer at a time; a working site has two or three
-MAX_BOOTSTRAP_CALLS = 64  # of all invitations together
+MAX_BOOTSTRAP_CALLS = 64  # of all unused invitations together
 MAX_LEFT = 32  # answered calls of one peer whose answer has not arrived yet
-LOOK_S = 60  # how often a certificate's end is noticed while its calls are silent
+CHECK_S = 60  # how often the certificates of silent calls are checked
 LARGE_MESSAGE = 128 * 1024  # bytes; parsed, a message can be some sixty times as long
 log = logging.getLogger(__name__)
 Method = Callable[..., Any]
@@ -43,9 +44,9 @@ class Bounds:
     """How long a peer may keep the coordinator waiting, and how often it may call.
 
     Attributes:
-        first_message_s: for a first message that is small; a longer one has more, by ``SLOWEST``.
-        rate_bytes, rate_s: an upload moves so much in so long; each reply is taken in so long.
-        burst, calls_a_second: of one peer; a round takes three or four, and tiny ones take 50 ms.
+        first_message_s: time for a small first message; a longer one has more, by ``SLOWEST``.
+        rate_bytes, rate_s: an upload must move so many bytes in each ``rate_s`` seconds; each reply is read in them.
+        burst, calls_a_second: of one peer. A site makes three or four calls a round, and a tiny round takes 50 ms.
         left_s: how long an answer may be on its way after its worker is free.
     """
 
@@ -62,20 +63,20 @@ DEFAULT = Bounds()
 
 @dataclass(eq=False)
 class Call:
-    """One call of one peer, and what it is given time for."""
+    """One call of one peer, and the deadline of what the peer owes now."""
 
     peer: Peer
     method: str
     context: grpc.ServicerContext
     set_deadline: Callable[["Call", float | None], None]
     bounds: Bounds
-    deadline: float | None = None  # when it is ended, by the monotonic clock; None while the peer owes nothing
+    deadline: float | None = None  # when it is canceled, by the monotonic clock; None while the peer owes nothing
     answered: bool = False  # its worker is free; gRPC may still be sending
     _moved: int = field(default=0)
 
     @contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:
-        """The call ends if the block takes longer."""
+        """Cancel the call if the block takes longer."""
         self.set_deadline(self, seconds)
         try:
             yield
@@ -100,7 +101,7 @@ class Call:
         return message
 
     def further(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """The messages after the first, as long as enough of them comes."""
+        """The messages after the first. The call is canceled when they bring less than ``rate_bytes`` in ``rate_s``."""
         left = self.bounds.rate_s
         while True:
             began = time.monotonic()
@@ -116,14 +117,14 @@ class Call:
 
 
 class Calls:
-    """All calls under way."""
+    """All calls under way of one coordinator."""
 
-    def __init__(self, standing: Standing, bounds: Bounds = DEFAULT) -> None:
+    def __init__(self, certificate_status: CertificateStatus, bounds: Bounds = DEFAULT) -> None:
         self.bounds = bounds
-        self._standing = standing
+        self._status = certificate_status
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
-        self._spent: dict[Name, tuple[float, float]] = {}  # peer -> (calls that are not forgotten, when that was so)
+        self._spent: dict[Name, tuple[float, float]] = {}  # peer -> (calls counted against its burst, when)
         self._wakes_at = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._keep_time, name="calls", daemon=True)
@@ -137,19 +138,19 @@ class Calls:
 
     @contextmanager
     def under_way(self, peer: Peer, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
-        """One more call of ``peer``, for as long as the block takes, however it ends.
+        """Count one more call of ``peer`` for as long as the block takes, however it ends.
 
         Raises:
-            TryAgain: it has enough under way, or made too many in a short time (TOO_BUSY).
-            NotPermitted: it has just lost its standing.
+            TryAgain: the peer has too many calls under way, or made too many in a short time (TOO_BUSY).
+            NotPermitted: its certificate has just become invalid.
         """
         call = Call(peer, method, context, self._set_deadline, self.bounds)
         with self._changed:
-            self._refuse_crowd(peer.name)
-            self._refuse_flood(peer.name)
+            self._refuse_too_many(peer.name)
+            self._refuse_too_often(peer.name)
             self._calls.add(call)
         try:
-            self._standing.check(peer)  # after it is on the list: a revocation finds it here or is found by it
+            self._status.check(peer)  # after the call is listed: a revocation finds the call, or is found here
             yield call
         finally:
             with self._changed:
@@ -159,26 +160,26 @@ class Calls:
                 self._forget(call)
 
     def of(self, name: str) -> list[Call]:
-        """The calls of a site that still hold a worker."""
+        """The calls of a site that still hold a worker thread."""
         with self._changed:
             return [call for call in self._calls if call.peer.name.id == name and not call.answered]
 
     def all(self) -> list[Call]:
-        """Also those whose answer is still on its way."""
+        """Every call, also those whose answer is still on its way."""
         with self._changed:
             return list(self._calls)
 
-    def end_unfit(self) -> None:
-        """End the calls of everyone who is no longer in good standing, also those that wait for their first message."""
+    def cancel_invalid(self) -> None:
+        """Cancel every call whose peer's certificate is no longer valid, also while it waits for its first message."""
         with self._changed:
             calls = list(self._calls)
         for call in calls:
             try:
-                self._standing.check(call.peer)
+                self._status.check(call.peer)
             except NotPermitted:
                 call.context.cancel()
 
-    def _refuse_crowd(self, name: Name) -> None:
+    def _refuse_too_many(self, name: Name) -> None:
         own = [call for call in self._calls if call.peer.name == name]
         live = sum(not call.answered for call in own)
         if live >= MAX_CALLS or len(own) - live >= MAX_LEFT:
@@ -188,8 +189,8 @@ class Calls:
             if others >= MAX_BOOTSTRAP_CALLS:
                 raise TryAgain(f"{others} calls with invitations are under way", code="TOO_BUSY")
 
-    def _refuse_flood(self, name: Name) -> None:
-        """Count one more call: short ones, one after another, cost everybody's time too."""
+    def _refuse_too_often(self, name: Name) -> None:
+        """Count one more call against the peer's burst: many short calls in a row cost everybody's time too."""
         now = time.monotonic()
         spent, when = self._spent.get(name, (0.0, now))
         spent = max(0.0, spent - (now - when) * self.bounds.calls_a_second)
@@ -218,7 +219,7 @@ class Calls:
                 for call in late:
                     call.deadline = None
                 deadlines = [call.deadline for call in self._calls if call.deadline is not None]
-                self._wakes_at = min([now + LOOK_S, *deadlines])
+                self._wakes_at = min([now + CHECK_S, *deadlines])
                 if not late:
                     self._changed.wait(self._wakes_at - now)
                 if self._closing:
@@ -227,16 +228,17 @@ class Calls:
                 if not call.answered:
                     log.warning("%s %s kept `%s` waiting too long", call.peer.name.kind, call.peer.name.id, call.method)
                 call.context.cancel()
-            self.end_unfit()
+            self.cancel_invalid()
 
 
 def permitted(
     kind: str, request: type[Message], *, most: int = SMALL_MESSAGE, stream: bool = False
 ) -> Callable[[Method], Method]:
-    """Let only peers of ``kind`` ("site", "invitation") call a method; it gets the ``Peer``, the request and the call.
+    """Let only peers of ``kind`` ("site" or "invitation") call a servicer's method.
 
-    The method's class has the ``Guard`` as ``guard``. A ``request`` has at most ``most`` bytes. With ``stream`` the
-    method gets the messages as they come, unparsed.
+    The method gets the ``Peer``, the parsed request, and the ``Call``. An error that it raises ends the call.
+    The method's class has an ``Authenticator`` as ``authenticator``. A ``request`` has at most ``most`` bytes. With
+    ``stream`` the method gets the messages as they come, unparsed, in place of the request.
     """
 
     def wrap(method: Method) -> Method:
@@ -246,9 +248,9 @@ def permitted(
             return self, call.peer, parsed(request, call.first(messages, most)), call
 
         def admitted(self: Any, context: grpc.ServicerContext) -> AbstractContextManager[Call]:
-            peer = self.guard.admit(context, kind)
-            under_way: AbstractContextManager[Call] = self.guard.calls.under_way(peer, method.__name__, context)
-            return under_way
+            peer = self.authenticator.peer(context, kind)
+            calls: Calls = self.authenticator.calls
+            return calls.under_way(peer, method.__name__, context)
 
         if inspect.isgeneratorfunction(method):
 
@@ -260,7 +262,7 @@ def permitted(
                             with call.waiting(call.bounds.rate_s):
                                 yield reply
                 except Exception as error:
-                    self.guard.end(context, error)
+                    self.authenticator.abort(context, error)
 
             wrapped: Method = many_replies
         else:
@@ -271,17 +273,17 @@ def permitted(
                     with admitted(self, context) as call:
                         return method(*arguments(self, call, messages))
                 except Exception as error:
-                    self.guard.end(context, error)
+                    self.authenticator.abort(context, error)
 
             wrapped = one_reply
-        wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test reads it
+        wrapped.permitted_kind = kind  # type: ignore[attr-defined]  # a test, and ``handlers``, read it
         return wrapped
 
     return wrap
 
 
 def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """What gRPC gets of a servicer: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
+    """A servicer as gRPC wants it: its methods that wear ``permitted``, each as one that takes a stream of bytes."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in vars(type(servicer)).items():
         if hasattr(method, "permitted_kind"):
@@ -292,12 +294,12 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 
 
 def _serialized(reply: Message | None) -> bytes:
-    """None: of a call that its peer gave up, to whom nothing goes."""
+    """A reply as bytes. ``reply`` is None when the peer gave the call up; then nothing is sent."""
     return reply.SerializeToString() if reply is not None else b""
 
 
 def parsed(kind: type[M], data: bytes) -> M:
-    """Raises BadData: these bytes are no such message."""
+    """``data`` as a message of ``kind``. Raises BadData (MESSAGE_MALFORMED): it is none."""
     with _one_at_a_time if len(data) > LARGE_MESSAGE else nullcontext():
         try:
             return kind.FromString(data)

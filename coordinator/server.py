@@ -1,4 +1,4 @@
-"""``coordinator serve``: the gRPC server, its certificate, the commands' socket, and a clean end."""
+"""The running service: the gRPC server, its TLS certificate, the socket for commands, and a clean shutdown."""
 
 import logging
 import os
@@ -11,12 +11,13 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from coordinator.administration import Operations, Parts
+from coordinator.administration import Administration
+from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
-from coordinator.members.enrolment import Authority
-from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard
+from coordinator.context import Context
+from coordinator.members.authority import Authority
+from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.state_directory import State, split_address
-from coordinator.studies.streams import TwoLines
 from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
@@ -25,37 +26,38 @@ from wardround.local import memory
 from wardround.local.control import ControlServer
 from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
+from wardround.records.event import CertificateFork
 from wardround.signing import certificates
 from wardround.terminal import log_to_stderr
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
-SPARE_WORKERS = 4  # judge a peer and end its call, where all others wait for theirs
+SPARE_WORKERS = 4  # refuse calls while all the others are taken
 GRACE_S = 5
 log = logging.getLogger(__name__)
 
 
 class ServerIdentity:
-    """The coordinator's own certificate: a key that is never on disk, made anew at half of its life."""
+    """The coordinator's own TLS certificate. Its key is never on disk; both are made anew at half of their life."""
 
-    def __init__(self, authority: Authority, host: str, clock: Callable[[], float]) -> None:
+    def __init__(self, authority: Authority, host: str, wall_clock: Callable[[], float]) -> None:
         self._authority = authority
         self._host = host
-        self._clock = clock
+        self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._certificate: x509.Certificate | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Every client shows a certificate of our authority; new connections get the newest of ours."""
+        """Every client must show a certificate of our authority; new connections get our newest certificate."""
         first = self.renewed()
         assert first is not None
         fetch: Any = self._fetch  # may return None for "no change", which the stubs do not say
         return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """A new certificate if there is none or it is past half of its life; None while it is good."""
+        """A new certificate if there is none, or it is past half of its life; None while the present one stays."""
         with self._lock:
-            now = self._clock()
+            now = self._wall_clock()
             if self._certificate is not None:
                 begins = self._certificate.not_valid_before_utc.timestamp()
                 ends = self._certificate.not_valid_after_utc.timestamp()
@@ -84,55 +86,52 @@ class Coordinator:
         fatal: Callable[[BaseException], None],
         listen: str = "",
         bounds: Bounds = DEFAULT,
-        clock: Callable[[], float] = time.time,
-        ticks: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``listen`` is HOST:PORT where it is not the address that the sites dial."""
+        """``listen``: HOST:PORT, where it is not the address that the sites connect to."""
         self._fatal = fatal
-        self.parts = Parts(state, clock=clock, ticks=ticks, fatal=fatal)
-        parts = self.parts
-        self.listen = listen or parts.config.address
-        self.engine = parts.engine
-        self.calls = Calls(parts.standing, bounds)
-        federation = parts.config.federation
-        self.uploads = Uploads(parts.engine, parts.store, parts.blobs, federation, parts.receipt_key, wall_clock=clock)
-        guard = Guard(parts.standing, parts.enrolment, self.calls, fatal)
-        parts.enrolment.on_two_lines = self._tell_two_lines
-        receipt_key = parts.receipt_key.public_key().public_bytes_raw()
+        context = self.context = Context(state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal)
+        self.listen = listen or context.config.address
+        self.engine = context.engine
+        self.calls = Calls(context.certificate_status, bounds)
+        self.uploads = Uploads(
+            context.engine, context.store, context.blobs, context.config.federation, context.receipt_key,
+            wall_clock=wall_clock,
+        )  # fmt: skip
+        self.administration = Administration(
+            context, after_revoke=self._after_revoke, undecided=self.uploads.receptions.judging
+        )
+        context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)
-        enrolment = EnrolmentServicer(guard, parts.enrolment, parts.authority.pem, receipt_key)
-        studies = FederationServicer(guard, parts.engine, self.uploads, parts.store, parts.blobs)
-        self._server.add_generic_rpc_handlers(
-            (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", studies))
-        )
-        self.operations = Operations(parts, after_revoke=self._after_revoke, judging=self.uploads.receptions.judging)
+        self._add_servicers()
         self._control: ControlServer | None = None
 
     def start(self) -> None:
-        """Listen and serve.
+        """Begin to serve calls and commands.
 
         Raises:
-            Unavailable: the address cannot be listened at.
+            Unavailable: it cannot listen at its address.
         """
-        host, _ = split_address(self.parts.config.address)
-        credentials = ServerIdentity(self.parts.authority, host, self.parts.clock).credentials()
+        host, _ = split_address(self.context.config.address)
+        credentials = ServerIdentity(self.context.authority, host, self.context.wall_clock).credentials()
         try:
             port = self._server.add_secure_port(self.listen, credentials)
         except RuntimeError:
             port = 0
         if port == 0:
-            self.parts.close()
+            self.context.close()
             raise Unavailable(
                 f"cannot listen at {self.listen}: it is in use, or not an address of this machine",
                 hint="stop what listens there, or give `serve --listen HOST:PORT`",
             )
         self.engine.start()
         self._server.start()
-        self._control = ControlServer(self.parts.state.control, self.operations.run, fatal=self._fatal)
+        self._control = ControlServer(self.context.state.control, self.administration.run, fatal=self._fatal)
 
     def stop(self) -> None:
-        """Say goodbye to the sites, let the calls under way end, make what came durable, and end."""
+        """Say goodbye to the sites, let the calls under way end, make durable what has arrived, and end."""
         self.engine.say_goodbye()
         self._server.stop(GRACE_S).wait()
         if self._control is not None:
@@ -140,15 +139,25 @@ class Coordinator:
         self.engine.stop()
         self._pool.shutdown()
         self.calls.close()
-        self.parts.close()
+        self.context.close()
 
-    def _tell_two_lines(self, site: str) -> None:
-        since = self.parts.standing.two_lines_since(site)
+    def _add_servicers(self) -> None:
+        context = self.context
+        authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
+        receipt_key = context.receipt_key.public_key().public_bytes_raw()
+        enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, receipt_key)
+        federation = FederationServicer(authenticator, context.engine, self.uploads, context.store, context.blobs)
+        self._server.add_generic_rpc_handlers(
+            (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation))
+        )
+
+    def _warn_of_certificate_fork(self, site: str) -> None:
+        since = self.context.certificate_status.certificate_fork_since(site)
         if since is not None:
-            self.engine.tell(site, TwoLines(since))
+            self.engine.tell(site, CertificateFork(since))
 
     def _after_revoke(self, site: str) -> None:
-        self.calls.end_unfit()
+        self.calls.cancel_invalid()
         self.uploads.drop_undecided(site)
 
 
@@ -167,7 +176,7 @@ def serve(state: State, listen: str, bounds: Bounds = DEFAULT) -> None:
 
 
 def end_now(error: BaseException) -> None:
-    """End the process at once: what is durable is there at the next start, and nothing else may be promised."""
+    """End the process at once. What is durable is there at the next start, and nothing else was promised."""
     if isinstance(error, WardroundError):
         say_error(error)
         os._exit(error.exit_code)

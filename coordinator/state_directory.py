@@ -1,4 +1,4 @@
-"""Where a coordinator keeps things, and how such a place is made.
+"""The state directory: its paths, its configuration file, its receipt key, and how one is made.
 
 <state>/config.toml                        federation and address
 <state>/coordinator.db                     what it remembers
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import field_validator
 
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.storage import database
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
@@ -35,7 +35,7 @@ class Config(Strict):
     """``config.toml``."""
 
     federation: str
-    address: str  # HOST:PORT that the sites dial
+    address: str  # HOST:PORT that the sites connect to
 
     @field_validator("federation")
     @classmethod
@@ -82,7 +82,12 @@ class State:
         return self.root / "blobs"
 
     def config(self) -> Config:
-        """Raises NeedsPerson: there is no coordinator here. BadData: the file is not as it should be."""
+        """What ``config.toml`` says.
+
+        Raises:
+            NeedsPerson: there is no coordinator here.
+            BadData: the file is damaged, or a value is not valid.
+        """
         if not directory.exists(self.config_file):
             raise NeedsPerson(
                 f"{self.root} holds no coordinator",
@@ -91,7 +96,12 @@ class State:
         return check(Config, read_toml(self.config_file), str(self.config_file))
 
     def receipt_key(self) -> Ed25519PrivateKey:
-        """Raises BadData: the file is not an Ed25519 key. NotPermitted: others may read it."""
+        """The key that signs receipts.
+
+        Raises:
+            BadData: the file is not an Ed25519 key.
+            NotPermitted: others may read it.
+        """
         path = self.receipt_key_file
         refuse_readable(path)
         try:
@@ -109,12 +119,12 @@ def create(state: State, federation: str, address: str, now_s: float) -> Authori
 
     Raises:
         NeedsPerson: there is one already.
-        UsageProblem: federation or address are not of their form.
+        UsageProblem: the federation's name or the address is not valid.
     """
     directory.refuse_other(state.root, "coordinator")
     if state.config_file.exists():
         raise NeedsPerson(
-            f"{state.root} is a coordinator already; nothing was changed",
+            f"{state.root} holds a coordinator already; nothing was changed",
             hint=f"`coordinator serve --state {quoted(state.root)}`, or choose another --state",
         )
     try:
@@ -127,7 +137,7 @@ def create(state: State, federation: str, address: str, now_s: float) -> Authori
     write_file(state.receipt_key_file, _pem(Ed25519PrivateKey.generate()))
     make_folder(state.blobs)
     database.upgrade(state.database)
-    about = b"# address is HOST:PORT, as the sites dial it\n"
+    about = b"# address is HOST:PORT, as the sites connect to it\n"
     write_file(state.config_file, about + toml_bytes(config.model_dump()))
     return authority
 

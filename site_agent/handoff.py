@@ -1,39 +1,13 @@
 """The local conversation between the gateway, which has the network, and the trainer, which has the patients.
 
-Requests and answers are small JSON lines over a Unix socket; tensors cross as safetensors files in ``STATE/staging``.
-
     gateway or command ──> listener at STATE/staging/trainer.sock ──> worker     (isolated, torch, warm between rounds)
     command, no listener ──> one-shot worker                                     (isolated, ends with its answer)
 
-    describe     {study, site, data?: NAME}                  -> {leaves, comes, stays, exposure, apart, network,
-                                                                 model, parameters, weights}
-    inspect      {PATHS and COLUMNS of trainer.kinds}        -> {digest, rows, test_rows, columns, patients}
-    check        {study, site, data: NAME}                   -> {digest, rows, train_rows, validation_rows, test_rows,
-                                                                 gives, classes, warnings, common, weights, seen}
-    look         {data: NAME}                                -> {data, weights, bytes, missing, unreadable}
-    digests      {data: NAME}                                -> {digest, weights}
-    train        {study, revision, study_digest, site, round, attempt, base, base_digest, data}
-                                                             -> {update, num_examples, num_validation, metrics}
-    validate     the same                                    -> {num_examples, num_validation, metrics}
-    commit       {study: NAME, revision, round}              -> {}
-    discard      {study: NAME, revision, round}              -> {}
-    finish       {study, revision, study_digest, site, data, best_round, best, contributors?, capped?,
-                  left_out?}                                 -> {checkpoints}
-    checkpoints  {study: NAME}                               -> {checkpoints}
-    export       {study: NAME, checkpoint, out}              -> {files}
-    predict      {study: NAME, checkpoint, table | images | arrays, out} -> {rows, out}
-    device       {}                                          -> {device}
-    status       {}                                          -> {isolation, missing, user, uid, worker, device}
-    abort        {}                                          -> {}
+Requests and answers are the classes of ``wardround.records.trainer``, as lines of JSON over a Unix socket; tensors
+cross as safetensors files in ``STATE/staging``. Nothing here imports torch, and nobody's pickle is read.
 
-``study`` is the resolved study's document where it is not called NAME; ``data`` is what was approved, as
-``gateway.consent.trained_on`` says; ``weights`` are None, or {digest, used, drawn, unused} of the file that the private
-tensors begin with; file names are those in the staging folder.
-Progress of ``train`` is {step, steps}. Nothing here imports torch, and nobody's pickle is read.
-
-What comes back is checked by ``answers``, at the worker's end and again at the gateway's: the trainer runs code of
-others. Of a failure only ``code`` may go further than the hospital, and a failure's sentences are shown as the
-trainer's.
+What a trainer sends is checked at the worker's end and again at the gateway's: it runs code of others. Of a failure
+only ``code`` may go further than the hospital, and a failure's sentences are shown as the trainer's.
 """
 
 import json
@@ -45,25 +19,26 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from wardround.errors import BadData, TryAgain, WardroundError
-from wardround.local import control
-from wardround.records import trainer as answers
-from wardround.records.trainer import TRAINING_FAILED
+from wardround.local import control, frames
+from wardround.records import trainer as records
+from wardround.records.trainer import TRAINING_FAILED, Answer, Request
 from wardround.terminal import escaped
 
-MAX_LINE = control.MAX_LINE
 MAX_PRINTED = 4096  # bytes of one line that a worker prints; a longer one is several
-LAST_WORDS_S = 5  # a process that it started may hold its output open
+OUTPUT_END_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
-ROUND_COMMANDS = frozenset({"train", "validate", "finish"})
-READING_COMMANDS = frozenset({"inspect", "check", "digests", "predict"})  # a folder of images may be large
+ROUND_REQUESTS = (records.Train, records.Validate, records.Finish)
+READING_REQUESTS = (records.Inspect, records.Check, records.HashFiles, records.Predict)  # a folder of images is large
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
+A = TypeVar("A", bound=Answer)
+OnProgress = Callable[[records.Progress], None]
 log = logging.getLogger(__name__)
 
 
@@ -92,24 +67,24 @@ class Trainer:
         """Whether a listener is there. Says nothing about its worker, which starts with the first request."""
         return control.is_listening(trainer_socket(self._state))
 
-    def ask(self, command: str, progress: control.Reply | None = None, **fields: Any) -> Any:
+    def ask(self, request: Request[A], progress: OnProgress | None = None) -> A:
         """Ask the listener; what reads patients may take as long as it takes, anything else five minutes.
 
         Raises:
             Unavailable: no listener is there, or it went away.
-            BrokenProtocol: it said something else than it may: see ``answers``.
+            BrokenProtocol: it sent something that its protocol does not have.
             WardroundError: what the trainer said, marked as its words; ``code`` is a DECLINED name or "".
         """
-        timeout_s = None if command in ROUND_COMMANDS | READING_COMMANDS else ANSWER_TIMEOUT_S
-        request = {**fields, "command": command}
+        timeout_s = None if isinstance(request, ROUND_REQUESTS + READING_REQUESTS) else ANSWER_TIMEOUT_S
         try:
-            said = control.call(
-                trainer_socket(self._state), request, _checked(progress), timeout_s=timeout_s, most=MAX_LINE,
-                parse=partial(_parsed, command), failure=lambda said: answers.marked(answers.failure(said)),
+            answer = control.call(
+                trainer_socket(self._state), request.to_document(), _as_document(progress), timeout_s=timeout_s,
+                most=frames.MAX_LINE, parse=partial(_parsed, request.answer_class().max_parts),
+                failure=lambda document: records.marked(records.error_from(document)),
             )  # fmt: skip
-        except control.Garbled as error:
-            raise answers.broken(error.message) from None
-        return answers.answer(command, said)
+        except frames.Garbled as error:
+            raise records.broken(error.message) from None
+        return request.answer_from(answer)
 
     def abort(self) -> None:
         """End the round that is being trained, at once. What was not committed is trained again when asked again.
@@ -117,18 +92,18 @@ class Trainer:
         Raises:
             Unavailable: no listener is there.
         """
-        self.ask("abort")
+        self.ask(records.Abort())
 
 
-def ask(state: Path, command: str, progress: control.Reply | None = None, **fields: Any) -> Any:
+def ask(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:
     """Ask the listener if there is one, else a one-shot worker. Raises as they do."""
     trainer = Trainer(state)
     if trainer.available():
-        return trainer.ask(command, progress, **fields)
-    return one_shot(state, command, progress, **fields)
+        return trainer.ask(request, progress)
+    return one_shot(state, request, progress)
 
 
-def one_shot(state: Path, command: str, progress: control.Reply | None = None, **fields: Any) -> Any:
+def one_shot(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:
     """Ask an isolated worker that ends with its answer.
 
     Raises:
@@ -136,24 +111,24 @@ def one_shot(state: Path, command: str, progress: control.Reply | None = None, *
         WardroundError: what it said.
     """
     try:
-        return ask_alone(state, {**fields, "command": command}, progress)
+        return ask_alone(state, request, progress)
     except Died:
         raise
     except WardroundError as error:
-        raise answers.marked(error) from None
+        raise records.marked(error) from None
 
 
-def ask_alone(state: Path, request: dict[str, Any], progress: control.Reply | None = None) -> Any:
+def ask_alone(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:
     """The same, for the trainer's own listener: what the worker says is not yet marked as its words. Raises as
     ``Worker.ask``.
     """
     from site_agent.state.person import user_name
 
     with Worker(state, warm=False) as worker:
-        if request["command"] == "status":  # of the listener, which is not there: what its worker would be
+        if request.command == "status":  # of the listener, which is not there: what its worker would be
             user = {"user": user_name(os.geteuid()), "uid": os.geteuid()}
             in_force = {"isolation": worker.isolation, "missing": list(worker.missing)}
-            return {**in_force, **user, "worker": None, "device": "cpu"}
+            return request.answer_from({**in_force, **user, "worker": None, "device": "cpu"})
         return worker.ask(request, progress)
 
 
@@ -177,17 +152,17 @@ class Worker:
         Raises:
             TryAgain: it did not start; its own words are in the log.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        line = [sys.executable, "-P", "-m", "site_agent.trainer.process", "--fd", str(theirs.fileno())]
+        ours, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = [sys.executable, "-P", "-m", "site_agent.trainer.process", "--fd", str(workers.fileno())]
         line += ["--parent", str(os.getpid()), "--state", str(state.resolve()), *(["--warm"] if warm else []), *options]
-        with theirs:
+        with workers:
             # No terminal in any way: what it prints comes to our log, escaped, and none of it is a command's result.
             self._process = subprocess.Popen(
-                line, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                line, pass_fds=(workers.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._words = threading.Thread(target=_repeat, args=(self._process.stdout,), name="worker-words", daemon=True)
-        self._words.start()
+        self._output = threading.Thread(target=_repeat, args=(self._process.stdout,), name="worker-output", daemon=True)
+        self._output.start()
         self._connection = ours
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
@@ -199,13 +174,12 @@ class Worker:
         except WardroundError:
             self.close()
             raise
-        if hello is None:
+        if not isinstance(hello, records.Hello):
             self.close()
             raise Died("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
         ours.settimeout(None)
-        in_force = answers.hello(hello.get("hello"))
-        self.isolation: str = in_force.isolation
-        self.missing = tuple(in_force.missing)
+        self.isolation: str = hello.isolation
+        self.missing = tuple(hello.missing)
         if self.isolation == "none":
             log.warning(
                 "NO ISOLATION: this system allows neither a network namespace nor seccomp, "
@@ -219,7 +193,7 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], progress: control.Reply | None = None) -> Any:
+    def ask(self, request: Request[A], progress: OnProgress | None = None) -> A:
         """One request, its progress and its result. Others wait for their turn.
 
         Raises:
@@ -228,18 +202,23 @@ class Worker:
         """
         with self._turn:
             try:
-                self._stream.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+                self._stream.write(json.dumps(request.to_document(), separators=(",", ":")).encode() + b"\n")
                 self._stream.flush()
-                command = str(request["command"])
-                while (answer := self._read(command)) is not None:
-                    if "result" in answer:
-                        return answers.answer(command, answer["result"])
-                    if "error" in answer:
-                        raise answers.failure(answer["error"])
-                    _checked(progress)(answer.get("progress"))
+                while (reply := self._read(request.answer_class().max_parts)) is not None:
+                    match reply:
+                        case records.Result():
+                            return request.answer_from(reply.document)
+                        case records.Failure():
+                            raise reply.error()
+                        case records.Progress():
+                            if progress is not None:
+                                progress(reply)
+                        case records.Hello():
+                            self.kill()
+                            raise records.broken("its first words, for the second time")
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it died before it had read the request
-        raise self._died(str(request["command"]))
+        raise self._died(request.command)
 
     def kill(self) -> None:
         """End it at once, and wait for its end. Whoever waits for its answer gets ``TryAgain``."""
@@ -250,7 +229,7 @@ class Worker:
     def close(self) -> None:
         """End it and wait for its end, and for the last that it printed."""
         self.kill()
-        self._words.join(LAST_WORDS_S)
+        self._output.join(OUTPUT_END_S)
         self._stream.close()
         self._connection.close()
 
@@ -260,16 +239,16 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, command: str = "hello") -> dict[str, Any] | None:
-        """Its next line; None where it died before the end of it."""
-        line = self._stream.readline(answers.LONGEST)
-        if not line.endswith(b"\n") and len(line) < answers.LONGEST:
+    def _read(self, max_parts: int = Answer.max_parts) -> records.Reply | None:
+        """Its next reply; None where it died before the end of it."""
+        line = self._stream.readline(records.LONGEST)
+        if not line.endswith(b"\n") and len(line) < records.LONGEST:
             return None
         try:
-            return _parsed(command, line)
-        except control.Garbled as error:
-            self.kill()  # what else it has said cannot be told apart any more
-            raise answers.broken(error.message) from None
+            return records.reply_from(_parsed(max_parts, line))
+        except BadData as error:
+            self.kill()  # which request its next line would answer is not known any more
+            raise error if isinstance(error, records.BrokenProtocol) else records.broken(error.message) from None
 
     def _died(self, command: str) -> "Died":
         code = self._process.wait()
@@ -288,19 +267,19 @@ def _repeat(printed: IO[bytes]) -> None:
             print(escaped(line.decode(errors="replace").rstrip("\n")), file=sys.stderr, flush=True)
 
 
-def _parsed(command: str, line: bytes) -> dict[str, Any]:
-    """A line of the trainer's about ``command``. Raises control.Garbled: too long, or no answer."""
-    if len(line) >= answers.LONGEST:
-        raise control.Garbled(f"an answer of more than {answers.LONGEST} bytes")
-    return control.parsed(line, answers.MAX_PARTS.get(command, answers.FEW_PARTS))
+def _parsed(max_parts: int, line: bytes) -> frames.Document:
+    """A line of the trainer's as a document. Raises Garbled: too long, more than ``max_parts`` values, or no answer."""
+    if len(line) >= records.LONGEST:
+        raise frames.Garbled(f"an answer of more than {records.LONGEST} bytes")
+    return frames.parsed(line, max_parts)
 
 
-def _checked(progress: control.Reply | None) -> control.Reply:
-    """``progress`` for what has its form. Raises BadData for the rest."""
+def _as_document(progress: OnProgress | None) -> control.Reply:
+    """``progress`` for the documents that a trainer sends. It raises BrokenProtocol: one is no progress."""
 
-    def tell(item: Any) -> None:
-        found = answers.progress(item)
+    def tell(document: Any) -> None:
+        step = records.Progress.from_document(document)
         if progress is not None:
-            progress(found)
+            progress(step)
 
     return tell

@@ -23,7 +23,7 @@ from tools.world import World, descendants, wait_until
 FAMILIES = 46  # AF_UNSPEC to AF_MCTP, linux/socket.h
 TRY_ALL = """
 import ctypes, errno, json, platform, socket
-from site_agent.trainer import isolation, seccomp
+from site_agent.trainer.isolation import kernel, seccomp
 
 in_force, missing, had = {isolate}, {{}}
 for family in range({families}):
@@ -102,7 +102,7 @@ def _seen(pid: int, agent: int) -> dict[str, Any]:
 
 def seen_from_inside(*, isolated: bool = True) -> dict[str, Any]:
     """Which families' sockets a process can open once it is isolated, and which refused calls it can make."""
-    isolate = "(lambda found: (found.kind, found.missing))(isolation.isolate())" if isolated else '("none", ())'
+    isolate = "(lambda found: (found.kind, found.missing))(kernel.isolate())" if isolated else '("none", ())'
     script = TRY_ALL.format(families=FAMILIES, isolate=f"*{isolate}", calls=isolated)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

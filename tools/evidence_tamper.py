@@ -35,6 +35,7 @@ from wardround.records.receipt_copy import Statement
 from wardround.records.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.signing import canonical
 
+MANIFEST_FIELDS = ("bundle", "name", "dtype", "shape", "encoding", "bytes", "sha256")
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
 READ = (audit.UNRESOLVED, audit.CONSISTENT)  # of a ledger that holds together, and is shown without receipts
 EXHAUSTIVE = ("lines", "heads", "again", "older", "receipts", "bundle")
@@ -77,7 +78,7 @@ class Made:
             self._line("session", event="opened", peer="127.0.0.1:9000")
 
     def write(self, folder: Path) -> None:
-        """The ledger into ``folder``, and the one that it continues beside it, as `audit reopen` leaves them."""
+        """The ledger into ``folder``, and the one that it continues beside it, as `audit rollover` leaves them."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SEGMENT).write_bytes(joined(self.lines))
         (folder / HEADS).write_bytes(joined(self.heads))
@@ -111,7 +112,7 @@ class Made:
              "max_abs": "1.000000000e-01", "nonfinite": 0}
             for index in range(self._tensors)
         ]  # fmt: skip
-        manifest = [{key: row[key] for key in audit.MANIFEST_FIELDS} for row in rows]
+        manifest = [{key: row[key] for key in MANIFEST_FIELDS} for row in rows]
         facts = {"study": "hearts", "revision": 1, "round": 1 + len(self.receipts), "attempt": 1,
                  "manifest_sha256": canonical.digest(manifest), "payload_bytes": 32 * len(rows)}  # fmt: skip
         upload_id = self._random.randbytes(16).hex()
@@ -398,7 +399,7 @@ def sampled(folder: Path, made: Made, tail: int, samples: int, seed: int) -> Tal
 def remember() -> None:
     """Let both verifiers remember what they found about a line or a signature: most of a changed ledger is unchanged.
     Each remembers only its own findings, and these functions give the same answer to the same bytes and key."""
-    chain.record_in = lru_cache(4096)(chain.record_in)  # type: ignore[attr-defined]
+    chain.line_in = lru_cache(4096)(chain.line_in)  # type: ignore[attr-defined]
     verify_ledger.read_record = lru_cache(4096)(verify_ledger.read_record)
     kept = _signatures_kept(chain.signed_value, lambda envelope: envelope)
     chain.signed_value = receipts.signed_value = kept  # type: ignore[attr-defined]

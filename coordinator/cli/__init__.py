@@ -1,4 +1,5 @@
-"""The commands of whoever runs the coordinator. Each prints; none decides.
+"""The commands of whoever runs the coordinator. Each asks and prints; none decides.
 
-Imports ``coordinator.administration``, and the service only to start it. Loads no gRPC and no database for help.
+Imports ``coordinator.requests`` and ``coordinator.answers``, and the rest only inside a command. Refuses gRPC, the
+database and numpy at import: help answers at once.
 """

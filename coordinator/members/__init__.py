@@ -1,4 +1,4 @@
-"""Who the members are: the certificate authority, invitations, and which certificates are good now.
+"""Who the members are: the certificate authority, invitations, and which certificates are valid now.
 
-Imports ``coordinator.storage``. Refuses whoever is not enrolled, was revoked, or holds a superseded certificate.
+Imports ``coordinator.storage``. Refuses whoever is not enrolled or was revoked, and certificates that are out of date.
 """

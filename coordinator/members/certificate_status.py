@@ -1,9 +1,11 @@
-"""Which certificates are good now, and which line of a site's certificates each belongs to.
+"""Which certificates are valid now, and whether two machines hold one site's keys.
 
-``Standing`` knows every serial that is valid, and is asked on every call. A line: each certificate was made when the
-site enrolled, or renewed with an older one. A site needs one line. Two that live at one time mean that
-two hold its keys: a thief, or a copy of the machine. Nothing is taken away for that, since nobody here can say which of
-them is the site: the operator and the site are told.
+``CertificateStatus`` knows every valid serial and is asked on every call.
+
+A renewal chain is a certificate from an enrolment and those renewed from it, one after another. A site needs one chain.
+A certificate fork, two chains in use at one time, means that two machines hold the site's keys: a thief's, or a copy.
+Nothing is taken away for that, because nobody here can know which of the two is the site; the operator and the site
+are told.
 """
 
 import datetime
@@ -24,16 +26,16 @@ from wardround.signing import certificates
 from wardround.signing.certificates import Name
 
 HOUR_S, DAY_S = 3600, 86400
-MAX_CERTIFICATES = 16  # living at one time; a line that was not renewed yet may go beyond
+MAX_CERTIFICATES = 16  # of a site, valid at one time; a certificate that was not renewed yet may go beyond
 LOST_REPLY_S = HOUR_S  # a renewed certificate that nobody used by then never arrived
-CHANGING_S = 600  # calls that a site still begins with the older certificate when it has used the newer
+CHANGING_S = 600  # how long a site may still begin calls with the older certificate after it used the newer
 FIRST_USE, OLDER_IN_USE = "first use", "an older certificate is in use beside its successor"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who calls, as its certificate and our record agree."""
+    """An authenticated peer of a call: its certificate and our record agree."""
 
     name: Name
     serial: str
@@ -46,22 +48,22 @@ class Peer:
 
 
 @dataclass
-class Standing:
-    """Which certificates are good now, in memory, so that asking costs nothing. Kept equal to the store's record."""
+class CertificateStatus:
+    """Which certificates are valid now, in memory so that asking is cheap. ``load`` makes it equal to the store."""
 
     store: Store
     federation: str
-    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
     _sites: dict[str, str] = field(default_factory=dict)  # serial -> site
     _revoked: set[str] = field(default_factory=set)
     _unused: set[str] = field(default_factory=set)  # serials
-    _superseded: dict[str, int] = field(default_factory=dict)  # serial -> when a newer one of its line was first used
-    _two_lines: dict[str, int] = field(default_factory=dict)  # site -> since when
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # short: every call asks
-    _loading: threading.Lock = field(default_factory=threading.Lock)  # over reading and taking into use
+    _superseded: dict[str, int] = field(default_factory=dict)  # serial -> when its successor was first used
+    _forks: dict[str, int] = field(default_factory=dict)  # site -> since when
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # held for moments only: every call asks
+    _loading: threading.Lock = field(default_factory=threading.Lock)  # held while the record is read and put into use
 
     def load(self) -> None:
-        """Read the record again, after it changed. Of two who do so at once, the later one reads what both changed."""
+        """Read the store again after it changed. Of two threads that do so at once, the later reads both changes."""
         with self._loading:
             with self.store.read() as session:
                 rows = session.scalars(sa.select(tables.Certificate)).all()
@@ -69,27 +71,27 @@ class Standing:
             serials = {row.serial: row.site for row in rows}
             revoked = {site.name for site in sites if site.revoked_s is not None}
             unused = {row.serial for row in rows if row.used_s is None}
-            two_lines = {site.name: site.two_lines_s for site in sites if site.two_lines_s is not None}
+            forks = {site.name: site.certificate_fork_s for site in sites if site.certificate_fork_s is not None}
             with self._lock:
                 self._sites, self._revoked, self._unused = serials, revoked, unused
-                self._superseded, self._two_lines = superseded(rows), two_lines
+                self._superseded, self._forks = superseded(rows), forks
 
-    def two_lines_since(self, site: str) -> int | None:
-        """Since when two lines of certificates of a site live (Unix time); None while there is one."""
+    def certificate_fork_since(self, site: str) -> int | None:
+        """Since when two renewal chains of a site are in use (Unix time); None while there is one."""
         with self._lock:
-            return self._two_lines.get(site)
+            return self._forks.get(site)
 
-    def news_of(self, peer: Peer) -> str:
-        """What a call with this certificate says that is not on record; "" almost always."""
+    def unrecorded_use(self, peer: Peer) -> str:
+        """What a call with this certificate shows that is not on record: FIRST_USE, OLDER_IN_USE or "" (mostly)."""
         with self._lock:
             if peer.serial in self._unused:
                 return FIRST_USE
             since = self._superseded.get(peer.serial)
-            late = since is not None and self.clock() > since + CHANGING_S
-            return OLDER_IN_USE if late and peer.site not in self._two_lines else ""
+            late = since is not None and self.wall_clock() > since + CHANGING_S
+            return OLDER_IN_USE if late and peer.site not in self._forks else ""
 
     def admit(self, certificate: x509.Certificate, address: str) -> Peer:
-        """Who the holder of ``certificate`` is. TLS has checked its signature and that the peer has its key.
+        """The peer that holds ``certificate``. TLS has checked its signature, and that the peer has its key.
 
         1. exactly one URI name of our form, client usage   2. of this federation   3. its dates   4. known, not revoked
 
@@ -109,16 +111,16 @@ class Standing:
         return peer
 
     def check(self, peer: Peer) -> None:
-        """Whether a peer that was admitted is still good. Asked again on every chunk.
+        """Refuse a peer whose certificate is no longer valid. Asked again on every chunk.
 
         Raises:
-            NotPermitted: its certificate expired or is not known (any more), or its site was revoked.
+            NotPermitted: its certificate expired, is not (or no longer) on record, or its site was revoked.
         """
-        now = datetime.datetime.fromtimestamp(self.clock(), datetime.UTC)
+        now = datetime.datetime.fromtimestamp(self.wall_clock(), datetime.UTC)
         until = peer.certificate.not_valid_after_utc
         if not peer.certificate.not_valid_before_utc <= now < until:
             raise NotPermitted(
-                f"the certificate was good until {stamp(until)}, it is {stamp(now)} here",
+                f"the certificate was valid until {stamp(until)}, and it is {stamp(now)} here",
                 hint="if the site was away for long, ask the coordinator's operator for a new invitation",
                 code="CERTIFICATE_EXPIRED",
             )
@@ -138,63 +140,65 @@ class Standing:
 
 
 def refuse_too_many(session: Session, site: str, made_with: str, now: int) -> None:
-    """Let those go that have ended or never arrived, and see whether ``made_with`` may be renewed.
+    """Remove a site's certificates that have ended or never arrived, and refuse a renewal beyond ``MAX_CERTIFICATES``.
 
-    None that lives is taken away for another: so nobody who has a site's key can end the site's own line. A line that
-    is a day old and was not renewed yet can always be.
+    No valid certificate is removed to make room for another: so nobody who has a site's key can end the site's own
+    renewal chain. A certificate that is a day old and was not renewed yet can always be renewed.
 
     Raises:
-        TryAgain: the site has too many (TOO_BUSY).
+        TryAgain: the site has too many, and ``made_with`` was renewed already or is new (TOO_BUSY).
     """
     table = tables.Certificate
     session.execute(sa.delete(table).where(table.site == site, table.not_after_s < now))
     never_arrived = (table.used_s.is_(None), table.made_with != "", table.issued_s < now - LOST_REPLY_S)
     session.execute(sa.delete(table).where(table.site == site, *never_arrived))
-    living = session.scalars(sa.select(table).where(table.site == site)).all()
-    if len(living) < MAX_CERTIFICATES:
+    valid = session.scalars(sa.select(table).where(table.site == site)).all()
+    if len(valid) < MAX_CERTIFICATES:
         return
-    renewed = any(row.made_with == made_with for row in living)
-    young = any(row.serial == made_with and row.issued_s > now - DAY_S for row in living)
+    renewed = any(row.made_with == made_with for row in valid)
+    young = any(row.serial == made_with and row.issued_s > now - DAY_S for row in valid)
     if renewed or young:
         raise TryAgain(
-            f"site `{site}` has {len(living)} certificates that live, and this one was renewed already or is new",
+            f"site `{site}` has {len(valid)} valid certificates, and this one was renewed already or is new",
             hint="does somebody else hold this site's keys? ask the coordinator's operator",
             code="TOO_BUSY",
         )
 
 
-def other_lines(rows: Iterable[tables.Certificate], serial: str) -> list[str]:
-    """Of a site's living certificates, the serials of those in use that are of another line than ``serial``."""
+def other_chains(rows: Iterable[tables.Certificate], serial: str) -> list[str]:
+    """Of a site's valid certificates, the serials in use that are not in one renewal chain with ``serial``."""
     by_serial = {row.serial: row for row in rows}
-    own = set(_line(by_serial, serial))
+    own = set(_chain(by_serial, serial))
     return [
         row.serial for row in by_serial.values()
-        if row.used_s is not None and row.serial not in own and serial not in _line(by_serial, row.serial)
+        if row.used_s is not None and row.serial not in own and serial not in _chain(by_serial, row.serial)
     ]  # fmt: skip
 
 
 def superseded(rows: Iterable[tables.Certificate]) -> dict[str, int]:
-    """Since when a newer certificate of its line is in use, by the older one's serial."""
-    found: dict[str, int] = {}
+    """Since when a certificate's successor is in use, by the older one's serial."""
+    since: dict[str, int] = {}
     for row in rows:
         if row.made_with and row.used_s is not None:
-            found[row.made_with] = min(row.used_s, found.get(row.made_with, row.used_s))
-    return found
+            since[row.made_with] = min(row.used_s, since.get(row.made_with, row.used_s))
+    return since
 
 
-def note_two_lines(session: Session, site: str, now: int, why: str) -> None:
-    """Remember since when, and tell the operator's log."""
+def note_certificate_fork(session: Session, site: str, now: int, why: str) -> None:
+    """Record that two renewal chains of a site are in use, unless that is on record, and warn in the operator's log."""
     table = tables.Site
-    session.execute(sa.update(table).where(table.name == site, table.two_lines_s.is_(None)).values(two_lines_s=now))
+    unnoted = (table.name == site, table.certificate_fork_s.is_(None))
+    session.execute(sa.update(table).where(*unnoted).values(certificate_fork_s=now))
     log.warning(
-        "site %s: two hold its keys, or it was copied: %s; `coordinator revoke %s` if in doubt", site, why, site
-    )
+        "site %s: two machines hold its keys (a copy, or a theft): %s; if in doubt, `coordinator revoke %s`",
+        site, why, site,
+    )  # fmt: skip
 
 
-def _line(by_serial: dict[str, tables.Certificate], serial: str) -> list[str]:
+def _chain(by_serial: dict[str, tables.Certificate], serial: str) -> list[str]:
     """``serial`` and the older ones that it was renewed from."""
-    line: list[str] = []
-    while serial in by_serial and serial not in line:
-        line.append(serial)
+    chain: list[str] = []
+    while serial in by_serial and serial not in chain:
+        chain.append(serial)
         serial = by_serial[serial].made_with
-    return line
+    return chain

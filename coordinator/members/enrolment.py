@@ -1,170 +1,85 @@
-"""The certificate authority: invitations, signing requests, renewal, revocation.
+"""Who gets a certificate: invitations, their use, renewal, and revocation.
 
-A certificate lives 7 days and names its holder in one URI that comes from our record, never from a request. The
-authority's key signs only here. What a certificate says is trusted only together with the record: see
-``certificate_status.Standing``.
+Each change is one transaction in the store; ``CertificateStatus`` reads the record again after it. Requests name
+nobody: the name in a certificate comes from the invitation's record, or from the certificate that is renewed.
 """
 
 import datetime
 import hashlib
-import ipaddress
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from sqlalchemy.orm import Session
 
 from coordinator.members import certificate_status
-from coordinator.members.certificate_status import OLDER_IN_USE, Peer, Standing
+from coordinator.members.authority import DAY_S, LEAF_S, Authority
+from coordinator.members.certificate_status import OLDER_IN_USE, CertificateStatus, Peer
 from coordinator.storage import tables
 from coordinator.storage.database import Store, changed
 from wardround.errors import BadData, NotPermitted, UsageProblem
-from wardround.local.durable import make_folder, write_file
 from wardround.records.invitation import Invitation, ago, stamp
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.study import SITE_NAME
 from wardround.signing import certificates
 from wardround.signing.certificates import Name
 
-DAY_S = 86400
-LEAF_S = 7 * DAY_S
-AUTHORITY_S = 3653 * DAY_S
-BACKDATED_S = 300  # clocks of machines differ
 SAME_REQUEST_S = DAY_S  # how long a lost reply can be asked for again
 MAX_INVITATION_S = 30 * DAY_S
 log = logging.getLogger(__name__)
 
 
-class Authority:
-    """The key that says who is who in one federation."""
-
-    def __init__(self, key: certificates.PrivateKey, certificate: x509.Certificate, federation: str) -> None:
-        self._key = key
-        self.certificate = certificate
-        self.federation = federation
-
-    @classmethod
-    def create(cls, folder: Path, federation: str, now_s: float) -> "Authority":
-        """Make a key and its certificate, good for ten years, and write both."""
-        key = certificates.new_key()
-        name = certificates.subject(f"Wardround authority of {federation}")  # differs from every leaf's, in any case
-        builder = (
-            _dated(name, name, key.public_key(), now_s, AUTHORITY_S)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        )
-        certificate = builder.sign(key, hashes.SHA256())
-        make_folder(folder)
-        write_file(folder / "key.pem", certificates.key_pem(key))
-        write_file(folder / "certificate.pem", certificates.certificate_pem(certificate), mode=0o644)
-        return cls(key, certificate, federation)
-
-    @classmethod
-    def load(cls, folder: Path, federation: str) -> "Authority":
-        """Read both.
-
-        Raises:
-            BadData: the files are not a key and its certificate.
-            NotPermitted: others may read the key: whoever did can say who is who here.
-        """
-        key_path, path = folder / "key.pem", folder / "certificate.pem"
-        certificates.refuse_readable(key_path)
-        key = certificates.load_key(_read(key_path), str(key_path))
-        certificate = certificates.load_certificate(_read(path), str(path))
-        if certificate.public_key() != key.public_key():
-            raise BadData(f"{path} is not of the key in {key_path}", hint="restore both from one backup")
-        return cls(key, certificate, federation)
-
-    @property
-    def pem(self) -> bytes:
-        return certificates.certificate_pem(self.certificate)
-
-    def leaf(self, name: Name, key: ec.EllipticCurvePublicKey, now_s: float, life_s: float) -> x509.Certificate:
-        """A client's certificate: one URI name, usable for nothing but being a client."""
-        alternative = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)])
-        return self._sign(f"{name.kind} {name.id}", alternative, ExtendedKeyUsageOID.CLIENT_AUTH, key, now_s, life_s)
-
-    def server(self, host: str, key: ec.EllipticCurvePublicKey, now_s: float) -> x509.Certificate:
-        """The coordinator's own: the name or IP address that sites dial, beside its URI."""
-        try:
-            dialled: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-        except ValueError:
-            dialled = x509.DNSName(host)
-        uri = x509.UniformResourceIdentifier(Name(self.federation, "coordinator").uri)
-        names = x509.SubjectAlternativeName([dialled, uri])
-        return self._sign("coordinator", names, ExtendedKeyUsageOID.SERVER_AUTH, key, now_s, LEAF_S)
-
-    def _sign(
-        self,
-        subject: str,
-        names: x509.SubjectAlternativeName,
-        usage: x509.ObjectIdentifier,
-        key: ec.EllipticCurvePublicKey,
-        now_s: float,
-        life_s: float,
-    ) -> x509.Certificate:
-        issuer = self._key.public_key()
-        return (
-            _dated(certificates.subject(subject), self.certificate.subject, key, now_s, life_s)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(names, critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-
-
 @dataclass(frozen=True)
-class Enrolled:
+class Issued:
+    """A site's new certificate, and when (Unix time) the site should renew it."""
+
     site: str
     certificate: bytes  # PEM
     renew_after_s: int
 
 
 class Enrolment:
-    """Who gets a certificate."""
+    """Issues invitations and certificates, and takes them back.
 
-    def __init__(self, records: Store, authority: Authority, standing: Standing, address: str) -> None:
-        self._store = records
+    Attributes:
+        on_certificate_fork: called with a site when it turns out that two hold its keys.
+    """
+
+    def __init__(self, store: Store, authority: Authority, certificate_status: CertificateStatus, address: str) -> None:
+        self._store = store
         self._authority = authority
-        self._standing = standing
+        self._status = certificate_status
         self._address = address
-        self._clock = standing.clock
-        self.on_two_lines: Callable[[str], None] = lambda site: None
+        self._wall_clock = certificate_status.wall_clock
+        self.on_certificate_fork: Callable[[str], None] = lambda site: None
 
-    def noticed(self, peer: Peer) -> None:
-        """A call was made with this certificate: note its first use, and whether another line is in use too."""
-        news = self._standing.news_of(peer)
-        if not news:
+    def note_use(self, peer: Peer) -> None:
+        """Record the first use of the peer's certificate, and whether another renewal chain of its site is in use."""
+        unrecorded = self._status.unrecorded_use(peer)
+        if not unrecorded:
             return
-        now = int(self._clock())
-        before = self._standing.two_lines_since(peer.site)
+        now = int(self._wall_clock())
+        before = self._status.certificate_fork_since(peer.site)
         with self._store.write() as session:
             table = tables.Certificate
             unused = (table.serial == peer.serial, table.used_s.is_(None))
             session.execute(sa.update(table).where(*unused).values(used_s=now))
             rows = session.scalars(sa.select(table).where(table.site == peer.site).order_by(table.serial))
-            others = certificate_status.other_lines(rows, peer.serial)
-            if others or news == OLDER_IN_USE:
+            others = certificate_status.other_chains(rows, peer.serial)
+            if others or unrecorded == OLDER_IN_USE:
                 why = f"certificate {peer.serial[:12]}… is in use at {peer.address}"
                 why += (
                     f" beside {', '.join(f'{serial[:12]}…' for serial in others)}" if others else ", its successor too"
                 )
-                certificate_status.note_two_lines(session, peer.site, now, why)
-        self._standing.load()
-        if before is None and self._standing.two_lines_since(peer.site) is not None:
-            self.on_two_lines(peer.site)
+                certificate_status.note_certificate_fork(session, peer.site, now, why)
+        self._status.load()
+        if before is None and self._status.certificate_fork_since(peer.site) is not None:
+            self.on_certificate_fork(peer.site)
 
     def invite(self, site: str, expires_in_s: int) -> Invitation:
         """An invitation for ``site``. One that was not used yet stops working.
@@ -175,8 +90,8 @@ class Enrolment:
         if not SITE_NAME.fullmatch(site):
             raise UsageProblem(f"`{site[:80]}` is not a site's name: 1 to 64 of a-z, 0-9 and - (not at either end)")
         if not 60 <= expires_in_s <= MAX_INVITATION_S:
-            raise UsageProblem(f"an invitation is good for 1 min to {MAX_INVITATION_S // DAY_S} days")
-        now = int(self._clock())
+            raise UsageProblem(f"an invitation is valid for 1 min to {MAX_INVITATION_S // DAY_S} days")
+        now = int(self._wall_clock())
         name = Name(self._authority.federation, "invitation", secrets.token_hex(16))
         key = certificates.new_key()
         bootstrap = self._authority.leaf(name, key.public_key(), now, expires_in_s + DAY_S)
@@ -194,12 +109,12 @@ class Enrolment:
             session.add(row)
         return invitation
 
-    def enrol(self, peer: Peer, invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> Enrolled:
+    def enrol(self, peer: Peer, invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> Issued:
         """Turn an invitation into a site's certificate, once; the same request again gets the same certificate.
 
         1. the bootstrap certificate is this invitation's   2. the key is a P-256 key that signed its request
-        3. the ledger key signed invitation and request     4. in one transaction: the invitation is unused, good and in
-        time, and now it is used, and the site and its certificate are on record.
+        3. the ledger key signed invitation and request     4. in one transaction: the invitation is unused, not
+        withdrawn and not expired; it becomes used, and the site and its certificate are on record
 
         Raises:
             NotPermitted: INVITATION_UNKNOWN, _EXPIRED or _USED.
@@ -214,46 +129,42 @@ class Enrolment:
         ):
             raise NotPermitted("the invitation is not known to this coordinator", code="INVITATION_UNKNOWN")  # 1
         key = certificates.requested_key(request)  # 2
-        _check_proof(invitation_id, request, ledger_key, proof)  # 3
-        now = int(self._clock())
-        asked = hashlib.sha256(request + ledger_key).hexdigest()
+        _refuse_unproven_key(invitation_id, request, ledger_key, proof)  # 3
+        now = int(self._wall_clock())
+        request_sha256 = hashlib.sha256(request + ledger_key).hexdigest()
         name = Name(self._authority.federation, "site", row.site)
         certificate = self._authority.leaf(name, key, now, LEAF_S)
         pem = certificates.certificate_pem(certificate)
         with self._store.write() as session:  # 4
             table = tables.Invitation
-            good = (
-                table.id == invitation_id,
-                table.withdrawn.is_(False),
-                table.used_s.is_(None),
-                table.expires_s > now,
-            )
-            used = {
-                "used_s": now,
-                "used_from": peer.address[:200],
-                "request_sha256": asked,
+            usable = (
+                table.id == invitation_id, table.withdrawn.is_(False), table.used_s.is_(None), table.expires_s > now,
+            )  # fmt: skip
+            use = {
+                "used_s": now, "used_from": peer.address[:200], "request_sha256": request_sha256,
                 "certificate": pem.decode(),
-            }
-            if changed(session, sa.update(table).where(*good).values(used)):
-                self._record_site(session, name.id, ledger_key, certificate, now)
+            }  # fmt: skip
+            if changed(session, sa.update(table).where(*usable).values(use)):
+                _record_site(session, name.id, ledger_key, certificate, now)
             else:
                 row = session.get(tables.Invitation, invitation_id)
                 assert row is not None
-                pem = _same_again(row, asked, now)
-        self._standing.load()
-        return Enrolled(name.id, pem, _renew_after(pem))
+                pem = _issued_before(row, request_sha256, now)
+        self._status.load()
+        return Issued(name.id, pem, _renew_after(pem))
 
-    def renew(self, peer: Peer, request: bytes) -> Enrolled:
-        """Another certificate for a new key of the same site. The older ones live to their end.
+    def renew(self, peer: Peer, request: bytes) -> Issued:
+        """Another certificate, for a new key of the same site. The older ones stay valid until they expire.
 
         Raises:
             BadData: SIGNING_REQUEST_WEAK: not a P-256 key, or the old one again.
-            TryAgain: too many live (TOO_BUSY).
+            NotPermitted: the site was revoked.
+            TryAgain: too many of its certificates are valid (TOO_BUSY).
         """
         key = certificates.requested_key(request)
         if key == peer.certificate.public_key():
             raise BadData("the signing request has the old key, a new one is needed", code="SIGNING_REQUEST_WEAK")
-        now = int(self._clock())
+        now = int(self._wall_clock())
         certificate = self._authority.leaf(peer.name, key, now, LEAF_S)
         with self._store.write() as session:
             row = session.get(tables.Site, peer.site)
@@ -261,12 +172,12 @@ class Enrolment:
                 raise NotPermitted(f"site `{peer.site}` was revoked", code="SITE_REVOKED")
             certificate_status.refuse_too_many(session, peer.site, peer.serial, now)
             _record_certificate(session, peer.site, certificate, now, made_with=peer.serial)
-        self._standing.load()
+        self._status.load()
         pem = certificates.certificate_pem(certificate)
-        return Enrolled(peer.site, pem, _renew_after(pem))
+        return Issued(peer.site, pem, _renew_after(pem))
 
     def revoke(self, site: str) -> bool:
-        """Refuse ``site`` from its next call on, and its unused invitation. Whether it was in good standing.
+        """Refuse ``site`` from its next call on, and its unused invitation. Returns whether it was enrolled until now.
 
         Raises:
             BadData: there is no such site and no invitation for it.
@@ -276,24 +187,23 @@ class Enrolment:
             row = session.get(tables.Site, site)
             if row is None and not withdrawn:
                 raise BadData(f"no site `{site[:80]}` is known here", hint="`coordinator sites` lists them")
-            fresh = row is not None and row.revoked_s is None
-            if row is not None and fresh:
-                row.revoked_s = int(self._clock())
-        self._standing.load()
-        return fresh
+            enrolled = row is not None and row.revoked_s is None
+            if row is not None and enrolled:
+                row.revoked_s = int(self._wall_clock())
+        self._status.load()
+        return enrolled
 
-    def _record_site(
-        self, session: Session, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int
-    ) -> None:
-        """A new identity replaces the one that the site had: its certificates and its ledger are the past."""
-        session.execute(sa.delete(tables.Certificate).where(tables.Certificate.site == site))
-        enrolled = tables.Site(
-            name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
-            last_receipt=EMPTY_HEAD, two_lines_s=None,
-        )  # fmt: skip
-        session.merge(enrolled)
-        session.flush()  # its certificate refers to it
-        _record_certificate(session, site, certificate, now)
+
+def _record_site(session: Session, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int) -> None:
+    """Record a site's new identity. Certificates and ledger of an earlier one no longer count."""
+    session.execute(sa.delete(tables.Certificate).where(tables.Certificate.site == site))
+    enrolled = tables.Site(
+        name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
+        last_receipt=EMPTY_HEAD, certificate_fork_s=None,
+    )  # fmt: skip
+    session.merge(enrolled)
+    session.flush()  # its certificate refers to it
+    _record_certificate(session, site, certificate, now)
 
 
 def _record_certificate(
@@ -307,21 +217,26 @@ def _record_certificate(
 
 
 def _withdraw_unused(session: Session, site: str) -> int:
+    """Withdraw a site's unused invitations. Returns how many there were."""
     table = tables.Invitation
     unused = (table.site == site, table.withdrawn.is_(False), table.used_s.is_(None))
     return changed(session, sa.update(table).where(*unused).values(withdrawn=True))
 
 
-def _same_again(row: tables.Invitation, asked: str, now: int) -> bytes:
-    """The certificate that this request got before; for any other request, why the invitation is not good."""
+def _issued_before(row: tables.Invitation, request_sha256: str, now: int) -> bytes:
+    """The certificate (PEM) that this same request got before.
+
+    Raises:
+        NotPermitted: it is another request; the code and the message say why the invitation cannot be used.
+    """
     if row.withdrawn:
         raise NotPermitted(
-            f"the invitation for site `{row.site}` was withdrawn",
+            f"the invitation for site `{row.site}` was replaced or withdrawn",
             hint=f"ask the coordinator's operator for the newer one: `coordinator invite {row.site}`",
             code="INVITATION_UNKNOWN",
         )
     if row.used_s is not None:
-        if row.request_sha256 == asked and now < row.used_s + SAME_REQUEST_S:
+        if row.request_sha256 == request_sha256 and now < row.used_s + SAME_REQUEST_S:
             return str(row.certificate).encode()
         log.warning("the invitation for site %s, used from %s, was tried again", row.site, row.used_from)
         used = datetime.datetime.fromtimestamp(row.used_s, datetime.UTC)
@@ -339,7 +254,7 @@ def _same_again(row: tables.Invitation, asked: str, now: int) -> bytes:
     )
 
 
-def _check_proof(invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> None:
+def _refuse_unproven_key(invitation_id: str, request: bytes, ledger_key: bytes, proof: bytes) -> None:
     signed = b"wardround-enrol-v1\0" + invitation_id.encode() + b"\0" + hashlib.sha256(request).digest()
     try:
         Ed25519PublicKey.from_public_bytes(ledger_key).verify(proof, signed)
@@ -351,33 +266,3 @@ def _renew_after(pem: bytes) -> int:
     certificate = certificates.load_certificate(pem, "our own")
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return int((begins + (ends - begins) / 2).timestamp())
-
-
-def _dated(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now_s: float, life_s: float
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.fromtimestamp(int(now_s), datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(seconds=BACKDATED_S))
-        .not_valid_after(now + datetime.timedelta(seconds=life_s))
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror}", hint="restore the state directory from a backup") from None

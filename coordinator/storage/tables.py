@@ -44,7 +44,7 @@ class Site(Base):
     last_receipt: Mapped[str] = mapped_column(String(64))  # SHA-256 of its payload
     last_seen_s: Mapped[int | None] = mapped_column(BigInteger)
     agent_version: Mapped[str] = mapped_column(String(40), default="")
-    two_lines_s: Mapped[int | None] = mapped_column(BigInteger)  # since when two lines of its certificates live
+    certificate_fork_s: Mapped[int | None] = mapped_column(BigInteger)  # since when two renewal chains are in use
 
 
 class Certificate(Base):
@@ -112,7 +112,7 @@ class Upload(Base):
     __tablename__ = "uploads"
     __table_args__ = (
         Index("uploads_of_round", "study", "revision", "round"),
-        Index("uploads_decided", "site", "decision", "decided_s"),
+        Index("uploads_decided", "site", "decision", "decided_s"),  # by which a site's refused uploads are counted
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)

@@ -1,8 +1,6 @@
 """What each site should do now, from what is known of its study."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage.database import Store
@@ -11,35 +9,12 @@ from coordinator.studies.state import Phase
 from coordinator.studies.study import Study
 from wardround.errors import BadData
 from wardround.local.durable import StorageFailed
+from wardround.records.assignment import STOP, TRAIN, VALIDATE, Assignment, Contribution, ModelRef, StopReason
 
-ENDED_REASONS = {Phase.PAUSED: "PAUSED", Phase.FINISHED: "FINISHED", Phase.STOPPED: "STOPPED"}
+ENDED_REASONS = {
+    Phase.PAUSED: StopReason.PAUSED, Phase.FINISHED: StopReason.FINISHED, Phase.STOPPED: StopReason.STOPPED,
+}  # fmt: skip
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    """A model of a study: the round that made it, and its digest as the site downloads it."""
-
-    round: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a site is asked. ``kind`` is train, validate or stop; ``reason`` a name of Stop.Reason."""
-
-    study: str
-    revision: int
-    digest: str
-    kind: str
-    round: int
-    attempt: int
-    base: ModelRef
-    best: ModelRef | None
-    reason: str = ""
-    contributed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # site -> rounds, of a finished study
-    capped: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Assignments:
@@ -52,19 +27,19 @@ class Assignments:
     def of(self, study: Study, site: str) -> Assignment | None:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
         state = study.state
-        common = (study.name, study.revision, study.digest)
+        revision = (study.name, study.revision, study.digest)
         if state.phase == Phase.RUNNING and state.round and not state.aggregating:
             models = self._models(study, site) if site in state.round.unanswered else None
             if models is None:
                 return None
-            kind = "validate" if state.round.closing else "train"
-            return Assignment(*common, kind, state.round.number, state.round.attempt, *models)
+            kind = VALIDATE if state.round.closing else TRAIN
+            return Assignment(*revision, state.round.number, state.round.attempt, kind, *models)
         if state.phase in ENDED_REASONS and site in state.ready:
             base, best = self._models(study, site) or (ModelRef(state.models, study.newest), None)
             shown = state.last
             return Assignment(
-                *common, "stop", shown.number if shown else 1, shown.attempt if shown else 1, base, best,
-                ENDED_REASONS[state.phase], *self._participation(study),
+                *revision, shown.number if shown else 1, shown.attempt if shown else 1, STOP, base, best,
+                ENDED_REASONS[state.phase], self._contributions(study),
             )  # fmt: skip
         return None
 
@@ -85,13 +60,16 @@ class Assignments:
             log.exception("%s: the model for site %s cannot be said", study.name, site)
             return None
 
-    def _participation(self, study: Study) -> tuple[dict[str, list[int]], dict[str, list[int]], dict[str, list[int]]]:
+    def _contributions(self, study: Study) -> tuple[Contribution, ...]:
         """Of a finished study each site's rounds: contributed, capped, left out."""
         if study.state.phase != Phase.FINISHED:
-            return {}, {}, {}
+            return ()
         sites = study.rules.sites
         with self._store.read() as session:
             made = accounts(session, study)
             contributed = contributed_rounds(session, study)
         capped = rounds_naming(sites, [(number, account.capped) for number, account in made])
-        return contributed, capped, rounds_naming(sites, [(number, account.left_out) for number, account in made])
+        left_out = rounds_naming(sites, [(number, account.left_out) for number, account in made])
+        return tuple(
+            Contribution(site, tuple(contributed[site]), tuple(capped[site]), tuple(left_out[site])) for site in sites
+        )

@@ -41,11 +41,12 @@ from coordinator.studies.lifecycle import (
     Tell,
 )
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
-from coordinator.studies.streams import Changes, Stream, Streams, TwoLines
+from coordinator.studies.streams import Changes, Stream, Streams
 from coordinator.studies.study import Study, load_studies
 from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
+from wardround.records.event import CertificateFork
 
 LATER_S = 5  # after which a step of a study that could not be written is tried again
 T = TypeVar("T")
@@ -272,7 +273,7 @@ class Engine:
     def connected(self) -> frozenset[str]:
         return self.call(lambda: frozenset(self._streams))
 
-    def tell(self, site: str, item: TwoLines) -> None:
+    def tell(self, site: str, item: CertificateFork) -> None:
         """Say something to a site, if it is connected."""
         self.call(lambda: self._streams.push(site, item))
 

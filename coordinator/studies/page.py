@@ -5,8 +5,8 @@ Participation is told truthfully: a site's round counts as contributed where its
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from coordinator.answers import AttemptReport, SiteReport, StudyReport
 from coordinator.studies.state import Outcome, Phase
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
@@ -90,77 +90,75 @@ class StudyFacts:
         return [site for site in self.sites if len(site.contributed) < len(self.closed)]
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> "StudyFacts":
-        """The facts in the report that the service gives as JSON."""
-        best = document["best"]
-        sites = document["sites"]
-        tensors, quorum = len(document["tensors"]), f"quorum {document['quorum']} of {len(sites)} sites"
+    def from_report(cls, report: StudyReport) -> "StudyFacts":
+        """What the page shows of a report."""
+        best, tensors = report.best, len(report.tensors)
+        quorum = f"quorum {report.quorum} of {len(report.sites)} sites"
         return cls(
-            title=document["title"] or document["id"],
-            phase=Phase(document["state"]),
-            why=document["why"],
-            round=document["round"],
-            rounds=document["rounds"],
-            federation=document["federation"],
-            reported_at=document["told_at"],
-            best=(best["round"], best["val_loss"]) if best else None,
-            limits=tuple(document["limits"]),
+            title=report.title or report.id,
+            phase=Phase(report.state),
+            why=report.why,
+            round=report.round,
+            rounds=report.rounds,
+            federation=report.federation,
+            reported_at=report.told_at,
+            best=(best.round, best.val_loss) if best else None,
+            limits=report.limits,
             facts=(
-                ("Study", f"{document['id']}, revision {document['revision']}, federation {document['federation']}"),
-                ("Created", document["created"]),
-                ("Method", f"{document['algorithm']} on model {document['model']}; {quorum}"),
-                ("Each update", f"{document['bytes_per_update']:,} bytes in {tensors} tensors"),
+                ("Study", f"{report.id}, revision {report.revision}, federation {report.federation}"),
+                ("Created", report.created),
+                ("Method", f"{report.algorithm} on model {report.model}; {quorum}"),
+                ("Each update", f"{report.bytes_per_update:,} bytes in {tensors} tensors"),
+                ("Best global model", report.best_rule or "none: this method makes no one global model"),
             ),
             digests=(
-                ("Study digest", document["study_digest"]),
-                ("Initial model", document["initial_digest"]),
-                ("Newest model", document["model_digest"]),
+                ("Study digest", report.study_digest),
+                ("Initial model", report.initial_digest),
+                ("Newest model", report.model_digest),
             ),
-            sites=tuple(_site(name, row) for name, row in sites.items()),
-            attempts=tuple(map(_attempt, document["attempts"])),
+            sites=tuple(_site(name, site) for name, site in report.sites.items()),
+            attempts=tuple(map(_attempt, report.attempts)),
         )
 
 
-def page(document: Mapping[str, Any]) -> str:
+def page(report: StudyReport) -> str:
     """The full report as one HTML file: no scripts, nothing fetched, fit for paper."""
-    study = StudyFacts.from_document(document)
+    study = StudyFacts.from_report(report)
     blocks = (_answer(study), *_head(study), *_losses(study), *_participation(study), *_rounds(study))
     return rendering.html(Page(study.title, f"Study report · federation {study.federation}", blocks))
 
 
-def _site(name: str, row: Mapping[str, Any]) -> SiteFacts:
-    left_out = tuple(row["rounds_left_out"])
-    refused = (f"round {each['round']}: {each['code']} {each['tensor']}".strip() for each in row["refused"])
+def _site(name: str, site: SiteReport) -> SiteFacts:
+    refused = (f"round {upload.round}: {upload.code} {upload.tensor}".strip() for upload in site.refused)
     return SiteFacts(
         name=name,
-        state=f"{row['state']} ({row['code']})" if row["code"] else row["state"],
-        contributed=tuple(number for number in row["rounds_contributed"] if number not in left_out),
-        left_out=left_out,
-        capped=tuple(row["rounds_capped"]),
-        bytes_received=row["bytes_received"],
+        state=f"{site.state} ({site.code})" if site.code else site.state,
+        contributed=tuple(number for number in site.rounds_contributed if number not in site.rounds_left_out),
+        left_out=site.rounds_left_out,
+        capped=site.rounds_capped,
+        bytes_received=site.bytes_received,
         refused=tuple(refused),
     )
 
 
-def _attempt(row: Mapping[str, Any]) -> AttemptFacts:
-    answers = row["answers"]
+def _attempt(row: AttemptReport) -> AttemptFacts:
     return AttemptFacts(
-        round=row["round"],
-        attempt=row["attempt"],
-        closing=row["closing"],
-        outcome=row["outcome"],
-        asked=tuple(row["asked"]),
-        contributors=tuple(site for site in row["contributors"] if site not in row["left_out"]),
+        round=row.round,
+        attempt=row.attempt,
+        closing=row.closing,
+        outcome=row.outcome,
+        asked=row.asked,
+        contributors=tuple(site for site in row.contributors if site not in row.left_out),
         answers={
-            site: f"{given['answer']} {given['code']} {given['tensor']}".strip() for site, given in answers.items()
+            site: f"{answer.answer} {answer.code} {answer.tensor}".strip() for site, answer in row.answers.items()
         },
-        refused=tuple(site for site, given in answers.items() if given["answer"] == "refused"),
-        shares=dict(row["shares"]),
-        capped=tuple(row["capped"]),
-        left_out=dict(row["left_out"]),
-        seconds=row["seconds"],
-        loss=row["val_loss"],
-        model=row["model_digest"] or "",
+        refused=tuple(site for site, answer in row.answers.items() if answer.answer == "refused"),
+        shares=row.shares,
+        capped=row.capped,
+        left_out=row.left_out,
+        seconds=row.seconds,
+        loss=row.val_loss,
+        model=row.model_digest or "",
     )
 
 

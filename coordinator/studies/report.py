@@ -1,26 +1,40 @@
-"""What an operator is told about a study: the status, and the full report, which ``page`` shows.
+"""What an operator hears about a study: its status, and the full report.
 
-Participation is told truthfully: a study that finished without some of its sites in some rounds says which.
+A study that finished without some of its sites in some rounds says which.
 """
 
 import datetime
 import json
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from coordinator.answers import (
+    AcceptedUpdate,
+    AttemptReport,
+    BestRound,
+    RefusedUpload,
+    SiteAnswer,
+    SiteReport,
+    SiteStatus,
+    StudyReport,
+    StudyStatus,
+    TensorRow,
+)
 from coordinator.storage import tables
 from coordinator.studies.history import accounts, contributed_rounds, rounds_naming, rounds_of, uploads_of
-from coordinator.studies.state import Outcome, Phase, site_states
+from coordinator.studies.state import Kind, Outcome, Phase, site_states
 from coordinator.studies.study import VAL_LOSS, Study
 from fl_algorithms.server.best import mean_loss
 from fl_algorithms.server.limits import Account
 
 
-def status(study: Study, session: Session, busy: frozenset[str], held: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """How a study stands, in plain JSON.
+def status(study: Study, session: Session, busy: frozenset[str], held: frozenset[str] = frozenset()) -> StudyStatus:
+    """How a study stands.
 
-    ``busy``: the sites whose update is here and not yet decided; ``held``: where it waits for a person.
+    Args:
+        busy: the sites whose update is here and not yet decided.
+        held: the sites whose update waits for a person there.
     """
     state = study.state
     contributed = contributed_rounds(session, study)
@@ -31,119 +45,151 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     present = state.round.number if state.round else max(state.models, state.last.number if state.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
     states = site_states(state, study.rules, busy, held)
-    return {
-        "id": study.name,
-        "title": study.file.study.title,
-        "state": state.phase.value,
-        "why": state.why,
-        "round": min(present, study.rules.rounds),
-        "rounds": study.rules.rounds,
-        "attempt": shown.attempt if shown else 0,
-        "closing": bool(shown and shown.closing),
-        "revision": study.revision,
-        "study_digest": study.digest,
-        "model_digest": study.newest,
-        "best": _best(study),
-        "sites": {
-            site: {
-                "state": states[site],
-                "code": codes.get(site, ""),
-                "ready": site in state.ready,
-                "rounds_contributed": contributed[site],
-                "rounds_left_out": left_out[site],
-                "rounds_capped": capped[site],
-            }
+    return StudyStatus(
+        id=study.name,
+        title=study.file.study.title,
+        state=state.phase.value,
+        why=state.why,
+        round=min(present, study.rules.rounds),
+        rounds=study.rules.rounds,
+        attempt=shown.attempt if shown else 0,
+        closing=bool(shown and shown.closing),
+        revision=study.revision,
+        study_digest=study.digest,
+        model_digest=study.newest,
+        best=_best(study),
+        sites={
+            site: SiteStatus(
+                state=states[site],
+                code=codes.get(site, ""),
+                ready=site in state.ready,
+                rounds_contributed=tuple(contributed[site]),
+                rounds_left_out=tuple(left_out[site]),
+                rounds_capped=tuple(capped[site]),
+            )
             for site in study.rules.sites
         },
-        "incomplete": incomplete(study, contributed),
-    }
+        incomplete=incomplete(study, contributed),
+    )
 
 
 def full(
     study: Study, session: Session, busy: frozenset[str], federation: str, held: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """All that is known of a study, in plain JSON: the status and every attempt at every round."""
+) -> StudyReport:
+    """All that is known of a study: its status, and every attempt at every round. Arguments as of ``status``."""
     uploads = {upload.id: upload for upload in uploads_of(session, study.name, study.revision)}
-    rows = rounds_of(session, study)
-    attempts = [_attempt(row, uploads, study.file.limits.max_weight) for row in rows]
-    said = status(study, session, busy, held)
-    for site, row in said["sites"].items():
-        own = [upload for upload in uploads.values() if upload.site == site]
-        row["bytes_received"] = sum(
-            upload.received if upload.decision != "accepted" else upload.payload_bytes for upload in own
-        )
-        row["refused"] = [
-            {"round": upload.round, "attempt": upload.attempt, "code": upload.code, "tensor": upload.tensor}
-            for upload in own
-            if upload.decision == "refused"
-        ]
-    return said | {
-        "federation": federation,
-        "created": _utc(study.created_s),
-        "told_at": _utc(datetime.datetime.now(datetime.UTC).timestamp()),
-        "algorithm": study.file.algorithm.name,
-        "model": study.file.model.name,
-        "quorum": study.rules.needed,
-        "limits": list(study.file.bounds()),
-        "initial_digest": study.initial,
-        "bytes_per_update": study.bytes_per_update,
-        "tensors": [{"name": spec.key, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in study.shared],
-        "rounds_closed": [row for row in attempts if row["outcome"] == Outcome.CLOSED and not row["closing"]],
-        "attempts": attempts,
-        "study": study.file.document(),
-    }
+    attempts = tuple(_attempt(row, uploads, study.file.limits.max_weight) for row in rounds_of(session, study))
+    present = status(study, session, busy, held)
+    return StudyReport(
+        **{name: getattr(present, name) for name in StudyStatus.model_fields if name != "sites"},
+        sites={site: _site(row, site, uploads.values()) for site, row in present.sites.items()},
+        federation=federation,
+        created=_utc(study.created_s),
+        told_at=_utc(datetime.datetime.now(datetime.UTC).timestamp()),
+        algorithm=study.file.algorithm.name,
+        model=study.file.model.name,
+        quorum=study.rules.needed,
+        limits=tuple(study.file.bounds()),
+        best_rule=best_rule(study),
+        initial_digest=study.initial,
+        bytes_per_update=study.bytes_per_update,
+        tensors=tuple(TensorRow(name=spec.key, dtype=spec.dtype, shape=tuple(spec.shape)) for spec in study.shared),
+        rounds_closed=tuple(row for row in attempts if row.outcome == Outcome.CLOSED and not row.closing),
+        attempts=attempts,
+        study=study.file.document(),
+    )
 
 
-def incomplete(study: Study, contributed: dict[str, list[int]]) -> list[str]:
+def incomplete(study: Study, contributed: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
     """The sites of a finished study that are not in every one of its rounds."""
     if study.state.phase != Phase.FINISHED:
-        return []
-    return [site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds]
+        return ()
+    return tuple(site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds)
 
 
-def _best(study: Study) -> dict[str, Any] | None:
-    if study.best.round is None:
+def best_rule(study: Study) -> str:
+    """Which model is the best global one, in words; "" for a method that has no one global model."""
+    if not study.one_global_model:
+        return ""
+    most = study.file.limits.max_weight
+    capped = f"; of three or more sites none weighs more than {most:g} of all" if most < 1 else ""
+    return (
+        "the one whose validation losses at the sites have the smallest mean, "
+        f"where each site's loss is weighted by its validation rows as reported{capped}"
+    )
+
+
+def _best(study: Study) -> BestRound | None:
+    if study.best.round is None or study.best.loss is None:
         return None
-    return {"round": study.best.round, "val_loss": study.best.loss, "digest": study.best_digest}
+    return BestRound(round=study.best.round, val_loss=study.best.loss, digest=study.best_digest)
 
 
-def _attempt(row: tables.Round, uploads: dict[str, tables.Upload], max_weight: float) -> dict[str, Any]:
+def _site(present: SiteStatus, site: str, uploads: Collection[tables.Upload]) -> SiteReport:
+    own = [upload for upload in uploads if upload.site == site]
+    return SiteReport(
+        **{name: getattr(present, name) for name in SiteStatus.model_fields},
+        bytes_received=sum(
+            upload.received if upload.decision != "accepted" else upload.payload_bytes for upload in own
+        ),
+        refused=tuple(
+            RefusedUpload(round=upload.round, attempt=upload.attempt, code=upload.code, tensor=upload.tensor)
+            for upload in own
+            if upload.decision == "refused"
+        ),
+    )
+
+
+def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight: float) -> AttemptReport:
     account = Account.from_document(json.loads(row.account)) if row.account else Account()
-    answers = {}
-    for site, (kind, code, upload_id) in json.loads(row.answers or "{}").items():
-        upload = uploads.get(upload_id)
-        answers[site] = {"answer": kind, "code": code, "tensor": upload.tensor if upload else ""}
-        if upload and kind == "accepted":
-            answers[site] |= {
-                "attempt": upload.attempt, "num_examples": upload.num_examples,
-                "num_validation": upload.num_validation, "metrics": dict(upload.reported_metrics),
-                "update_digest": upload.manifest_sha256,
-            }  # fmt: skip
+    answers = {
+        site: _answer(kind, code, uploads.get(upload_id))
+        for site, (kind, code, upload_id) in json.loads(row.answers or "{}").items()
+    }
     asked = json.loads(row.asked)
     closed = row.closed_s
-    return {
-        "round": row.number,
-        "attempt": row.attempt,
-        "closing": row.closing,
-        "outcome": row.outcome or "open",
-        "opened": _utc(row.opened_s),
-        "closed": _utc(closed) if closed is not None else None,
-        "seconds": round(closed - row.opened_s, 4) if closed is not None else None,
-        "asked": asked,
-        "contributors": [site for site, answer in answers.items() if answer["answer"] == "accepted"],
-        "unanswered": [site for site in asked if site not in answers] if closed is not None else [],
-        "answers": answers,
-        "base_digest": row.base,
-        "model_digest": row.model,
-        "val_loss": _mean_loss(answers, max_weight),
-        **account.document(),
-    }
+    return AttemptReport(
+        round=row.number,
+        attempt=row.attempt,
+        closing=row.closing,
+        outcome=row.outcome or "open",
+        opened=_utc(row.opened_s),
+        closed=_utc(closed) if closed is not None else None,
+        seconds=round(closed - row.opened_s, 4) if closed is not None else None,
+        asked=tuple(asked),
+        contributors=tuple(site for site, answer in answers.items() if answer.answer == Kind.ACCEPTED),
+        unanswered=tuple(site for site in asked if site not in answers) if closed is not None else (),
+        answers=answers,
+        base_digest=row.base,
+        model_digest=row.model,
+        val_loss=_mean_loss(answers, max_weight),
+        norms=account.norms,
+        limits=account.limits,
+        shares=account.shares,
+        capped=account.capped,
+        left_out=account.left_out,
+    )
 
 
-def _mean_loss(answers: dict[str, Any], max_weight: float) -> float | None:
-    """The sites' told validation losses of the base model, weighted as the best global model's are."""
-    told = [answer for answer in answers.values() if VAL_LOSS in answer.get("metrics", {})]
-    return mean_loss([(answer["metrics"][VAL_LOSS], answer["num_validation"]) for answer in told], max_weight)
+def _answer(kind: str, code: str, upload: tables.Upload | None) -> SiteAnswer:
+    tensor = upload.tensor if upload else ""
+    if upload is None or kind != Kind.ACCEPTED:
+        return SiteAnswer(answer=kind, code=code, tensor=tensor)
+    return AcceptedUpdate(
+        answer=kind, code=code, tensor=tensor, attempt=upload.attempt, num_examples=upload.num_examples,
+        num_validation=upload.num_validation, metrics=dict(upload.reported_metrics),
+        update_digest=upload.manifest_sha256,
+    )  # fmt: skip
+
+
+def _mean_loss(answers: Mapping[str, SiteAnswer], max_weight: float) -> float | None:
+    """The mean of the sites' validation losses of the model that they downloaded, by the rule of ``best_rule``."""
+    reported = [
+        (answer.metrics[VAL_LOSS], answer.num_validation)
+        for answer in answers.values()
+        if isinstance(answer, AcceptedUpdate) and VAL_LOSS in answer.metrics
+    ]
+    return mean_loss(reported, max_weight)
 
 
 def _utc(seconds: float) -> str:

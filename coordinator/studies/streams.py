@@ -7,24 +7,18 @@ import queue
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from coordinator.studies.assignments import Assignment
 from coordinator.studies.study import Study
+from wardround.records.assignment import Assignment
+from wardround.records.event import CertificateFork, Goodbye
 
 
-@dataclass(frozen=True)
-class TwoLines:
-    """Two lines of the site's certificates live: somebody else holds its keys, or it was copied."""
-
-    since_s: int
+class End:
+    """Nothing more comes on this stream."""
 
 
-class _End:
-    pass
-
-
-GOODBYE, END = _End(), _End()
-Message = Study | Assignment | TwoLines
-Item = Message | _End
+END = End()
+Message = Study | Assignment | CertificateFork | Goodbye  # of a study, what is offered when it is sent
+Item = Message | End
 
 
 @dataclass
@@ -38,7 +32,7 @@ class Stream:
 
     def goodbye(self) -> None:
         """The coordinator goes down."""
-        self._items.put(GOODBYE)
+        self._items.put(Goodbye())
 
     def end(self) -> None:
         """The site connected again elsewhere, or its connection broke."""

@@ -18,6 +18,7 @@ from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
+from wardround.records.offer import StudyOffer
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
@@ -64,6 +65,11 @@ class Study:
     @property
     def initial(self) -> str:
         return self.manifest.digest()
+
+    @property
+    def offer(self) -> StudyOffer:
+        """The study as it is offered to its sites now."""
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
 
     @property
     def rules(self) -> Rules:

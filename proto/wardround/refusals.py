@@ -31,7 +31,7 @@ _ASK = "ask the coordinator's operator"
 _REINVITE = "ask the coordinator's operator for a new invitation"
 _VERSIONS = "compare the versions: `site-agent --version`, `coordinator --version`"
 _RESTORED = (
-    "was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent audit reopen` "
+    "was this machine restored from a backup, or copied? If it is the one that goes on: `site-agent audit rollover` "
     "begins a new ledger that cites this one, and the coordinator's operator confirms it"
 )
 

@@ -1,23 +1,19 @@
-"""gRPC as both sides use it: the channel's settings, errors across the line, versions, and message conversions.
+"""gRPC as both sides use it: the channel's settings, errors across a connection, and versions.
 
 Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``; nothing needs a message larger than a
-study's offer or a chunk; compression stays off so that the bytes on the wire can be
-accounted for. A server gives a handshake 10 s and a connection without a call 5 min.
+study's offer or a chunk; compression stays off so that the bytes on the wire can be accounted for. A server gives a
+handshake 10 s and a connection without a call 5 min.
 """
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import grpc
 
 from wardround import __version__, refusals
-from wardround.errors import BadData, RefusedForGood, Unavailable, WardroundError
-from wardround.signing import dsse
-from wardround.tensors.manifests import MAX_TENSORS, MODEL, Entry, Manifest, TensorSpec
-from wardround.v1 import enrolment_pb2, federation_pb2, tensors_pb2
-from wardround.v1 import federation_pb2 as pb
+from wardround.errors import RefusedForGood, Unavailable, WardroundError
+from wardround.v1 import enrolment_pb2, federation_pb2
 
 MAX_MESSAGE = 2 * 1024 * 1024  # one study's offer, or a page of smaller ones
 MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
@@ -83,7 +79,7 @@ def abort(context: grpc.ServicerContext, error: WardroundError) -> NoReturn:
 
 
 def explain(error: grpc.RpcError, doing: str) -> WardroundError:
-    """What a failed call means at the site: what ``refusals`` makes of its code, else the line's state.
+    """What a failed call means at the site: what ``refusals`` makes of its code, else the connection's state.
 
     Returns:
         Unavailable, TryAgain, Refused or RefusedForGood: no status and no words make it anything else.
@@ -92,46 +88,29 @@ def explain(error: grpc.RpcError, doing: str) -> WardroundError:
     if details in refusals.MEANINGS:
         return refusals.refused(details, doing)
     if status in _BROKEN:
-        return Unavailable(f"{doing}: the line to the coordinator broke or does not answer ({status.name.lower()})")
+        return Unavailable(
+            f"{doing}: the connection to the coordinator broke or does not answer ({status.name.lower()})"
+        )
     return refusals.refused("TOO_BUSY" if status == grpc.StatusCode.RESOURCE_EXHAUSTED else refusals.TROUBLE, doing)
 
 
-def refuse_other_version(theirs: str, whose: str) -> None:
+def refuse_other_version(version: str, whose: str) -> None:
     """Two programs one minor version apart work together.
 
     Raises:
         RefusedForGood: further apart, or not a version; the message names both.
     """
-    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})[a-z0-9.+-]{0,20}", theirs)
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})[a-z0-9.+-]{0,20}", version)
     ours = re.match(r"(\d+)\.(\d+)\.", __version__)
     assert ours
     if match and match[1] == ours[1] and abs(int(match[2]) - int(ours[2])) <= 1:
         return
-    shown = theirs if match else "of an unknown form"
+    shown = version if match else "of an unknown form"
     raise RefusedForGood(
         f"this is wardround {__version__}, the {whose} is {shown}: they may be one minor version apart",
         hint="update the older one",
         code="VERSION_UNSUPPORTED",
     )
-
-
-def manifest_message(manifest: Manifest) -> tensors_pb2.Manifest:
-    message = tensors_pb2.Manifest()
-    bundle = None
-    for entry in manifest.entries:
-        spec = entry.spec
-        if bundle is None or bundle.name != spec.bundle:
-            bundle = message.bundles.add(name=spec.bundle)
-        bundle.tensors.add(
-            name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding=entry.encoding, bytes=spec.bytes,
-            sha256=bytes.fromhex(entry.sha256),
-        )  # fmt: skip
-    return message
-
-
-def manifest_most_bytes(specs: Sequence[TensorSpec]) -> int:
-    """No manifest of these tensors is longer as a message."""
-    return sum(80 + len(spec.name) + len(spec.bundle) + 10 * len(spec.shape) for spec in specs)
 
 
 def is_one_field(data: bytes, number: int) -> bool:
@@ -145,37 +124,3 @@ def is_one_field(data: bytes, number: int) -> bool:
         if byte < 0x80:
             return place + length == len(data)
     return False
-
-
-def manifest_from(message: tensors_pb2.Manifest, most: int = MAX_TENSORS) -> Manifest:
-    """A manifest of at most ``most`` tensors.
-
-    Raises:
-        BadData: more; or names, dtypes, shapes or digests of another form, or bytes that do not follow from them.
-    """
-    count = len(message.bundles)
-    if count <= most:
-        count = sum(len(bundle.tensors) for bundle in message.bundles)
-    if count > most:
-        raise BadData(f"a manifest of {count} tensors or bundles, at most {most} are taken", code="MANIFEST_NAMES")
-    entries = []
-    for bundle in message.bundles:
-        for row in bundle.tensors:
-            spec = TensorSpec(row.name, row.dtype, tuple(row.shape), bundle.name or MODEL)
-            if row.bytes != spec.bytes:
-                said = f"`{spec.key}` says {row.bytes} bytes, its shape says {spec.bytes}"
-                raise BadData(said, code="MANIFEST_SHAPE")
-            if len(row.sha256) != 32 or row.encoding != "raw":
-                raise BadData(f"`{spec.key}` has no SHA-256 or an unknown encoding", code="MESSAGE_MALFORMED")
-            entries.append(Entry(spec, bytes(row.sha256).hex(), row.encoding))
-    return Manifest(tuple(entries))
-
-
-def envelope_message(envelope: dsse.Envelope) -> pb.Envelope:
-    return pb.Envelope(
-        payload_type=envelope.payload_type, payload=envelope.payload, keyid=envelope.keyid, signature=envelope.signature
-    )
-
-
-def envelope_from(message: pb.Envelope) -> dsse.Envelope:
-    return dsse.Envelope(message.payload_type, message.payload, message.keyid, message.signature)

@@ -1,6 +1,6 @@
 """The account of what left, read from the files alone: judged, shown, compared, exported. No network, no torch."""
 
-from site_agent.audit.form import MANIFEST_FIELDS, records
+from site_agent.audit.form import lines
 from site_agent.audit.verify import (
     CANNOT_VERIFY,
     CONSISTENT,
@@ -16,13 +16,12 @@ from site_agent.audit.verify import (
 __all__ = [
     "CANNOT_VERIFY",
     "CONSISTENT",
-    "MANIFEST_FIELDS",
     "TAMPERED",
     "UNRESOLVED",
     "VERIFIED",
     "Copy",
     "Pins",
     "Verdict",
-    "records",
+    "lines",
     "verify",
 ]

@@ -26,11 +26,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from site_agent.audit import report
 from site_agent.audit.chain import Account, Changed, signed_value
-from site_agent.audit.files import HEADS, SEGMENT, LedgerFiles, Lines, in_archive, within
-from site_agent.audit.form import read, records
+from site_agent.audit.files import HEADS, SEGMENT, LedgerFiles, RawLines, in_archive, within
+from site_agent.audit.form import lines, read
 from site_agent.audit.verify import CANNOT_VERIFY, TAMPERED, Copy, Pins, Shown, Verdict, given_copy, judge, judged
 from wardround.errors import BadData, Unavailable
 from wardround.local import durable
+from wardround.records.ledger.entries import CitedHead, GenesisEntry
 from wardround.signing import canonical, dsse
 
 BUNDLE_TYPE = "application/vnd.wardround.audit-bundle.v1+json"
@@ -99,7 +100,7 @@ def make(state: Path, key: Ed25519PrivateKey, out: Path, copy: Copy | None = Non
     verdict = found.verdict
     files = {**found.files, "report.html": found.page().encode()}
     about = {
-        "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in Lines(found.ledgers[-1])), "head": verdict.head,
+        "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in RawLines(found.ledgers[-1])), "head": verdict.head,
         "verdict": found.code,
     }  # fmt: skip
     write(files, about, key, out)
@@ -110,12 +111,17 @@ def _older(shown: Shown) -> list[LedgerFiles]:
     """The ledgers that a verified one continues, oldest first, as far as they are shown."""
     found: list[LedgerFiles] = []
     here = shown.newest
-    while (cited := next(records(here)).get("continues")) is not None:
-        older = shown.find(cited["ledger_id"])
+    while (cited := _cited(here)) is not None:
+        older = shown.find(cited.ledger_id)
         if older is None:
             break
         found.insert(0, here := older)
     return found
+
+
+def _cited(ledger: LedgerFiles) -> CitedHead | None:
+    first = next(lines(ledger)).entry
+    return first.continues if isinstance(first, GenesisEntry) else None
 
 
 def verify_bundle(path: Path, receipts: Path | None = None, pins: Pins = Pins()) -> tuple[Verdict, int]:

@@ -22,13 +22,21 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from site_agent.audit.files import LedgerFiles, Lines
-from site_agent.audit.form import MANIFEST_FIELDS, REQUIRED, digest, read, record_in
+from site_agent.audit.files import LedgerFiles, RawLines
+from site_agent.audit.form import digest, line_in, read
 from wardround.errors import BadData, Unavailable
+from wardround.records.ledger.entries import (
+    Entry,
+    GenesisEntry,
+    IdentityEntry,
+    ReceiptEntry,
+    ResendEntry,
+    UnknownEntry,
+    UploadEntry,
+)
 from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
-    FACTS,
     HEAD_TYPE,
     NOT_RECEIVED,
     RECEIPT_TYPE,
@@ -36,15 +44,12 @@ from wardround.records.receipts import (
     Awaited,
     LedgerHead,
     Receipt,
+    RecordedUpload,
     refuse_misfit,
 )
 from wardround.signing import dsse
 
 RESEND_FACTS = ("study", "revision", "round", "attempt", "payload_bytes")
-UPDATE_FACTS = (
-    "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
-    "num_examples", "num_validation",
-)  # fmt: skip
 NEWEST_HEADS = 1000  # whose signatures are checked; an older head lies under each newer one's signature anyway
 
 
@@ -72,7 +77,8 @@ class Account:
         self.cited: LedgerHead | None = None
         self.receipt_keys: dict[str, Ed25519PublicKey] = {}  # by key id
         self.receipt_key_lines: dict[str, int] = {}  # where each is named first
-        self.open: dict[str, dict[str, Any]] = {}  # uploads without a receipt
+        self.open: dict[str, RecordedUpload] = {}  # uploads without a receipt
+        self._tries: dict[str, int] = {}  # of each of them, how many lines let it out
         self.resolved: set[str] = set()
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
         self.verified: dict[str, tuple[str, Receipt]] = {}  # by SHA-256 of its envelope: that of its payload, and it
@@ -91,28 +97,25 @@ class Account:
         """One line, with the next one and the signed heads to find a culprit by."""
         seq = self.lines
         try:
-            record = record_in(line)
+            record = line_in(line)
         except BadData as error:
             raise self.changed(seq + 1, f"line {seq + 1} is not as it was written: {error.message}") from None
-        if record["seq"] != seq:
-            said = f"line {seq + 1} says it is line {record['seq'] + 1}: lines were removed, added or moved"
-            raise self.changed(seq + 1, said)
-        if (record["type"] == "genesis") != (seq == 0):
+        if record.seq != seq:
+            reason = f"line {seq + 1} says it is line {record.seq + 1}: lines were removed, added or moved"
+            raise self.changed(seq + 1, reason)
+        if isinstance(record.entry, GenesisEntry) != (seq == 0):
             raise self.changed(seq + 1, f"line {seq + 1}: a ledger begins with its `genesis` line, and has one")
-        named = bytes.fromhex(record["prev"])
+        named = bytes.fromhex(record.prev)
         if named != self.heads[-1]:
             intact = seq > 0 and _after(named, line).hex() == _head_wanted(seq + 1, following, files)
             reason = f"line {seq + 1} names {named.hex()[:12]}… as the head before it, the lines before it give "
             raise self.changed(seq if intact else seq + 1, f"{reason}{self.heads[-1].hex()[:12]}…")
         try:
-            self._account(seq, record)
+            self._account(seq, record.entry)
         except BadData as error:
             raise self.changed(seq + 1, f"line {seq + 1}: {error.message}") from None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            said = f"line {seq + 1} does not have the form of a `{record['type']}` record"
-            raise self.changed(seq + 1, said) from None
         self.heads.append(_after(named, line))
-        self.first_time, self.last_time = self.first_time or record["ts"], record["ts"]
+        self.first_time, self.last_time = self.first_time or record.ts, record.ts
 
     def changed(self, line: int, reason: str) -> Changed:
         return Changed(line, reason, self.name)
@@ -125,65 +128,60 @@ class Account:
         """Raises BadData: the receipt of an open upload is not about what that line says, or about another ledger."""
         refuse_misfit(receipt, self._awaited(receipt.upload_id))
 
-    def _account(self, seq: int, record: dict[str, Any]) -> None:
-        match record["type"]:
-            case "genesis":
-                self.ledger_id, self.key = record["ledger_id"], record.get("ledger_key", "")
-                if "continues" in record:
-                    cited = record["continues"]
-                    self.cited = LedgerHead(cited["ledger_id"], cited["lines"], cited["head"])
-            case "identity":
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["receipt_key"]))
+    def _account(self, seq: int, entry: Entry) -> None:
+        match entry:
+            case GenesisEntry():
+                self.ledger_id, self.key = entry.ledger_id, entry.ledger_key or ""
+                self.cited = entry.continues.ledger_head() if entry.continues is not None else None
+            case IdentityEntry():
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry.receipt_key))
                 self._receipt_key = dsse.keyid(key)
                 self.receipt_keys[self._receipt_key] = key
                 self.receipt_key_lines.setdefault(self._receipt_key, seq + 1)
-                self.site, self.federation = record.get("site", ""), record.get("federation", "")
-            case "upload":
-                self._upload(seq, record)
-            case "resend":
-                self._resend(record)
-            case "receipt":
-                self._receipt(record)
-            case kind if kind not in REQUIRED:
-                self.unknown.add(kind)
+                self.site, self.federation = entry.site or "", entry.federation or ""
+            case UploadEntry():
+                self._upload(seq, entry)
+            case ResendEntry():
+                self._resend(entry)
+            case ReceiptEntry():
+                self._receipt(entry)
+            case UnknownEntry():
+                self.unknown.add(entry.unknown_type)
 
-    def _upload(self, seq: int, record: dict[str, Any]) -> None:
-        upload_id = record["upload_id"]
-        manifest = [{key: row[key] for key in MANIFEST_FIELDS} for row in record["tensors"]]
-        if digest(manifest) != record["manifest_sha256"]:
+    def _upload(self, seq: int, entry: UploadEntry) -> None:
+        upload_id = entry.upload_id
+        if digest(entry.manifest()) != entry.manifest_sha256:
             raise BadData("its tensors do not give its manifest digest")
-        if sum(row["bytes"] for row in manifest) != record["payload_bytes"]:
-            raise BadData(f"its tensors do not add up to its {record['payload_bytes']} bytes")
-        if "update" in record and digest({name: record[name] for name in UPDATE_FACTS}) != record["update"]:
+        if sum(row.bytes for row in entry.tensors) != entry.payload_bytes:
+            raise BadData(f"its tensors do not add up to its {entry.payload_bytes} bytes")
+        if entry.update is not None and digest(entry.left()) != entry.update:
             raise BadData("what it says left does not give its `update` digest")
         if upload_id in self.open or upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… was recorded before")
-        names = [{"bundle": row["bundle"], "name": row["name"]} for row in manifest]
-        facts = {name: record[name] for name in ("upload_id", *FACTS)}
-        self.open[upload_id] = {"seq": seq, "try": 1, "tensors": names, **facts}
+        self.open[upload_id], self._tries[upload_id] = entry.recorded(seq), 1
         self.uploads += 1
-        self.bytes += record["payload_bytes"]
+        self.bytes += entry.payload_bytes
 
-    def _resend(self, record: dict[str, Any]) -> None:
-        upload = self.open.get(record["upload_id"])
+    def _resend(self, entry: ResendEntry) -> None:
+        upload_id = entry.upload_id
+        upload = self.open.get(upload_id)
         if upload is None:
             raise BadData("it sends again what no line before it records, or what has a receipt")
         for name in RESEND_FACTS:
-            if record[name] != upload[name]:
-                raise BadData(f"its {name} is not that of upload {record['upload_id'][:12]}…")
-        if record["try"] != upload["try"] + 1:
-            raise BadData(f"it is try {record['try']}, the one before it was {upload['try']}")
-        if record.get("sent", 0) > upload["payload_bytes"]:
+            if getattr(entry, name) != getattr(upload, name):
+                raise BadData(f"its {name} is not that of upload {upload_id[:12]}…")
+        if entry.try_ != self._tries[upload_id] + 1:
+            raise BadData(f"it is try {entry.try_}, the one before it was {self._tries[upload_id]}")
+        if (entry.sent or 0) > upload.payload_bytes:
             raise BadData("more was sent under the line before it than that line lets out")
-        upload["try"] = record["try"]
+        self._tries[upload_id] = entry.try_
         self.resends += 1
-        self.resent_bytes += record["payload_bytes"]
+        self.resent_bytes += entry.payload_bytes
 
-    def _receipt(self, record: dict[str, Any]) -> None:
+    def _receipt(self, entry: ReceiptEntry) -> None:
         if not self.receipt_keys:
             raise BadData("a receipt stands before any `identity` line")
-        envelope = dsse.Envelope.from_document(record["envelope"])
-        upload_id = record["upload_id"]
+        envelope, upload_id = entry.envelope.envelope(), entry.upload_id
         if upload_id in self.resolved:
             raise BadData(f"upload {upload_id[:12]}… has a receipt already")
         if upload_id not in self.open:
@@ -195,11 +193,11 @@ class Account:
             if awaited.previous not in (None, receipt.previous):
                 raise BadData("this receipt does not follow the one before it: one is missing")
             self.receipts.append(hashlib.sha256(envelope.payload).hexdigest())
-            self.verified[digest(record["envelope"])] = self.receipts[-1], receipt
+            self.verified[digest(entry.envelope.document())] = self.receipts[-1], receipt
         self.key_named = self.key_named or receipt.ledger_key == self.key
         self.decisions[receipt.decision] += 1
         self.resolved.add(upload_id)
-        del self.open[upload_id]
+        del self.open[upload_id], self._tries[upload_id]
 
     def _awaited(self, upload_id: str) -> Awaited:
         first = None if self.cited is not None else EMPTY_HEAD  # it may follow one that is in the ledger before
@@ -219,7 +217,7 @@ def account_of(files: LedgerFiles) -> Account:
         Changed: at the first fault.
         Unavailable: it cannot be read, has no whole line, or does not say its key.
     """
-    account, lines = Account(files.name), Lines(files)
+    account, lines = Account(files.name), RawLines(files)
     for line, following in pairwise(chain(lines, (None,))):
         if line is not None:
             account.take(line, following, files)
@@ -300,14 +298,14 @@ def _head(number: int, line: bytes, signed: int, account: Account, value: Callab
     except TypeError:
         raise account.changed(at, f"signed head {number} is no head") from None
     if not grows:
-        said = f"signed head {number} covers {head.lines} lines, the one before it {signed}: they were moved"
-        raise account.changed(at, said)
+        reason = f"signed head {number} covers {head.lines} lines, the one before it {signed}: they were moved"
+        raise account.changed(at, reason)
     if head.ledger_id != account.ledger_id:
         raise account.changed(at, f"signed head {number} is of another ledger")
     if head.lines > account.lines:
-        said = f"the ledger has {account.lines} lines, a signed head covers {head.lines}"
-        raise account.changed(account.lines + 1, said)
+        reason = f"the ledger has {account.lines} lines, a signed head covers {head.lines}"
+        raise account.changed(account.lines + 1, reason)
     if not account.had(head):
-        said = f"the lines from {signed + 1} to {head.lines} are not those that a signed head covers"
-        raise account.changed(at, said)
+        reason = f"the lines from {signed + 1} to {head.lines} are not those that a signed head covers"
+        raise account.changed(at, reason)
     return head.lines

@@ -8,13 +8,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from site_agent.audit.files import LedgerFiles
-from site_agent.audit.form import receipt_in, records
+from site_agent.audit.form import lines as lines_of
 from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
-from wardround.records.receipts import NOT_RECEIVED
+from wardround.records.ledger.entries import (
+    BlockedEntry,
+    ConsentEntry,
+    ControlEntry,
+    HeldEntry,
+    IdentityEntry,
+    ReceiptEntry,
+    RejectedEntry,
+    ReleasedEntry,
+    ResendEntry,
+    TensorRow,
+    UploadEntry,
+)
+from wardround.records.receipts import NOT_RECEIVED, Receipt
 from wardround.signing import canonical
 from wardround.terminal import escaped
 
@@ -44,7 +56,7 @@ class UploadFacts:
     answer: str  # the coordinator's, or "" for none
     receipt: str  # the receipt's id
     numbers_alone: bool  # no tensor in it
-    closing: bool = False  # the validation after the last round
+    closing: bool  # the validation after the last round
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,12 @@ class Approval:
 
     tensors: int  # that may leave
     stays: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Approved:
+    approval: Approval
+    own_model: str  # what of the model is this site's alone, as its trainer says
 
 
 @dataclass(frozen=True)
@@ -89,15 +107,18 @@ class LedgerFacts:
     studies: tuple[StudyFacts, ...]
 
 
-@dataclass
-class _Lines:
-    """The records of one study."""
+Stopped = BlockedEntry | HeldEntry | ReleasedEntry | RejectedEntry
 
-    uploads: list[dict[str, Any]] = field(default_factory=list)
-    others: list[dict[str, Any]] = field(default_factory=list)  # blocked, held, released, rejected
-    consents: list[dict[str, Any]] = field(default_factory=list)
+
+@dataclass
+class _Study:
+    """The ledger's entries about one study, each with its time."""
+
+    uploads: list[tuple[str, UploadEntry]] = field(default_factory=list)
+    consents: list[tuple[str, ConsentEntry]] = field(default_factory=list)
+    stopped: list[tuple[str, Stopped]] = field(default_factory=list)
     tries: dict[str, int] = field(default_factory=dict)  # of uploads that were sent again, by id
-    approved: dict[str, Any] | None = None  # the consent's file
+    approved: _Approved | None = None
 
 
 def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> LedgerFacts:
@@ -106,137 +127,129 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
     Raises:
         BadData: a line of the ledger, or a consent, cannot be read.
     """
-    studies: dict[str, _Lines] = defaultdict(_Lines)
-    receipts: dict[str, dict[str, Any]] = {}
-    identity: dict[str, Any] = {}
+    studies: dict[str, _Study] = defaultdict(_Study)
+    receipts: dict[str, Receipt] = {}
+    identity: IdentityEntry | None = None
     control = 0
     first = last = ""
-    for record in chain.from_iterable(map(records, ledgers)):
-        first, last = first or record["ts"], record["ts"]
-        match record["type"]:
-            case "upload":
-                studies[record["study"]].uploads.append(record)
-            case "resend":
-                studies[record["study"]].tries[record["upload_id"]] = record["try"]
-            case "receipt":
-                receipts[record["upload_id"]] = receipt_in(record)
-            case "identity":
-                identity = record
-            case "control":
-                control += record["bytes"]
-            case "consent":
-                studies[record["study"]].consents.append(record)
-            case "blocked" | "held" | "released" | "rejected":
-                studies[record["study"]].others.append(record)
+    for line in chain.from_iterable(map(lines_of, ledgers)):
+        first, last = first or line.ts, line.ts
+        match line.entry:
+            case UploadEntry() as upload:
+                studies[upload.study].uploads.append((line.ts, upload))
+            case ResendEntry() as resend:
+                studies[resend.study].tries[resend.upload_id] = resend.try_
+            case ReceiptEntry() as answer:
+                receipts[answer.upload_id] = answer.receipt
+            case IdentityEntry():
+                identity = line.entry
+            case ControlEntry():
+                control += line.entry.bytes
+            case ConsentEntry() as consent:
+                studies[consent.study].consents.append((line.ts, consent))
+            case BlockedEntry() | HeldEntry() | ReleasedEntry() | RejectedEntry() as stopped:
+                studies[stopped.study].stopped.append((line.ts, stopped))
     for name, data in consents.items():
         studies[name.removesuffix(".json")].approved = _approved(name, data)
     return LedgerFacts(
-        site=identity.get("site", ""),
-        federation=identity.get("federation", ""),
-        authority=identity.get("authority_sha256", ""),
+        site=(identity.site if identity is not None else None) or "",
+        federation=(identity.federation if identity is not None else None) or "",
+        authority=(identity.authority_sha256 if identity is not None else None) or "",
         first_time=first,
         last_time=last,
         control_bytes=control,
-        studies=tuple(_study(name, lines, receipts) for name, lines in sorted(studies.items())),
+        studies=tuple(_study_facts(name, study, receipts) for name, study in sorted(studies.items())),
     )
 
 
-def norm_of(tensors: Sequence[Mapping[str, Any]]) -> float | None:
+def norm_of(tensors: Sequence[TensorRow]) -> float | None:
     """The L2 norm of a whole update, from its tensors' norms; None where there is none."""
     try:
-        squares = [float(row["l2"]) ** 2 for row in tensors]
-    except (KeyError, TypeError, ValueError, OverflowError):
+        squares = [float(row.l2) ** 2 if row.l2 is not None else math.nan for row in tensors]
+    except (ValueError, OverflowError):
         return None
     norm = math.sqrt(sum(squares))
     return norm if squares and math.isfinite(norm) else None
 
 
-def _approved(name: str, data: bytes) -> dict[str, Any]:
-    """A consent as far as a report tells it: ``leaves``, ``stays`` and ``apart``.
+def _approved(name: str, data: bytes) -> _Approved:
+    """A consent's file as far as a report tells it.
 
     Raises:
         BadData: the file is damaged.
     """
     try:
         consent = canonical.read(data)
-        tensor_rows(consent["stays"])
-        if not isinstance(consent["leaves"], list):
+        stays, tensors = tensor_rows(consent["stays"]), consent["leaves"]
+        if not isinstance(tensors, list):
             raise TypeError
     except (BadData, KeyError, TypeError, ValueError, AttributeError):
         raise BadData(
             f"consents/{escaped(name, 80)} is damaged: it holds no consent", hint="restore it from a backup"
         ) from None
-    return consent  # type: ignore[no-any-return]
+    rows = (Tensor(row["name"], row["dtype"], _shape(row["shape"]), why=str(row.get("why", ""))) for row in stays)
+    return _Approved(Approval(len(tensors), tuple(rows)), str(consent.get("apart", "")))
 
 
-def _study(name: str, lines: _Lines, receipts: Mapping[str, dict[str, Any]]) -> StudyFacts:
-    exposures = [str(record.get("exposure", "")) for record in lines.consents]
-    apart = str((lines.approved or {}).get("apart", ""))
+def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> StudyFacts:
+    exposure = (study.consents[-1][1].exposure or "") if study.consents else ""
     return StudyFacts(
         name=name,
         consents=tuple(
-            f"{record['event']} by {record.get('by', {}).get('name', 'somebody')} on {when(record['ts'])}"
-            for record in lines.consents
+            f"{consent.event} by {consent.by.name if consent.by is not None else 'somebody'} on {when(time)}"
+            for time, consent in study.consents
         ),
-        exposure=exposed(exposures[-1], apart) if exposures and exposures[-1] else "",
-        uploads=tuple(_upload(record, lines.tries, receipts) for record in lines.uploads),
-        tensors=_left(lines.uploads),
-        approval=_approval(lines.approved),
-        decisions=tuple(
-            Decision(when(record["ts"]), str(record.get("round", "")), record["type"], _why(record))
-            for record in lines.others
+        exposure=exposed(exposure, study.approved.own_model if study.approved is not None else "") if exposure else "",
+        uploads=tuple(
+            _upload(time, upload, study.tries.get(upload.upload_id, 1), receipts.get(upload.upload_id))
+            for time, upload in study.uploads
         ),
+        tensors=_left([upload for _, upload in study.uploads]),
+        approval=study.approved.approval if study.approved is not None else None,
+        decisions=tuple(_decision(time, entry) for time, entry in study.stopped),
     )
 
 
-def _upload(record: dict[str, Any], tries: Mapping[str, int], receipts: Mapping[str, dict[str, Any]]) -> UploadFacts:
-    receipt = receipts.get(record["upload_id"])
+def _upload(time: str, upload: UploadEntry, tries: int, receipt: Receipt | None) -> UploadFacts:
     return UploadFacts(
-        time=when(record["ts"]),
-        round=record["round"],
-        bytes=record["payload_bytes"],
-        tries=tries.get(record["upload_id"], 1),
-        norm=norm_of(record["tensors"]),
-        metrics=tuple((metric["name"], metric["value"]) for metric in record["metrics"]),
+        time=when(time),
+        round=upload.round,
+        bytes=upload.payload_bytes,
+        tries=tries,
+        norm=norm_of(upload.tensors),
+        metrics=tuple((metric.name, metric.value) for metric in upload.metrics),
         answer=_answer(receipt) if receipt is not None else "",
-        receipt=receipt["receipt_id"] if receipt is not None else "",
-        numbers_alone=not record["tensors"],
-        closing=record.get("kind") == "validate",
+        receipt=receipt.receipt_id if receipt is not None else "",
+        numbers_alone=not upload.tensors,
+        closing=upload.kind == "validate",
     )
 
 
-def _answer(receipt: Mapping[str, Any]) -> str:
-    words = "not received" if receipt["decision"] == NOT_RECEIVED else receipt["decision"]
-    return " ".join(filter(None, (words, receipt["code"], receipt["tensor"])))
+def _answer(receipt: Receipt) -> str:
+    words = "not received" if receipt.decision == NOT_RECEIVED else receipt.decision
+    return " ".join(filter(None, (words, receipt.code, receipt.tensor)))
 
 
-def _left(uploads: Sequence[dict[str, Any]]) -> tuple[Tensor, ...]:
+def _left(uploads: Sequence[UploadEntry]) -> tuple[Tensor, ...]:
     """Each tensor that ever left: how often, how many bytes in all."""
     sizes: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for upload in uploads:
-        for row in upload["tensors"]:
-            sizes[row["name"], row["dtype"], _shape(row)].append(row["bytes"])
-    return tuple(
-        Tensor(name, dtype, shape, len(each), sum(each)) for (name, dtype, shape), each in sizes.items()
-    )  # fmt: skip
+        for row in upload.tensors:
+            sizes[row.name, row.dtype, _shape(row.shape)].append(row.bytes)
+    return tuple(Tensor(*key, len(each), sum(each)) for key, each in sizes.items())
 
 
-def _approval(consent: Mapping[str, Any] | None) -> Approval | None:
-    if consent is None:
-        return None
-    stays = (
-        Tensor(row["name"], row["dtype"], _shape(row), why=str(row.get("why", ""))) for row in consent["stays"]
-    )  # fmt: skip
-    return Approval(len(consent["leaves"]), tuple(stays))
+def _decision(time: str, entry: Stopped) -> Decision:
+    round_ = str(entry.round) if entry.round is not None else ""
+    if isinstance(entry, BlockedEntry):
+        why = [entry.what or "", entry.rule or ""]
+    else:
+        why = [f"by {entry.by.name}" if entry.by is not None else ""]
+    return Decision(when(time), round_, entry.type, "; ".join(filter(None, why)))
 
 
-def _why(record: Mapping[str, Any]) -> str:
-    by = f"by {record['by']['name']}" if "by" in record else ""
-    return "; ".join(text for text in (str(record.get("what", "")), str(record.get("rule", "")), by) if text)
-
-
-def _shape(row: Mapping[str, Any]) -> str:
-    return " × ".join(map(str, row["shape"])) or "1"
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "1"
 
 
 def when(text: str) -> str:

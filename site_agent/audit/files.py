@@ -71,7 +71,7 @@ def in_archive(name: str, files: Mapping[str, bytes]) -> LedgerFiles | None:
 
 
 def beside(folder: Path) -> Callable[[str], LedgerFiles | None]:
-    """Finds, by its id, an older ledger where `audit reopen` left it: beside ``folder``, as ``ledger-ID``."""
+    """Finds, by its id, an older ledger where `audit rollover` left it: beside ``folder``, as ``ledger-ID``."""
 
     def find(ledger_id: str) -> LedgerFiles | None:
         if not LEDGER_ID.fullmatch(ledger_id):
@@ -89,7 +89,7 @@ def within(files: Mapping[str, bytes]) -> Callable[[str], LedgerFiles | None]:
     return lambda ledger_id: in_archive(f"ledger-{ledger_id}", files) if LEDGER_ID.fullmatch(ledger_id) else None
 
 
-class Lines:
+class RawLines:
     """The whole lines of a ledger, without their newlines; ``torn`` is set when the last one has none.
 
     Reads a line at a time: a ledger may be larger than memory.

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from site_agent.audit.form import records
+from site_agent.audit.form import lines
 from wardround.errors import BadData, Unavailable
+from wardround.records.ledger.entries import ControlEntry, ResendEntry, SessionEntry, UploadEntry
 from wardround.signing import canonical
 
 SHARE = 0.005  # of what the ledger accounts for: TLS and HTTP/2 framing
@@ -96,28 +97,29 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
     let_out = sent_in_all = 0  # from the first line on, whenever counting began
     more = 0
     open_session = False
-    for record in records(folder):
-        if record["type"] in ("upload", "resend"):
-            let_out += record["payload_bytes"]
-        elif record["type"] == "session":
-            sent_in_all += record.get("bytes_up", 0)
+    for line in lines(folder):
+        entry = line.entry
+        if isinstance(entry, UploadEntry | ResendEntry):
+            let_out += entry.payload_bytes
+        elif isinstance(entry, SessionEntry):
+            sent_in_all += entry.bytes_up or 0
             more = max(more, sent_in_all - let_out)
-        if record["ts"] < since:
+        if line.ts < since:
             continue
-        if record["type"] == "session":  # a line that says what was left out is of one connection and of those
-            sessions += record.get("left_out", 0) + (record["event"] == "opened" or "left_out" in record)
-        match record["type"]:
-            case "upload":
-                recorded += record["payload_bytes"]
-            case "session" if record["event"] == "opened":
-                open_session = True
-            case "session":
-                sent = record.get("bytes_up", 0)
-                payload, again = payload + min(sent, recorded), again + max(0, sent - recorded)
-                recorded, open_session = 0, False
-            case "control":
-                control += record["bytes"]
-                calls += sum(row["count"] for row in record.get("methods", []))
+        match entry:
+            case UploadEntry():
+                recorded += entry.payload_bytes
+            case SessionEntry():
+                # a line that says what was left out is of one connection and of those
+                sessions += (entry.left_out or 0) + (entry.event == "opened" or entry.left_out is not None)
+                open_session = entry.event == "opened"
+                if not open_session:
+                    sent = entry.bytes_up or 0
+                    payload, again = payload + min(sent, recorded), again + max(0, sent - recorded)
+                    recorded = 0
+            case ControlEntry():
+                control += entry.bytes
+                calls += sum(row.count for row in entry.methods or ())
     payload += recorded
     expected = payload + again + control
     connections = count.connections if count.connections is not None else max(1, sessions)

@@ -1,106 +1,157 @@
-"""Ledger records for people: which to show, and each in a few words."""
+"""Ledger lines for people: which to show, and each in a few words."""
 
 import fnmatch
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from site_agent.audit.form import records
+from site_agent.audit.form import lines
 from site_agent.gateway.consent.facts import size
-from site_agent.state import person
+from wardround.records.ledger.entries import (
+    BlockedEntry,
+    ConsentEntry,
+    ControlEntry,
+    DeclareEntry,
+    Entry,
+    GenesisEntry,
+    HeldEntry,
+    IdentityEntry,
+    LeftEntry,
+    LimitedEntry,
+    Person,
+    PolicyEntry,
+    ReceiptEntry,
+    RecoveredEntry,
+    RejectedEntry,
+    ReleasedEntry,
+    ResendEntry,
+    SessionEntry,
+    TensorRow,
+    UnknownEntry,
+    UploadEntry,
+)
+from wardround.records.ledger.lines import Line
 from wardround.records.receipts import NOT_RECEIVED
 from wardround.terminal import escaped
+
+Place = tuple[str | None, int | None]  # study and round; None where a line names none
 
 
 def chosen(
     folder: Path, study: str | None = None, round_: int | None = None, tensor: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """The records of one study, one round; with ``tensor`` (a pattern as in a shell) uploads alone, and of them only
+) -> Iterator[Line]:
+    """The lines about one study, one round; with ``tensor`` (a pattern as in a shell) uploads alone, and of them only
     the tensors that match. A receipt belongs to its upload's study and round, also one that says that the coordinator
     does not know the upload and so names neither."""
-    uploads: dict[str, dict[str, Any]] = {}
-    for record in records(folder):
-        place = record
-        if record["type"] == "upload":
-            uploads[record["upload_id"]] = {"study": record["study"], "round": record["round"]}
-        elif record["type"] == "receipt":
-            place = uploads.get(record["upload_id"]) or json.loads(record["envelope"]["payload"])
-        if study is not None and place.get("study") != study:
+    uploads: dict[str, Place] = {}
+    for line in lines(folder):
+        entry = line.entry
+        if isinstance(entry, UploadEntry):
+            uploads[entry.upload_id] = entry.place
+        line_study, line_round = _place(entry, uploads)
+        if study is not None and line_study != study:
             continue
-        if round_ is not None and (place.get("round") != round_ or place.get("study") is None):
+        if round_ is not None and (line_round != round_ or line_study is None):
             continue
-        if tensor is not None:
-            matching = [row for row in record.get("tensors", []) if fnmatch.fnmatchcase(row["name"], tensor)]
-            if not matching:
-                continue
-            record = {**record, "tensors": matching}
-        yield record
+        if tensor is None:
+            yield line
+        elif isinstance(entry, UploadEntry):
+            matching = tuple(row for row in entry.tensors if fnmatch.fnmatchcase(row.name, tensor))
+            if matching:
+                yield replace(line, entry=replace(entry, tensors=matching))
 
 
-def words(line: dict[str, Any]) -> str:
-    """One record in a few words, on one line that can be shown. Whatever a record lacks is left out; whatever is
-    unknown is shown as it stands."""
-    before = f"; {line['left_out']} more before it have no line" if line.get("left_out") else ""
-    return escaped(_words(line) + before)
+def words(line: Line) -> str:
+    """A line in a few words, on one line that can be shown. What it lacks is left out, or shown as "?"."""
+    entry = line.entry
+    more = (
+        f"; {entry.left_out} more before it have no line" if isinstance(entry, LimitedEntry) and entry.left_out else ""
+    )
+    return escaped(_words(entry) + more)
 
 
-def _words(line: dict[str, Any]) -> str:
-    kind = line["type"]
-    place = f"{line.get('study', '')} round {line.get('round', '?')}"
-    by = f" by {person.text(line['by'])}" if "by" in line else ""
-    match kind:
-        case "upload":
-            told = ", ".join(f"{metric['name']}={metric['value']}" for metric in line["metrics"])
-            return (
-                f"{place}.{line['attempt']}: {_count(line['tensors'])}, {size(line['payload_bytes'])}; {told}; "
-                f"n={line.get('num_examples', '?')}/{line.get('num_validation', '?')}"
-            )
-        case "resend":
-            before = f"; {size(line['sent'])} were sent before it" if "sent" in line else ""
-            return f"{place}.{line['attempt']}: try {line['try']}, {size(line['payload_bytes'])} at most{before}"
-        case "receipt":
-            receipt = json.loads(line["envelope"]["payload"])
-            if receipt["decision"] == NOT_RECEIVED:
-                return f"upload {line['upload_id'][:12]}…: {NOT_RECEIVED}: the coordinator does not know it"
-            return f"{receipt['study']} round {receipt['round']}: {receipt['decision']} {receipt['code']}".rstrip()
-        case "declare":
-            return f"{line['study']} {line['standing']} {line.get('code', '')}".rstrip()
-        case "consent":
-            network = f", network {line['network']}" if "network" in line else ""
-            weights = f", weights {str(line['weights_digest'])[:12]}" if "weights_digest" in line else ""
-            return f"{line['study']} {line['event']}{by}{network}{weights}"
-        case "session":
-            sent = f", {size(line['bytes_up'])} sent" if "bytes_up" in line else ""
-            return f"{line['event']} {line.get('peer', '')}{sent}"
-        case "control":
-            calls = ", ".join(f"{row['method']} {row['count']}x" for row in line.get("methods", []))
-            return f"{size(line['bytes'])} beside updates: {calls}".rstrip(": ")
-        case "blocked":
-            return f"{place}: nothing left: {line.get('what', '')}: {line.get('rule', '')}".rstrip(": ")
-        case "held" | "released" | "rejected":
-            return f"{place} {kind}{by}"
-        case "policy":
-            return f"{line['event']} {str(line.get('sha256', ''))[:12]}".rstrip()
-        case "identity":
-            return f"{line.get('event', '')} for {line.get('site', '?')}, to {line.get('not_after', '?')}"
-        case "genesis":
-            before = f", continues {line['continues']['ledger_id']}" if "continues" in line else ""
-            return f"ledger {line['ledger_id']} begun by {line.get('software', '?')}{before}"
-        case "left":
-            return f"the membership ended{by}"
-        case "recovered":
-            return f"{line.get('torn_bytes', 0)} torn bytes cut"
-        case _:
+def tensor_words(row: TensorRow) -> str:
+    """One tensor of an upload."""
+    norm = f", norm {row.l2}" if row.l2 is not None else ""
+    return escaped(f"{row.name} {row.dtype} {list(row.shape)}, {size(row.bytes)}{norm}, sha256 {row.sha256}")
+
+
+def _place(entry: Entry, uploads: dict[str, Place]) -> Place:
+    if isinstance(entry, ReceiptEntry):
+        return uploads.get(entry.upload_id) or (entry.receipt.study, entry.receipt.round)
+    return entry.place
+
+
+def _words(entry: Entry) -> str:
+    match entry:
+        case UploadEntry():
+            return _upload_words(entry)
+        case ResendEntry():
+            before = f"; {size(entry.sent)} were sent before it" if entry.sent is not None else ""
+            most = f"{size(entry.payload_bytes)} at most"
+            return f"{_about(entry)}.{entry.attempt}: try {entry.try_}, {most}{before}"
+        case ReceiptEntry():
+            return _receipt_words(entry)
+        case DeclareEntry():
+            return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip()
+        case ConsentEntry():
+            network = f", network {entry.network}" if entry.network is not None else ""
+            weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
+            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}"
+        case SessionEntry():
+            sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
+            return f"{entry.event} {entry.peer or ''}{sent}"
+        case ControlEntry():
+            calls = ", ".join(f"{row.method} {row.count}x" for row in entry.methods or ())
+            return f"{size(entry.bytes)} beside updates: {calls}".rstrip(": ")
+        case BlockedEntry():
+            return f"{_about(entry)}: nothing left: {entry.what or ''}: {entry.rule or ''}".rstrip(": ")
+        case HeldEntry() | ReleasedEntry() | RejectedEntry():
+            return f"{_about(entry)} {entry.type}{_by_words(entry.by)}"
+        case PolicyEntry():
+            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip()
+        case IdentityEntry():
+            return f"{entry.event or ''} for {_or_unknown(entry.site)}, to {_or_unknown(entry.not_after)}"
+        case GenesisEntry():
+            cited = f", continues {entry.continues.ledger_id}" if entry.continues is not None else ""
+            return f"ledger {entry.ledger_id} begun by {_or_unknown(entry.software)}{cited}"
+        case LeftEntry():
+            return f"the membership ended{_by_words(entry.by)}"
+        case RecoveredEntry():
+            return f"{entry.torn_bytes or 0} torn bytes cut"
+        case UnknownEntry():
             return "written by a newer version"
 
 
-def _count(tensors: list[Any]) -> str:
+def _upload_words(entry: UploadEntry) -> str:
+    reported = ", ".join(f"{metric.name}={metric.value}" for metric in entry.metrics)
+    return (
+        f"{_about(entry)}.{entry.attempt}: {_count(entry.tensors)}, {size(entry.payload_bytes)}; {reported}; "
+        f"n={_or_unknown(entry.num_examples)}/{_or_unknown(entry.num_validation)}"
+    )
+
+
+def _receipt_words(entry: ReceiptEntry) -> str:
+    receipt = entry.receipt
+    if receipt.decision == NOT_RECEIVED:
+        return f"upload {entry.upload_id[:12]}…: {NOT_RECEIVED}: the coordinator does not know it"
+    return f"{receipt.study} round {receipt.round}: {receipt.decision} {receipt.code}".rstrip()
+
+
+def _by_words(by: Person | None) -> str:
+    """Who decided, after what they decided; "" where it is not said."""
+    return f" by {by.words()}" if by is not None else ""
+
+
+def _about(entry: Entry) -> str:
+    study, round_ = entry.place
+    return f"{study} round {_or_unknown(round_)}"
+
+
+def _or_unknown(value: str | int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _count(tensors: Sequence[TensorRow]) -> str:
     """The numbers that close a study have a round of their own after the last, and no tensor."""
     return f"{len(tensors)} tensor{'' if len(tensors) == 1 else 's'}" if tensors else "numbers alone"
-
-
-def tensor_words(row: dict[str, Any]) -> str:
-    """One tensor of an upload."""
-    norm = f", norm {row['l2']}" if "l2" in row else ""
-    return escaped(f"{row['name']} {row['dtype']} {row['shape']}, {size(row['bytes'])}{norm}, sha256 {row['sha256']}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from site_agent.cli.rollover import reopen
+from site_agent.cli.rollover import rollover
 from site_agent.cli.service import kept
 from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from site_agent.audit import Copy, Verdict
 
 audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
-audit_app.command("reopen")(reopen)
+audit_app.command("rollover")(rollover)
 
 State = Annotated[Path | None, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
 Ledger = Annotated[Path | None, typer.Option("--ledger", metavar="DIR", help="A ledger folder, or a copy of one.")]
@@ -49,10 +49,11 @@ def show(
 ) -> None:
     """The ledger, line by line: what left, what was told, what was answered."""
     from site_agent.audit.show import chosen, tensor_words, words
+    from wardround.records.ledger.entries import UploadEntry
 
     lines = list(chosen(_joined_folder(state, ledger), study, round_, tensor))
     if json:
-        print_json({"records": lines})
+        print_json({"records": [line.document() for line in lines]})
         return
     if not lines:
         print("no line of the ledger is about that")
@@ -62,8 +63,8 @@ def show(
 
     table = Table("line", "time", "type", "what", box=None, pad_edge=False)
     for line in lines:
-        table.add_row(str(line["seq"] + 1), escaped(line["ts"], 40), escaped(line["type"], 40), words(line))
-        for row in line["tensors"] if tensor is not None else []:
+        table.add_row(str(line.seq + 1), escaped(line.ts, 40), escaped(line.type, 40), words(line))
+        for row in line.entry.tensors if tensor is not None and isinstance(line.entry, UploadEntry) else ():
             table.add_row("", "", "", tensor_words(row))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
     where = "" if ledger is None else f" --ledger {shlex.quote(str(ledger))}"
@@ -293,13 +294,14 @@ def _copy(state: Path | None, ledger: Path | None, receipts: Path | None, ask: b
 def _ask(state: Path) -> None:
     """Raises Unavailable: the coordinator cannot be asked now."""
     from site_agent.cli.service import ask_service, joined
+    from site_agent.gateway.requests import FetchReceipts
 
     here, _ = joined(state)
-    if ask_service(here, "receipts") is None:
-        from site_agent.gateway.commands import alone
+    if ask_service(here, FetchReceipts()) is None:
+        from site_agent.gateway.setup import handler_alone
 
-        with alone(here) as (desk, interrupt):
-            desk.fetch_receipts(interrupt)
+        with handler_alone(here) as (handler, interrupt):
+            handler.fetch_receipts(interrupt)
 
 
 def _fingerprint(text: str, option: str) -> str:

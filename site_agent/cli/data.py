@@ -9,18 +9,20 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from site_agent import handoff
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
-from site_agent.trainer import KINDS
-from site_agent.trainer.data import kinds, sources
+from site_agent.trainer.data import layouts, sources
 from wardround import cli
 from wardround.errors import NeedsPerson, UsageProblem
 from wardround.local import outputs
+from wardround.records import trainer as records
+from wardround.records.schema import check
+from wardround.records.trainer import CHECKPOINT_KINDS
 
 State = Annotated[
     Path, typer.Option("--state", envvar="WARDROUND_STATE", show_envvar=True, help="Where this site keeps its things.")
@@ -31,7 +33,8 @@ Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
-KIND_HELP = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}."
+KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
+A = TypeVar("A", bound=records.Answer)
 
 data_app = typer.Typer(no_args_is_help=True, help="Say what data of this hospital may be trained on.")
 models_app = typer.Typer(no_args_is_help=True, help="The models that this hospital keeps.")
@@ -50,15 +53,15 @@ def data_add(
     name: Annotated[str, typer.Argument(help="What you will call it.")],
     state: State,
     table: Annotated[Path | None, _file("A CSV file with a header.")] = None,
-    test: Annotated[Path | None, _file("Patients kept apart, for the models' scores: a table as --table.")] = None,
+    test: Annotated[Path | None, _file("Patients held out, for the models' scores: a table as --table.")] = None,
     images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
     labels: Annotated[Path | None, _file("What the images show, one row each; beside masks, who it is.")] = None,
     masks: Annotated[Path | None, _file("A folder with a mask for each image, of its name.", "DIR")] = None,
-    test_images: Annotated[Path | None, _file("Images kept apart, for the models' scores.", "DIR")] = None,
+    test_images: Annotated[Path | None, _file("Images held out, for the models' scores.", "DIR")] = None,
     test_labels: Annotated[Path | None, _file("Their labels.")] = None,
     test_masks: Annotated[Path | None, _file("Their masks.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images, and labels or masks, as arrays of one file.", "FILE.npz")] = None,
-    test_arrays: Annotated[Path | None, _file("Such a file kept apart, for scores.", "FILE.npz")] = None,
+    test_arrays: Annotated[Path | None, _file("Such a file held out, for scores.", "FILE.npz")] = None,
     label: Annotated[str, _column("The column of the class; of images, where it is not the study's own.")] = "",
     image: Annotated[str, _column("The column of the image's name, where it is not the study's own.")] = "",
     patient: Annotated[str, _column("The column that says who it is, where it is not the study's own.")] = "",
@@ -76,32 +79,32 @@ def data_add(
         "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
         "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
     }  # fmt: skip
-    named: dict[str, Any] = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
+    named = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
     named |= {key: text for key, text in {"label": label, "image": image, "patient": patient}.items() if text}
-    kinds.kind_of(named)
+    layouts.layout_of(named)
     if network and not NETWORK.fullmatch(network):
         raise UsageProblem(f"{network[:80]!r} is not a network's label of 1 to 40 of a-z, 0-9 and -")
     if weights is not None:
         named["weights"] = str(_absolute(weights))
-    found = handoff.ask(state, "inspect", **named)
-    source = sources.DataSource.model_validate({**named, "network": network, "digest": found["digest"]})
+    inspected = handoff.ask(state, records.Inspect(files=check(records.DataFiles, named, "the data")))
+    source = sources.DataSource.model_validate({**named, "network": network, "digest": inspected.digest})
     sources.add(state, name, source, replace=replace)
-    cli.say(f"Data `{name}`: {_counted(found)}")
-    if found["weights"]:
-        cli.say(f"Weights: SHA-256 {found['weights']}; `site-agent data check {name} --study ID` fits them to a study")
-    cli.say(f"Written to {state / 'data.toml'}; digest {found['digest'][:12]}…")
+    cli.say(f"Data `{name}`: {_counted(inspected)}")
+    if inspected.weights:
+        cli.say(f"Weights: SHA-256 {inspected.weights}; `site-agent data check {name} --study ID` fits them to a study")
+    cli.say(f"Written to {state / 'data.toml'}; digest {inspected.digest[:12]}…")
     cli.say("next: `site-agent studies`, then `site-agent preview STUDY --data " + name + "`")
 
 
-def _counted(found: dict[str, Any]) -> str:
+def _counted(inspected: records.Inspected) -> str:
     """What an inspection counted, as a person reads it."""
-    what = "images" if found["columns"] is None else "rows"
-    counted = f"{found['rows']} {what}"
-    if found["columns"] is not None:
-        counted += f", {found['columns']} columns"
-    if found["patients"] is not None:
-        counted += f" of {found['patients']} patients"
-    return counted + ("" if found["test_rows"] is None else f", and {found['test_rows']} {what} kept apart for scores")
+    what = "images" if inspected.columns is None else "rows"
+    counted = f"{inspected.rows} {what}"
+    if inspected.columns is not None:
+        counted += f", {inspected.columns} columns"
+    if inspected.patients is not None:
+        counted += f" of {inspected.patients} patients"
+    return counted + ("" if inspected.test_rows is None else f", and {inspected.test_rows} {what} held out for scores")
 
 
 @data_app.command("public-data")
@@ -128,18 +131,18 @@ def data_check(
     site_state = SiteState(state)
     site = site_state.site().site
     offer = site_state.offer(study)
-    found = handoff.ask(state, "check", study=offer.document, site=site, data=name)
+    checked = handoff.ask(state, records.Check(study=offer.document, site=site, data=name))
     if as_json:
-        cli.print_json({"study": study, "data": name, **found})
+        cli.print_json({"study": study, "data": name, **checked.to_document()})
         return
-    what = "rows" if found["gives"] == "columns" else "images"
-    rows = f"{found['rows']} {what}: {found['train_rows']} to train, {found['validation_rows']} to validate"
-    print(rows + ("" if found["test_rows"] is None else f"; {found['test_rows']} kept apart for scores"))
-    classes = ", ".join(f"{label}: {count}" for label, count in found["classes"].items())
-    print(f"masks with: {classes}" if found["gives"] == "masks" else f"classes: {classes}")
-    if found["weights"] is not None:
-        print(begins_with(found["weights"]))
-    for warning in found["warnings"]:
+    what = "rows" if checked.gives == "columns" else "images"
+    rows = f"{checked.rows} {what}: {checked.train_rows} to train, {checked.validation_rows} to validate"
+    print(rows + ("" if checked.test_rows is None else f"; {checked.test_rows} held out for scores"))
+    classes = ", ".join(f"{label}: {count}" for label, count in checked.classes.items())
+    print(f"masks with: {classes}" if checked.gives == "masks" else f"classes: {classes}")
+    if checked.weights is not None:
+        print(begins_with(checked.weights))
+    for warning in checked.warnings:
         print(f"warning: {warning}")
     cli.say(f"next: `site-agent approve {study} --data {name}`")
 
@@ -150,26 +153,27 @@ def data_list(state: State, as_json: Json = False) -> None:
     SiteState(state).require_folder()
     known = sources.sources(state)
     if as_json:
-        cli.print_json({"data": [{"name": name, **source.told()} for name, source in known.items()]})
+        cli.print_json({"data": [{"name": name, **source.entry()} for name, source in known.items()]})
         return
     for name, source in known.items():
-        said = {LISTED.get(key, key.replace("_", " ")): text for key, text in source.told().items() if key != "digest"}
-        first, *more = (f"{key} {text}" for key, text in said.items())
+        entry = {key: text for key, text in source.entry().items() if key != "digest"}
+        first, *more = (f"{LISTED.get(key, key.replace('_', ' '))} {text}" for key, text in entry.items())
         print(f"{name}: {', '.join([first.removeprefix('table '), *more])}, digest {source.digest[:12]}…")
     if not known:
-        cli.say(f"next: `site-agent data add NAME` with {kinds.EXAMPLES}")
+        cli.say(f"next: `site-agent data add NAME` with {layouts.EXAMPLES}")
 
 
 @models_app.command("list")
 def models_list(study: Study, state: State, as_json: Json = False) -> None:
     """The checkpoints of a study, with their scores on this hospital's own patients."""
-    from site_agent.trainer import vault
+    from site_agent.trainer.vault import models
 
-    found = vault.listing(state, study) if _may_read(state) else _trainer(state, "checkpoints", study=study)
+    request = records.ListCheckpoints(study=study)
+    kept = models.listing(state, study) if _may_read(state) else _ask_listener(state, request)
     if as_json:
-        cli.print_json(found)
+        cli.print_json(kept.to_document())
         return
-    _print_checkpoints(found["checkpoints"])
+    _print_checkpoints(kept.checkpoints)
     cli.say(f"next: `site-agent predict {study} --checkpoint best_local --table NEW.csv --out PREDICTIONS.csv`")
 
 
@@ -186,15 +190,16 @@ def models_export(
     _check_kind(kind)
     out = _absolute(out)
     if _may_read(state):
-        from site_agent.trainer import vault
+        from site_agent.trainer.vault import models
 
-        found = vault.export(state, study, kind, out, force=force)
+        exported = models.export(state, study, kind, out, force=force)
     else:
-        found = _trainer(state, "export", study=study, checkpoint=kind, out=str(out), force=force)
+        request = records.Export(study=study, checkpoint=kind, out=str(out), force=force)
+        exported = _ask_listener(state, request)
     if as_json:
-        cli.print_json(found)
+        cli.print_json(exported.to_document())
         return
-    for file in found["files"]:
+    for file in exported.files:
         print(file)
     cli.say("preprocessing.json was computed from patients: handle it as what it is")
 
@@ -215,34 +220,35 @@ def predict(
     """Predict classes or masks of new patients with one of this hospital's models, in an isolated process."""
     _check_kind(checkpoint)
     given = {"table": table, "images": images, "arrays": arrays}
-    fields: dict[str, Any] = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
-    if len(fields) != 1:
-        found = " and ".join(map(kinds.option, fields)) or "none"
-        raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {found}")
+    paths = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
+    if len(paths) != 1:
+        named = " and ".join(map(layouts.option, paths)) or "none"
+        raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {named}")
     if _may_read(state):
         outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
-    fields |= {"study": study, "checkpoint": checkpoint, "out": str(_absolute(out)), "force": force}
-    found = handoff.one_shot(state, "predict", **fields) if _may_read(state) else _trainer(state, "predict", **fields)
+    request = records.Predict(
+        study=study, checkpoint=checkpoint, table=paths.get("table"), images=paths.get("images"),
+        arrays=paths.get("arrays"), out=str(_absolute(out)), force=force,
+    )  # fmt: skip
+    predicted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
     if as_json:
-        cli.print_json(found)
+        cli.print_json(predicted.to_document())
         return
-    cli.say(f"{found['rows']} predictions written to {found['out']}")
+    cli.say(f"{predicted.rows} predictions written to {predicted.out}")
 
 
-def _print_checkpoints(rows: list[dict[str, Any]]) -> None:
+def _print_checkpoints(rows: list[records.Checkpoint]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     shown = Table("checkpoint", "round", "score", "metric", "on", "validation loss", "digest", box=None, pad_edge=False)
     for row in rows:
-        score = "-" if row["score"] is None else f"{row['score']:.4f}"
-        loss = "-" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
-        shown.add_row(
-            row["kind"], str(row["round"]), score, row["metric"], row["split"], loss, row["digest"][:12] + "…"
-        )
+        score = "-" if row.score is None else f"{row.score:.4f}"
+        loss = "-" if row.val_loss is None else f"{row.val_loss:.4f}"
+        shown.add_row(row.kind, str(row.round), score, row.metric, row.split, loss, row.digest[:12] + "…")
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(shown, markup=False)
     for row in rows:
-        print(row["path"])
+        print(row.path)
 
 
 def _may_read(state: Path) -> bool:
@@ -252,19 +258,20 @@ def _may_read(state: Path) -> bool:
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 
 
-def _trainer(state: Path, command: str, **fields: Any) -> Any:
+def _ask_listener(state: Path, request: records.Request[A]) -> A:
+    """What the trainer's listener answers. Raises NeedsPerson: it does not run."""
     trainer = handoff.Trainer(state)
     if not trainer.available():
         raise NeedsPerson(
             f"{state / 'studies'} belongs to the trainer's user, and the trainer does not run",
             hint="start it: `site-agent run --only trainer`; or give this command as that user",
         )
-    return trainer.ask(command, **fields)
+    return trainer.ask(request)
 
 
 def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise UsageProblem(f"there is no checkpoint `{kind[:40]}`", hint=f"there are: {', '.join(KINDS)}")
+    if kind not in CHECKPOINT_KINDS:
+        raise UsageProblem(f"there is no checkpoint `{kind[:40]}`", hint=f"there are: {', '.join(CHECKPOINT_KINDS)}")
 
 
 def _absolute(path: Path) -> Path:

@@ -2,32 +2,41 @@
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from site_agent.cli.options import Json, State, StudyId
 from site_agent.cli.service import joined, kept, offered
 from wardround.cli import print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.local.directory import quoted
 
-policy_app = typer.Typer(help="What may leave: a file that a person writes; nothing else may.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
+    from site_agent.gateway.exit.decisions import Decision, StudyRequest
+    from site_agent.gateway.exit.policy import ModelTable
+    from site_agent.state.directory import SiteState
+    from site_agent.state.site import Site
+
+policy_app = typer.Typer(
+    help="What may leave this hospital: a file that a person writes. Nothing else may.", no_args_is_help=True
+)
 
 
 @policy_app.command()
 def draft(
     study: StudyId,
     state: State,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here, not to the policy in force.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE; never a policy in force.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write to this file instead of the policy in force.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE. A policy in force is never replaced.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a proposal that allows what the study asks, each tensor by its name, for you to read and edit."""
-    from site_agent.gateway.exit import policy
+    """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit."""
+    from site_agent.gateway.exit import policy, policy_text
     from wardround.local import outputs
     from wardround.local.durable import write_file
 
@@ -35,13 +44,13 @@ def draft(
     target = out or here.policy
     if out is not None:
         outputs.file(out, force=force, keep=kept(state))
-    asked = _asked(here, site, study)
+    request = _request(here, site, study)
     if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
             hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
         )
-    text = policy.draft(asked, site.site)
+    text = policy_text.draft(request, site.site)
     policy.parse(text.encode(), target)
     if out is not None:
         outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
@@ -60,10 +69,10 @@ def draft(
 @policy_app.command("check")
 def check_policy(
     state: State,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Another file than the one in force.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Instead of the policy in force.")] = None,
     json: Json = False,
 ) -> None:
-    """Is it a policy? Says what is wrong with it, and where."""
+    """Check that a file is a policy, and show what is wrong with it, and where."""
     import hashlib
 
     from site_agent.gateway.exit import policy
@@ -72,16 +81,17 @@ def check_policy(
     SiteState(state).require_folder()
     path = file or SiteState(state).policy
     data = policy.read(path)
-    found = policy.parse(data, path)
+    parsed = policy.parse(data, path)
     if json:
-        print_json({"file": str(path), "sha256": hashlib.sha256(data).hexdigest(), "policy": found.model_dump()})
+        print_json({"file": str(path), "sha256": hashlib.sha256(data).hexdigest(), "policy": parsed.model_dump()})
         return
-    print(f"{path} is a policy: studies {', '.join(found.study.studies)} of {found.study.coordinator}")
-    print(f"{len(found.tensors.allow)} rules allow tensors and {len(found.tensors.deny)} deny them; the rest is denied")
-    print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in found.metrics.allow) or "none"))
-    print(f"a model that is this site's alone: {_models(found.models)}")
-    print(f"counts: {found.counts.form} at most; a person releases: {found.release.updates}")
-    print("quotas: " + ", ".join(f"{most} {name.replace('_', ' ')}" for name, most in found.quotas))
+    print(f"{path} is a policy: studies {', '.join(parsed.study.studies)} of {parsed.study.coordinator}")
+    allow, deny = parsed.tensors.allow, parsed.tensors.deny
+    print(f"{len(allow)} rules allow tensors and {len(deny)} deny them; the rest is denied")
+    print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in parsed.metrics.allow) or "none"))
+    print(f"a model that is this site's alone: {_models(parsed.models)}")
+    print(f"counts: {parsed.counts.form} at most; a person releases: {parsed.release.updates}")
+    print("quotas: " + ", ".join(f"{most:,} {name.replace('_', ' ')}" for name, most in parsed.quotas))
     say_next("next: `site-agent policy explain STUDY`")
 
 
@@ -93,15 +103,16 @@ def show_policy(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Each policy that was in force here, by its digest and since when; or the text of one."""
+    """List each policy that was in force here, with its digest and since when; or print the text of one."""
     import hashlib
 
     from site_agent import audit
+    from wardround.records.ledger.entries import PolicyEntry
 
     here, _ = joined(state)
-    lines = [line for line in audit.records(here.ledger) if line["type"] == "policy"]
+    policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
     if not digest:
-        rows = [{"since": line["ts"], "event": line["event"], "sha256": line["sha256"]} for line in lines]
+        rows = [{"since": time, "event": policy.event, "sha256": policy.sha256 or ""} for time, policy in policies]
         if json:
             print_json({"policies": rows})
             return
@@ -109,13 +120,13 @@ def show_policy(
             print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
-    found = {line["sha256"] for line in lines if line["sha256"] and line["sha256"].startswith(digest)}
-    if len(found) != 1:
+    digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}
+    if len(digests) != 1:
         raise UsageProblem(
-            f"{len(found)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
+            f"{len(digests)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
             hint="`site-agent policy show` lists them",
         )
-    (sha256,) = found
+    (sha256,) = digests
     text = here.policy_text(sha256)
     if text is None or hashlib.sha256(text).hexdigest() != sha256:
         raise BadData(
@@ -130,35 +141,33 @@ def show_policy(
 
 @policy_app.command()
 def explain(study: StudyId, state: State, json: Json = False) -> None:
-    """For each tensor and number that a study would have leave: may it, and by which rule. Exits 77 if one may not."""
-    from site_agent.gateway.consent.facts import policy_row
-    from site_agent.gateway.exit import policy
-    from site_agent.state.directory import COUNTS
+    """Show for each tensor and number of a study whether it may leave, and by which rule. Exits 77 if one may not."""
+    from site_agent.gateway.exit import decisions, policy
 
     here, site = joined(state)
-    asked = _asked(here, site, study)
-    found = policy.load(here.policy)
-    decisions = policy.decide(found, asked)
-    size = sum(spec.bytes for spec in asked.tensors)
-    told = _today(here)
-    decisions.append(policy.quotas(found, size, 0, sum(line["payload_bytes"] for line in told))[1])
-    numbers = sum(len(line["metrics"]) + COUNTS for line in told)
-    decisions.append(policy.number_quotas(found, asked.numbers, 0, numbers)[1])
-    denial = policy.first_denial(decisions)
+    request = _request(here, site, study)
+    in_force = policy.load(here.policy, study)
+    made = decisions.decide(in_force, request)
+    size = sum(spec.bytes for spec in request.tensors)
+    bytes_today, numbers_today = _sent_today(here)
+    made.append(decisions.quotas(in_force, size, 0, bytes_today)[1])
+    made.append(decisions.number_quotas(in_force, request.numbers, 0, numbers_today)[1])
+    denial = decisions.first_denial(made)
+    release = in_force.release.updates
     if json:
-        rows = [policy_row(decision) for decision in decisions]
-        print_json({"study": study, "allowed": denial is None, "decisions": rows, "release": found.release.updates})
+        rows = [{"what": decision.what, "allowed": decision.allowed, "rule": decision.rule} for decision in made]
+        print_json({"study": study, "allowed": denial is None, "decisions": rows, "release": release})
     else:
-        _print_decisions(decisions)
-        if asked.records is None:
-            say("how many records a metric is taken over is checked when a table is approved")
+        _print_decisions(made)
+        if request.records is None:
+            say("how many records a metric is taken over is checked when data is approved")
     if denial is not None:
         raise NotPermitted(
             f"the policy blocks study `{study}`: {denial.what}: {denial.rule}",
-            hint=f"edit {here.policy} if it should leave, or leave it: then nothing of this study does",
+            hint=f"if it should leave, edit {here.policy}; otherwise do nothing: nothing of this study leaves",
         )
     if not json:
-        print(f"all of it may leave; a person releases: {found.release.updates}")
+        print(f"all of it may leave; a person releases: {release}")
         say_next(f"next: `site-agent approve {study} --data NAME`")
 
 
@@ -168,10 +177,10 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW")],
     json: Json = False,
 ) -> None:
-    """What one policy says otherwise than another, in sentences."""
-    from site_agent.gateway.exit import policy
+    """Show what policy NEW says otherwise than policy OLD, in sentences."""
+    from site_agent.gateway.exit import policy, policy_text
 
-    changes = policy.differences(policy.load(old), policy.load(new))
+    changes = policy_text.differences(policy.load(old), policy.load(new))
     if json:
         print_json({"same": not changes, "changes": changes})
         return
@@ -181,37 +190,43 @@ def diff(
         print("the two say the same")
 
 
-def _asked(here: Any, site: Any, study: str) -> Any:
+def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
+    """What the study asks: as it was approved, or as this site's trainer describes it."""
     from site_agent import handoff
-    from site_agent.gateway.consent import approvals as consents
+    from site_agent.gateway.consent.approvals import study_request
+    from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
     offer = offered(here, study)
     consent = here.consent(study)
     records = consent.validation_rows if consent is not None else None
     if consent is not None and consent.study_digest == offer.digest:
-        exposure, apart = consent.exposure, consent.apart
+        exposure, personalized = consent.exposure, consent.personalized
     else:
-        described = handoff.ask(here.root, "describe", study=offer.document, site=site.site)
-        exposure, apart = described["exposure"], described["apart"]
-    return consents.asked(offer, Name(site.federation, "coordinator").uri, records, exposure, apart)
+        described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
+        exposure, personalized = described.exposure, described.personalized
+    return study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
 
 
-def _models(table: Any) -> str:
+def _models(table: "ModelTable") -> str:
     if not table.kept_by_coordinator:
         return "stays here"
     return "the coordinator may keep it" + (", and send it to other sites" if table.sent_to_other_sites else "")
 
 
-def _today(here: Any) -> list[dict[str, Any]]:
-    """What left today (UTC), as the ledger has it."""
+def _sent_today(here: "SiteState") -> tuple[int, int]:
+    """How many bytes and how many numbers left today (UTC), as the ledger has it."""
     from site_agent import audit
+    from site_agent.state.directory import COUNTS
+    from wardround.records.ledger.entries import UploadEntry
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return [line for line in audit.records(here.ledger) if line["type"] == "upload" and line["ts"].startswith(today)]
+    entries = [line.entry for line in audit.lines(here.ledger) if line.ts.startswith(today)]
+    uploads = [entry for entry in entries if isinstance(entry, UploadEntry)]
+    return sum(upload.payload_bytes for upload in uploads), sum(len(upload.metrics) + COUNTS for upload in uploads)
 
 
-def _print_decisions(decisions: Any) -> None:
+def _print_decisions(decisions: "Sequence[Decision]") -> None:
     import sys
 
     from rich.console import Console

@@ -1,20 +1,23 @@
-"""The commands of a person who holds the door: release or reject an update that waits, and leave for good."""
+"""The commands of a person who decides about updates: ``release`` or ``reject`` one that waits; ``leave`` for good."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from site_agent.cli.options import Json, State, StudyId
 from site_agent.cli.service import ask_service, joined
 from wardround.cli import print_json, say, say_next
 
-State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
-Round = Annotated[int, typer.Option("--round", metavar="N", help="The round that waits, as in `status`.")]
+if TYPE_CHECKING:
+    from site_agent.gateway.requests import Decide, Decided, Left, ReleaseDecision, Waiting
+    from site_agent.state.directory import SiteState
+    from site_agent.state.person import Person
+
+Round = Annotated[int, typer.Option("--round", metavar="N", help="The round that waits, as `status` shows it.")]
 Show = Annotated[bool, typer.Option("--show", help="Only show what waits.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask at the terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def release(
@@ -27,7 +30,7 @@ def release(
 def reject(
     study: StudyId, number: Round, state: State, show: Show = False, yes: Yes = False, json: Json = False
 ) -> None:
-    """Show the update that waits for a person, and do not let it leave: the round goes on without this site."""
+    """Show the update that waits for a person, and keep it here: the round goes on without this site."""
     _decide("rejected", study, number, state, only_show=show, yes=yes, json=json)
 
 
@@ -38,82 +41,108 @@ def leave(state: State, yes: Yes = False, json: Json = False) -> None:
     here, site = joined(state)
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Leave federation `{site.federation}` for good?", abort=True, err=True)
-    person = who()
-    answer = ask_service(here, "leave", by=person)
-    if answer is None:
-        answer = {"untold": _leave_alone(here, person)}
+    unreported = _leave(here, who()).unreported
     if json:
-        print_json({"site": site.site, "federation": site.federation, "untold": answer["untold"]})
+        print_json({"site": site.site, "federation": site.federation, "unreported": list(unreported)})
         return
     print(f"Site `{site.site}` left federation `{site.federation}`: nothing more leaves, and `site-agent run` refuses")
     print(f"What left before is in {here.ledger}; the coordinator keeps it, and the models made with it")
     print("What stays here, untouched:")
     print(f"  {here.root / 'studies'}: private modules and checkpoints")
-    print(f"  {here.ledger}, {here.root / 'consents'}, {here.policy}: the account of it all; keep them")
-    print(f"  {here.identity}: the keys; the certificate ends by itself, or when the operator revokes it")
+    print(f"  {here.ledger}, {here.root / 'consents'}, {here.policy}: the record of what left and why; keep them")
+    print(f"  {here.identity}: the keys; the certificate expires, or the operator revokes it before")
     print("  the tables and images named in data.toml")
-    if answer["untold"]:
-        say(f"the coordinator could not be told of: {', '.join(answer['untold'])}")
+    if unreported:
+        say(f"the coordinator could not be told of: {', '.join(unreported)}")
     print(f"next: tell the coordinator's operator: `coordinator revoke {site.site}`")
 
 
-_ASKED = {"released": "Release", "rejected": "Reject"}
+_QUESTION = {"released": "Release", "rejected": "Reject"}
 
 
-def _decide(word: str, study: str, number: int, state: Path, *, only_show: bool, yes: bool, json: bool) -> None:
-    from site_agent.gateway.commands import alone
-    from site_agent.state.person import text, who
+def _decide(
+    decision: "ReleaseDecision", study: str, number: int, state: Path, *, only_show: bool, yes: bool, json: bool
+) -> None:
+    from site_agent.gateway import requests
+    from site_agent.state.person import who
 
     here, _ = joined(state)
-    waiting = ask_service(here, "waiting", study=study, round=number)
-    if waiting is None:
-        with alone(here) as (desk, _interrupt):
-            waiting = desk.waiting(study, number)
+    waiting = _waiting(here, study, number)
     if json:
-        print_json(waiting if only_show else {**waiting, "decision": word})
+        print_json(waiting.document() if only_show else {**waiting.document(), "decision": decision})
     else:
         _print_waiting(waiting)
     if only_show:
         return
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"{_ASKED[word]} round {number} of `{study}`?", abort=True, err=True)
-    person, update = who(), waiting["update"]
-    answer = ask_service(here, word, study=study, round=number, update=update, by=person)
-    if answer is None:
-        with alone(here) as (desk, _interrupt):
-            desk.decide(study, number, word, update, person)
-        answer = {"going": False}
+        typer.confirm(f"{_QUESTION[decision]} round {number} of `{study}`?", abort=True, err=True)
+    person = who()
+    decided = _send_decision(here, requests.Decide(study, number, decision, waiting.update, person))
     if json:
         return
-    print(f"Round {number} of `{study}` {word} by {text(person)}")
-    if answer["going"]:
-        say_next("It leaves now; next: `site-agent audit show`" if word == "released" else "The coordinator is told")
-    else:
+    print(f"Round {number} of `{study}` {decision} by {person.text}")
+    if not decided.goes_on:
         say_next("The agent does it when the coordinator asks for this round again; next: `site-agent run`")
+    elif decision == "released":
+        say_next("It leaves now; next: `site-agent audit show`")
+    else:
+        say_next("The coordinator is told")
 
 
-def _leave_alone(here: Any, person: dict[str, Any]) -> list[str]:
-    """Leave while no service runs. The studies whose withdrawal the coordinator could not be told."""
-    from site_agent.gateway.commands import alone
+def _waiting(here: "SiteState", study: str, number: int) -> "Waiting":
+    from site_agent.gateway.requests import GetWaiting
 
-    with alone(here) as (desk, _interrupt):
-        return desk.withdraw_all_and_leave(person)
+    answer = ask_service(here, GetWaiting(study, number))
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        return handler.waiting(study, number)
 
 
-def _print_waiting(waiting: dict[str, Any]) -> None:
+def _send_decision(here: "SiteState", request: "Decide") -> "Decided":
+    answer = ask_service(here, request)
+    if answer is not None:
+        return answer
+    from site_agent.gateway.requests import Decided
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        handler.decide(request.study, request.round, request.decision, request.update, request.by)
+    return Decided(goes_on=False)
+
+
+def _leave(here: "SiteState", person: "Person") -> "Left":
+    from site_agent.gateway import requests
+
+    answer = ask_service(here, requests.Leave(person))
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        return requests.Left(tuple(handler.withdraw_all_and_leave(person)))
+
+
+def _print_waiting(waiting: "Waiting") -> None:
     from rich.console import Console
     from rich.table import Table
 
     from site_agent.gateway.consent.facts import size
 
-    print(f"Round {waiting['round']} of `{waiting['study']}` waits for a person. It would take out:")
+    print(f"Round {waiting.round} of `{waiting.study}` waits for a person. It would take out:")
     table = Table("tensor", "type", "shape", "bytes", "L2 norm", "largest", box=None, pad_edge=False)
-    for row in waiting["tensors"]:
+    for row in waiting.tensors:
         table.add_row(
-            row["name"], row["dtype"], str(row["shape"]), str(row["bytes"]), f"{float(row['l2']):.6g}",
-            f"{float(row['max_abs']):.6g}",
+            row.name, row.dtype, str(list(row.shape)), str(row.bytes), _rounded(row.l2),
+            _rounded(row.max_abs),
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(table, markup=False)
-    numbers = ", ".join(f"{name} {value}" for name, value in sorted(waiting["metrics"].items()))
-    print(f"{len(waiting['tensors'])} tensors, {size(waiting['payload_bytes'])}; {numbers or 'no metrics'}")
-    print(f"training rows told as {waiting['num_examples']}, validation rows as {waiting['num_validation']}")
+    numbers = ", ".join(f"{name} {value}" for name, value in sorted(waiting.metrics.items()))
+    print(f"{len(waiting.tensors)} tensors, {size(waiting.payload_bytes)}; {numbers or 'no metrics'}")
+    print(f"training rows reported as {waiting.num_examples}, validation rows as {waiting.num_validation}")
+
+
+def _rounded(decimal: str | None) -> str:
+    return f"{float(decimal):.6g}" if decimal is not None else ""

@@ -1,4 +1,4 @@
-"""``site-agent audit reopen``: a new ledger that cites the old one."""
+"""``site-agent audit rollover``: a new ledger that cites the old one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,15 @@ State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
-def reopen(state: State, json: Json = False) -> None:
-    """Begin a new ledger that cites this one: after a restore from a backup, when the coordinator refuses the old."""
+def rollover(state: State, json: Json = False) -> None:
+    """A ledger rollover: begin a new ledger that cites this one, after a restore from a backup, when the coordinator
+    refuses the old one."""
     from dataclasses import asdict
 
-    from site_agent.gateway.enrolment.rollover import reopen as begin_anew
+    from site_agent.gateway.enrolment.rollover import roll_over
     from site_agent.state.directory import SiteState
 
-    done = begin_anew(SiteState(state))
+    done = roll_over(SiteState(state))
     before = done.continues
     if json:
         print_json({"ledger_id": done.ledger_id, "continues": asdict(before)})
@@ -28,4 +29,4 @@ def reopen(state: State, json: Json = False) -> None:
     )
     print(f"The old one is kept in {state / f'ledger-{before.ledger_id}'}, unchanged")
     print("Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one:")
-    print(f"next: read them the id; there, `coordinator reopen SITE --ledger {done.ledger_id}`")
+    print(f"next: read them the id; there, `coordinator rollover SITE --ledger {done.ledger_id}`")

@@ -8,7 +8,10 @@ from wardround.cli import say
 from wardround.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
-    from site_agent.state.directory import Offer, Site, SiteState
+    from site_agent.gateway.requests import A, Request
+    from site_agent.state.directory import SiteState
+    from site_agent.state.offer import Offer
+    from site_agent.state.site import Site
 
 SERVICE_S = 600  # approving reads the table, perhaps after the round under way
 
@@ -28,25 +31,29 @@ def kept(state: Path) -> list[Path]:
     return sources.protected(state)
 
 
-def ask_service(here: "SiteState", command: str, progress: Callable[[Any], Any] | None = None, **fields: Any) -> Any:
-    """Ask the running service; None where none runs (its answers are never None)."""
+def ask_service(
+    here: "SiteState", request: "Request[A]", progress: Callable[[Any], Any] | None = None
+) -> "A | None":  # fmt: skip
+    """Ask the running service; None where none runs."""
     from wardround.local import control
 
     if not control.is_listening(here.control):
         return None
-    return control.call(here.control, {**fields, "command": command}, progress, timeout_s=SERVICE_S)
+    return request.answer_from(control.call(here.control, request.document(), progress, timeout_s=SERVICE_S))
 
 
 def refresh(here: "SiteState") -> None:
     """Bring the offers up to date. When the coordinator cannot be reached, say so and go on with what is known."""
-    try:
-        if ask_service(here, "refresh") is None:
-            from site_agent.gateway.commands import alone
+    from site_agent.gateway.requests import Refresh
 
-            with alone(here) as (desk, interrupt):
-                desk.refresh(interrupt)
+    try:
+        if ask_service(here, Refresh()) is None:
+            from site_agent.gateway.setup import handler_alone
+
+            with handler_alone(here) as (handler, interrupt):
+                handler.refresh(interrupt)
     except (Unavailable, TryAgain) as error:
-        say(f"the coordinator cannot be asked now ({error.message}); this is what it said before")
+        say(f"the coordinator cannot be reached now ({error.message}); this is its last answer")
 
 
 def offered(here: "SiteState", study: str) -> "Offer":

@@ -1,25 +1,26 @@
-"""The commands of a person who decides about a study: ``preview`` shows one account of it, ``approve`` asks for it."""
+"""The commands of a person who decides about a study: ``preview``, ``approve`` and ``withdraw``."""
 
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from site_agent.cli.options import Json, State, StudyId
 from site_agent.cli.service import ask_service, joined, offered
 from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 
 if TYPE_CHECKING:
+    from site_agent.gateway.consent.account import Account, Line
+    from site_agent.gateway.consent.preview import Preview
+    from site_agent.gateway.requests import Approved, Withdrawn
     from site_agent.state.directory import SiteState
+    from site_agent.state.person import Person
 
-State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-StudyId = Annotated[str, typer.Argument(metavar="STUDY")]
 NARROWEST, WIDEST, NAMES = 60, 100, 36  # columns: of a page, and of the names on its left
 UNBROKEN = 1 << 20  # columns where nobody reads: a line is a line
 
@@ -28,145 +29,174 @@ def preview(
     study: StudyId,
     state: State,
     data: Annotated[
-        str, typer.Option(metavar="NAME", help="With the network and the weights of this data; else as approved.")
+        str,
+        typer.Option(metavar="NAME", help="The data to train on. Without it: as approved, or as the study assigns."),
     ] = "",
     json: Json = False,
 ) -> None:
-    """All that changes what a study computes here or takes out, and what changed since it was approved or shown."""
+    """Show all that a study computes here and takes out, and what changed since it was approved or shown."""
     here, _ = joined(state)
     offered(here, study)
-    shown = _shown(here, study, data)
+    shown = _preview(here, study, data)
     if json:
-        print_json(shown)
+        print_json(shown.document())
         return
-    _print_account(shown)
-    if not shown["policy"]:
+    print_account(shown.account)
+    if not shown.has_policy:
         say_next(f"next: `site-agent policy draft {study}`, to say what may leave")
         return
-    say_next(f"next: `site-agent approve {study} --data {shown['data'] or 'NAME'}`, which shows it again and asks")
+    say_next(f"next: `site-agent approve {study} --data {shown.data or 'NAME'}`, which shows it again and asks")
 
 
 def approve(
     study: StudyId,
-    data: Annotated[str, typer.Option(metavar="NAME", help="What to train on, as named in `data add`.")],
+    data: Annotated[str, typer.Option(metavar="NAME", help="The data to train on, by its name in `data add`.")],
     state: State,
     digest: Annotated[
         str,
-        typer.Option(metavar="DIGEST", help="For scripts: that of the account which `preview` showed; do not ask."),
+        typer.Option(metavar="DIGEST", help="For scripts: approve the account of this digest, as `preview` showed it."),
     ] = "",
 ) -> None:
-    """Show the account of a study and, if you say so, approve exactly that, for this data.
+    """Show the account of a study, ask, and approve exactly that for this data.
 
     If anything changes later, the agent stops and says what.
     """
     from site_agent.gateway.consent.facts import exposed
-    from site_agent.state.person import text, who
+    from site_agent.state.person import who
 
     here, _ = joined(state)
     if not here.policy.exists():
         from site_agent.gateway.exit import policy
 
-        policy.load(here.policy)  # which says what to do first
+        policy.load(here.policy, study)  # which says what to do first
     if not digest and not sys.stdin.isatty():
         raise UsageProblem(
             "nothing was approved: there is no terminal to ask at, and no --digest says what was shown",
             hint=f"`site-agent preview {study} --data {data}`, read it, then `site-agent approve {study} --data {data} "
-            "--digest DIGEST`, DIGEST being what stands at its end",
+            "--digest DIGEST` with the digest at its end",
         )
     offered(here, study)
     if not digest:
-        shown = _shown(here, study, data)
-        _print_account(shown)
+        account = _preview(here, study, data).account
+        print_account(account)
         typer.confirm(f"Approve exactly this for data `{data}`?", abort=True, err=True)
-        digest = shown["digest"]
+        digest = account.digest
     person = who()
-    answer = ask_service(here, "approve", say, study=study, data=data, digest=digest, by=person)
-    if answer is None:
-        from site_agent.gateway.commands import alone
-
-        with alone(here) as (desk, _interrupt):
-            consent = desk.approve(study, data, digest, person, say)
-        answer = {
-            "told": False, "rows": consent.rows, "study_digest": consent.study_digest, "exposure": consent.exposure,
-            "apart": consent.apart,
-        }  # fmt: skip
-    print(f"Study `{study}`, digest {answer['study_digest']}, approved by {text(person)} for `{data}`")
-    print(f"{answer['rows']} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
-    if answer.get("exposure"):
-        print(exposed(answer["exposure"], answer.get("apart", "")))
-    if answer["told"]:
+    approved = _approve(here, study, data, digest, person)
+    print(f"Study `{study}`, digest {approved.study_digest}, approved by {person.text} for `{data}`")
+    print(f"{approved.rows} rows; what leaves is what `site-agent preview {study}` shows, and nothing else")
+    if approved.exposure:
+        print(exposed(approved.exposure, approved.personalized))
+    if approved.reported:
         say_next("The coordinator knows; next: `site-agent status`")
     else:
-        say_next("The coordinator hears of it at the next connection; next: `site-agent run`")
+        say_next("The coordinator is told at the next connection; next: `site-agent run`")
+
+
+def withdraw(study: StudyId, state: State) -> None:
+    """Take an approval back. It takes effect at once, also in the middle of a round."""
+    from site_agent.state.person import who
+
+    here, _ = joined(state)
+    withdrawn = _withdraw(here, study, who())
+    print(f"Study `{study}` withdrawn: nothing more of it leaves. What left before is in the ledger")
+    say_next(
+        "next: `site-agent audit show`" if withdrawn.reported else "The coordinator is told at the next connection"
+    )
 
 
 def print_history(here: "SiteState", *, json: bool) -> None:
     """Each approval and withdrawal of each study, with who did it, when, and what it was."""
-    from site_agent.state import person
+    from site_agent.state import codec
 
     acts = sorted(
         ((consent.withdrawn_at or consent.approved_at, consent) for consent in here.consent_histories()),
         key=lambda act: act[0],
     )
     if json:
-        from dataclasses import asdict
-
-        print_json({"history": [asdict(consent) for _, consent in acts]})
+        print_json({"history": [codec.to_document(consent) for _, consent in acts]})
         return
     for when, consent in acts:
         by = consent.withdrawn_by or consent.approved_by
         print(
-            f"{when[:16].replace('T', ' ')} UTC  {consent.study}  {consent.state} by {person.text(by)}: revision "
+            f"{when[:16].replace('T', ' ')} UTC  {consent.study}  {consent.state} by {by.text}: revision "
             f"{consent.revision}, digest {consent.study_digest[:12]}, {consent.rounds} rounds, "
-            f"data `{consent.data['name']}`"
+            f"data `{consent.data.name}`"
         )
     if not acts:
         print("no study was ever approved here")
 
 
-def _shown(here: "SiteState", study: str, data: str) -> dict[str, Any]:
-    """The account as the running service makes it, or this process where none runs; from now on it counts as shown."""
-    shown = ask_service(here, "preview", study=study, data=data)
-    if shown is None:
-        from site_agent.gateway.commands import alone
+def _preview(here: "SiteState", study: str, data: str) -> "Preview":
+    """As the running service makes it, or this process where none runs; from now on it counts as shown."""
+    from site_agent.gateway.requests import GetPreview
 
-        with alone(here) as (desk, _interrupt):
-            shown = desk.preview(study, data)
-    answer: dict[str, Any] = shown
-    return answer
+    answer = ask_service(here, GetPreview(study, data))
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        return handler.preview(study, data)
 
 
-def _print_account(shown: dict[str, Any]) -> None:
+def _approve(here: "SiteState", study: str, data: str, digest: str, person: "Person") -> "Approved":
+    from site_agent.gateway import requests
+
+    answer = ask_service(here, requests.Approve(study, data, digest, person), say)
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        consent = handler.approve(study, data, digest, person, say)
+    return requests.Approved(False, consent.rows, consent.study_digest, consent.exposure, consent.personalized)
+
+
+def _withdraw(here: "SiteState", study: str, person: "Person") -> "Withdrawn":
+    from site_agent.gateway import requests
+
+    answer = ask_service(here, requests.Withdraw(study, person))
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        handler.record_withdrawal(handler.withdraw(study, person), person)
+    return requests.Withdrawn(False)
+
+
+def print_account(account: "Account") -> None:
     """The account on a page as wide as the terminal; a star and the old value stand where a line changed."""
     from site_agent.gateway.consent.account import SHORT
 
     width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else UNBROKEN
-    title = f": {shown['title']}" if shown["title"] else ""
-    _print_wrapped(f"Study `{shown['study']}`{title}", width)
-    for group in shown["groups"]:
-        print(f"\n{group['heading']}")
-        _print_lines(group["lines"], width)
-    if shown["since"]:
-        what, when = shown["since"].split()
+    title = f": {account.title}" if account.title else ""
+    _print_wrapped(f"Study `{account.study}`{title}", width)
+    for group in account.groups:
+        print(f"\n{group.heading}")
+        _print_lines(group.lines, width)
+    if account.since:
+        what, when = account.since.split()
         print(f"\nWhat changed since it was {what}, {when[:16].replace('T', ' ')} UTC")
-        changed = [line for group in shown["groups"] for line in group["lines"] if "was" in line] + shown["gone"]
+        changed = [*account.changed, *account.gone]
         _print_lines(changed, width)
         if not changed:
             print("  nothing")
-    print(f"\nStudy's digest: {shown['study_digest'][:SHORT]}, revision {shown['revision']}")
-    print(f"Digest of this account: {shown['digest'][:SHORT]}")
+    print(f"\nStudy's digest: {account.study_digest[:SHORT]}, revision {account.revision}")
+    print(f"Digest of this account: {account.digest[:SHORT]}")
 
 
-def _print_lines(lines: list[dict[str, str]], width: int) -> None:
+def _print_lines(lines: "Iterable[Line]", width: int) -> None:
     for line in lines:
-        name, value, was = line["name"], line["value"] or "gone", line.get("was")
-        mark = " " if was is None else "*"
-        if was is not None:
-            value = f"{was} -> {value}" if was else f"(new) {value}"
-        room = NAMES - 4 - _cells(name)
-        first = f"{mark} {escaped(name)}{' ' * room}  "
+        value = line.value or "gone"
+        mark = " " if line.was is None else "*"
+        if line.was is not None:
+            value = f"{line.was} -> {value}" if line.was else f"(new) {value}"
+        room = NAMES - 4 - _cells(line.name)
+        first = f"{mark} {escaped(line.name)}{' ' * room}  "
         if room < 0:
-            _print_wrapped(name, width, f"{mark} ", "    ")
+            _print_wrapped(line.name, width, f"{mark} ", "    ")
             first = " " * NAMES
         _print_wrapped(value, width, first, " " * NAMES)
 
@@ -200,11 +230,11 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> Iterator[
 def _characters(word: str) -> Iterator[str]:
     """Each character of a word, with the accents that stand on it."""
     character = ""
-    for one in word:
-        if character and _cells(one):
+    for mark in word:
+        if character and _cells(mark):
             yield character
             character = ""
-        character += one
+        character += mark
     yield character
 
 

@@ -1,1 +1,5 @@
-"""The only door. Keys, consent, the ledger and the one connection; no torch, no data, no private module."""
+"""The process that has the network: assignments in, updates out (``agent``, ``inbox``, ``round``), people's commands.
+
+Imports ``site_agent.state`` and ``wardround`` alone. Refuses torch, patients' data and private modules, and everything
+that neither consent nor policy lets out.
+"""

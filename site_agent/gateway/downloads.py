@@ -1,18 +1,19 @@
-"""The models that come: downloaded into a folder of the gateway's own, checked there, and only then handed over."""
+"""Download a model into a folder of the gateway's own, check it there, and only then hand it to the trainer."""
 
 import logging
 import os
 from pathlib import Path
 
-from site_agent.gateway.connection.client import TRIES_IN_TROUBLE, Line, pauses
+from site_agent.gateway.connection.backoff import TRIES_IN_TROUBLE, backoff
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.messages import Assignment, ModelRef
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.exit.staging import Staging, is_model, model_name
 from site_agent.state.directory import Consent, SiteState
 from wardround import refusals
 from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
 from wardround.local import durable
+from wardround.records.assignment import Assignment, ModelRef
 from wardround.tensors.manifests import Manifest, TensorFile, file_header
 
 log = logging.getLogger(__name__)
@@ -21,13 +22,13 @@ log = logging.getLogger(__name__)
 class Downloads:
     """Downloads models for one site."""
 
-    def __init__(self, state: SiteState, line: Line, staging: Staging) -> None:
+    def __init__(self, state: SiteState, session: Session, staging: Staging) -> None:
         self._state = state
-        self._line = line
+        self._session = session
         self._staging = staging
 
     def fetch(self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt) -> str:
-        """Put a model, whole and as announced, into staging. Goes on where a broken line, or a crash, left it.
+        """Put a model, whole and as announced, into staging. Goes on where a broken connection, or a crash, left it.
 
         Args:
             kind: base or best.
@@ -39,14 +40,14 @@ class Downloads:
             BadData: other tensors than approved, or another digest than announced.
             CannotWrite: there is no room for it.
         """
-        specs = consents.specs(consent.comes)
+        specs = consent.download
         header = file_header(specs)
         name = model_name(kind, assignment.study, model.round)
         path = self._state.incoming / name
         self._remove_models(assignment.study, name)
-        leaving = sum(spec.bytes for spec in consents.specs(consent.leaves))
+        leaving = sum(spec.bytes for spec in consent.upload)
         self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
-        for tries, pause in enumerate(pauses(), 1):
+        for tries, wait_s in enumerate(backoff(), 1):
             interrupt.check()
             try:
                 with durable.SpoolFile(path) as file:
@@ -56,33 +57,33 @@ class Downloads:
                     begun = file.size() - len(header)
                     self._fill(file, len(header), assignment, model, consent, interrupt)
                     file.sync()
-                found = _digest_or_none(path)
-                if found == model.digest:
+                digest = _digest_or_none(path)
+                if digest == model.digest:
                     self._staging.give(path, name)
                     return name
                 durable.remove(path)
                 if begun == 0:
                     raise BadData(
                         f"model {model.round} of `{assignment.study}` is not the announced one: digest "
-                        f"{(found or 'none')[:12]}…, announced {model.digest[:12]}…",
+                        f"{(digest or 'none')[:12]}…, announced {model.digest[:12]}…",
                         code="DECLINED_MODEL_MISMATCH",
                     )
             except (Unavailable, TryAgain) as error:
                 interrupt.check()
                 if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
                     raise
-                log.warning("%s; trying again in %.1f s", error.message, pause)
-                interrupt.wait(pause)
-        raise AssertionError("pauses never end")
+                log.warning("%s; trying again in %.1f s", error.message, wait_s)
+                interrupt.wait(wait_s)
+        raise AssertionError("backoff never ends")
 
     def forget(self, study: str) -> None:
         """Remove a study's models, whole or begun."""
         self._remove_models(study, "")
 
-    def _remove_models(self, study: str, but: str) -> None:
-        """All but the one of that name, so that no coordinator fills the disk with numbers of models."""
+    def _remove_models(self, study: str, keep: str) -> None:
+        """Remove all but the one called ``keep``, so that no coordinator fills the disk with numbers of models."""
         for path in self._state.incoming.iterdir() if self._state.incoming.is_dir() else []:
-            if is_model(path.name, study) and path.name != but:
+            if is_model(path.name, study) and path.name != keep:
                 durable.remove(path)
         self._staging.remove_models(study)
 
@@ -95,15 +96,15 @@ class Downloads:
         consent: Consent,
         interrupt: Interrupt,
     ) -> None:
-        size = start + sum(spec.bytes for spec in consents.specs(consent.comes))
+        size = start + sum(spec.bytes for spec in consent.download)
         if file.size() >= size:
             file.truncate(start)  # begun before, and wrong: from the beginning
         offset = file.size() - start
-        with self._line.use() as connection:
+        with self._session.use() as connection:
             for part in connection.download(assignment.study, assignment.revision, model, offset, interrupt):
                 if isinstance(part, Manifest):
                     what = f"model {model.round} of `{assignment.study}`"
-                    consents.check_tensors(part.specs, consent.comes, consent.study, what)
+                    consents.check_tensors(part.specs, consent.download, consent.study, what)
                     continue
                 position, data = part
                 if position != file.size() - start or start + position + len(data) > size:

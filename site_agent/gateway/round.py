@@ -1,11 +1,11 @@
 """One assignment, from what the coordinator asks to its receipt: an update's way through the site.
 
-    download    the round's model, against the announced digest and the approved tensors
-    train       in the other process, which gives back a file of deltas and a few numbers
-    take        the file is copied to where only the gateway writes, before it is measured; it is not opened again
-    record      measured, checked against consent and policy, held where the policy wants a person's word, into the
-                ledger                                                          (``egress``)
-    send        with as many tries as the line needs, until there is a receipt  (``egress``)
+    download    the round's model, against the announced digest and the approved tensors      (``downloads``)
+    train       in the other process, which gives back a file of deltas and a few numbers     (``handoff``)
+    take        the file is copied to where only the gateway writes, before it is measured    (``exit.egress``)
+    record      measured, checked against consent and policy, held where the policy wants a person's release, into the
+                ledger                                                                        (``exit.egress``)
+    send        with as many tries as the connection needs, until there is a receipt          (``exit.egress``)
     settle      tell the trainer: accepted makes its private state current, refused drops it
 
 The journal is written before each step, so a crash anywhere goes on where it was: a trained update is sent, not trained
@@ -15,15 +15,14 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from site_agent.gateway.commands import open_gate
-from site_agent.gateway.connection.client import Line
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.messages import STOP, TRAIN, Assignment
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.downloads import Downloads
-from site_agent.gateway.exit import egress
+from site_agent.gateway.exit import egress, receipts
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
@@ -31,31 +30,34 @@ from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.records import trainer as records
+from wardround.records.assignment import STOP, TRAIN, Assignment
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.manifests import TensorFile
 
+Answer = TypeVar("Answer", bound=records.Answer)
 log = logging.getLogger(__name__)
 
 
 class Rounds:
     """Does assignments for one site, one at a time, in one thread."""
 
-    def __init__(self, state: SiteState, site: Site, line: Line, ledger: Ledger, trainer: Trainer) -> None:
+    def __init__(self, state: SiteState, site: Site, session: Session, ledger: Ledger, trainer: Trainer) -> None:
         self._state = state
         self._site = site
-        self._line = line
+        self._session = session
         self._ledger = ledger
         self._trainer = trainer
-        self._gate = open_gate(state, site, ledger)
+        self._policy = PolicyEnforcement.of(state, site, ledger)
         self._staging = Staging(state.staging)
-        self._downloads = Downloads(state, line, self._staging)
+        self._downloads = Downloads(state, session, self._staging)
 
     def do(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """Do one assignment to its end, or until it waits for a person. Returns whether it waits.
 
         Raises:
             Interrupted: called off.
-            WardroundError: it cannot be done; ``consent.sayable`` gives what may be told of it.
+            WardroundError: it cannot be done; ``approvals.reportable_code`` gives the code that may be declared.
         """
         if assignment.kind == STOP:
             self._stop(assignment, interrupt)
@@ -69,10 +71,10 @@ class Rounds:
             self._state.save_journal(replace(journal, declined=code, declined_at=now_text()))
 
     def resolve(self, interrupt: Interrupt) -> None:
-        """Ask the coordinator about each upload that has no receipt, and act on what it says.
+        """Ask the coordinator about each upload that has no receipt, and act on its answer.
 
         Raises:
-            Unavailable: the line broke; the next connection asks again.
+            Unavailable: the connection broke; the next one asks again.
         """
         for consent in self._state.consents():
             self._settle(self._caught_up(self._state.journal(consent.study)))
@@ -80,23 +82,24 @@ class Rounds:
         for upload_id in entries:
             interrupt.check()
             if upload_id not in self._ledger.unresolved:
-                continue  # another one's receipt followed its
-            with self._line.use() as connection:
+                continue  # its receipt came with that of another upload
+            with self._session.use() as connection:
                 envelope = connection.inquire(upload_id)
                 if envelope is None:
                     continue  # it may go on; the assignment, if it is still open, comes again
                 try:
-                    taken = egress.take_receipts({upload_id: envelope}, connection, self._ledger)
+                    taken = receipts.take_all({upload_id: envelope}, connection, self._ledger)
                 except HostileReceipt as error:
                     log.error("%s. %s", error.message, error.hint)
                     continue
-            for one, receipt in taken.items():
-                log.info("upload %s of `%s`: %s", one[:12], entries[one]["study"], receipt.decision)
-                journal = self._state.journal(entries[one]["study"])
-                if journal.upload_id == one:
+            for decided, receipt in taken.items():
+                log.info("upload %s of `%s`: %s", decided[:12], entries[decided].study, receipt.decision)
+                journal = self._state.journal(entries[decided].study)
+                if journal.upload_id == decided:
                     self._decide(journal, receipt)
 
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
+        """An update's way, from what is asked to its receipt. Returns whether it waits for a person."""
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
         self._refuse_disputed(assignment)
@@ -106,28 +109,29 @@ class Rounds:
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
-        told = consents.told_of(consent)
-        departure = None
-        if journal.upload_id:
-            departure = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
-        if departure is None:
+        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
+        if upload is None:
             if journal.phase not in ("trained", "held", "uploading"):
-                leaving = consents.specs(consent.leaves) if assignment.kind == TRAIN else ()
-                self._gate.refuse_denied(journal, consent, told, leaving, consent.metrics)  # before the work, not after
+                self._refuse_denied(assignment, consent, journal)  # before the work, not after
                 self._train(assignment, consent, journal, interrupt)
             interrupt.check()
             self._refuse_other_consent(consent)
             file = self._own_copy(journal)
-            departure = egress.record(self._ledger, self._gate, self._line.meter, journal, consent, told, file)
-            if departure is None:
+            upload = egress.record(self._ledger, self._policy, self._session.meter, journal, consent, file)
+            if upload is None:
                 self._hold(journal)
                 return True
-        journal.phase, journal.upload_id = "uploading", departure.upload_id
+        journal.phase, journal.upload_id = "uploading", upload.header.upload_id
         self._state.save_journal(journal)
-        receipt = egress.send(departure, self._line, self._ledger, self._gate, consent, told, interrupt)
+        receipt = egress.send(upload, self._session, self._ledger, self._policy, consent, interrupt)
         self._decide(journal, receipt)
-        egress.refuse_if_ledger_refused(receipt)
+        receipts.refuse_if_ledger_refused(receipt)
         return False
+
+    def _refuse_denied(self, assignment: Assignment, consent: Consent, journal: Journal) -> None:
+        """Raises NotPermitted: the policy would deny what this assignment asks for."""
+        leaving = consent.upload if assignment.kind == TRAIN else ()
+        self._policy.refuse_denied(journal, consent, consent.reported, leaving, consent.metrics)
 
     def _refuse_other_consent(self, consent: Consent) -> None:
         """Nothing is recorded under a consent that is no longer the one in force."""
@@ -161,10 +165,10 @@ class Rounds:
 
     def _hold(self, journal: Journal) -> None:
         """Keep the update until a person says that it may leave."""
-        said = journal.phase == "held"
+        held_before = journal.phase == "held"
         journal.phase = "held"
         self._state.save_journal(journal)
-        if not said:
+        if not held_before:
             log.info(
                 "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
                 journal.study, journal.round,
@@ -188,7 +192,7 @@ class Rounds:
                 declined_at="",
             )  # fmt: skip
         if same_study and last.update and not last.decision and last.round != assignment.round:
-            self._ask("discard", study=last.study, revision=last.revision, round=last.round)
+            self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round))
         self._forget_files(last)
         return self._fresh(assignment, base, consent)
 
@@ -226,29 +230,26 @@ class Rounds:
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         with interrupt.ending(self._abort):
             try:
-                result = self._ask(
-                    assignment.kind, study=consent.document, revision=consent.revision,
-                    study_digest=consent.study_digest, site=self._site.site, round=assignment.round,
-                    attempt=assignment.attempt, base=base,
-                    base_digest=assignment.base.digest, data=consent.data,
-                )  # fmt: skip
+                form = records.Train if assignment.kind == TRAIN else records.Validate
+                result = self._ask(form(
+                    study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+                    site=self._site.site, data=_approved(consent), round=assignment.round, base=base,
+                    base_digest=assignment.base.digest,
+                ))  # fmt: skip
             except WardroundError:
-                interrupt.check()  # it was we who ended it
+                interrupt.check()  # it was ended from here
                 raise
         self._take_result(journal, result, consent)
         journal.phase = "trained"
         self._state.save_journal(journal)
         self._staging.remove(base)
 
-    def _take_result(self, journal: Journal, result: dict[str, Any], consent: Consent) -> None:
+    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> None:
         """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
-        try:
-            journal.num_examples, journal.num_validation = result["num_examples"], result["num_validation"]
-            journal.metrics = {str(name): str(value) for name, value in result["metrics"].items()}
-            journal.update = str(result["update"]) if journal.kind == TRAIN else ""
-        except (KeyError, TypeError, AttributeError):
-            raise BadData("the trainer's answer has not the agreed form", code="DECLINED_TRAINING_FAILED") from None
-        if journal.kind == TRAIN:
+        journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
+        journal.metrics = dict(result.metrics)
+        journal.update = result.update if isinstance(result, records.Trained) else ""
+        if journal.update:
             own = self._state.own_copy(journal.study)
             journal.update_digest = egress.take(self._staging, journal.update, consent, own)
 
@@ -268,7 +269,7 @@ class Rounds:
         if receipt.decision == ACCEPTED:
             log.info("round %d of `%s` accepted", receipt.round, receipt.study)
         else:
-            log.error("%s", egress.explain_refusal(receipt))
+            log.error("%s", receipts.explain_refusal(receipt))
         journal.phase, journal.decision = "decided", receipt.decision
         journal.applied = not journal.update
         self._state.save_journal(journal)
@@ -278,8 +279,8 @@ class Rounds:
         """Let the trainer hear a decision that it has not heard."""
         if journal.applied or not journal.decision:
             return
-        command = "commit" if journal.decision == ACCEPTED else "discard"
-        self._ask(command, study=journal.study, revision=journal.revision, round=journal.round)
+        form = records.Commit if journal.decision == ACCEPTED else records.Discard
+        self._ask(form(study=journal.study, revision=journal.revision, round=journal.round))
         journal.applied = True
         self._state.save_journal(journal)
 
@@ -304,28 +305,29 @@ class Rounds:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
         best = None
         if assignment.best is not None:
-            best = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-        self._ask(
-            "finish", study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=consent.data,
-            best_round=assignment.best.round if assignment.best is not None else None,
-            best=best, contributors=dict(assignment.contributed), capped=dict(assignment.capped),
-            left_out=dict(assignment.left_out),
-        )  # fmt: skip
+            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
+            best = records.BestModel(round=assignment.best.round, file=file)
+        rows = assignment.contributions
+        self._ask(records.Finish(
+            study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
+            site=self._site.site, data=_approved(consent), best=best,
+            contributors={row.site: list(row.rounds) for row in rows},
+            capped={row.site: list(row.capped) for row in rows if row.capped},
+            left_out={row.site: list(row.left_out) for row in rows if row.left_out},
+        ))  # fmt: skip
         if best is not None:
-            self._staging.remove(best)
+            self._staging.remove(best.file)
 
-    def _ask(self, command: str, **fields: Any) -> dict[str, Any]:
-        """Ask the trainer; when it cannot be reached, that is its failure, not the line's."""
+    def _ask(self, request: records.Request[Answer]) -> Answer:
+        """Ask the trainer; when it cannot be reached, that is its failure, not the coordinator's."""
         try:
-            answer: dict[str, Any] = self._trainer.ask(command, **fields)
+            return self._trainer.ask(request)
         except Unavailable as error:
             raise NeedsPerson(
                 f"the trainer does not answer: {error.message}",
                 hint="`site-agent status`; is `site-agent run --only trainer` running?",
                 code="DECLINED_TRAINING_FAILED",
             ) from None
-        return answer
 
     def _abort(self) -> None:
         try:
@@ -337,3 +339,10 @@ class Rounds:
         durable.remove(self._state.own_copy(journal.study))
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
+
+
+def _approved(consent: Consent) -> records.ApprovedData:
+    """What a person approved that is trained on, as the trainer is told of it."""
+    return records.ApprovedData(
+        name=consent.data.name, digest=consent.data.digest, network=consent.data.network, weights=consent.data.weights,
+    )  # fmt: skip

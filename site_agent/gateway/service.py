@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from site_agent.gateway import requests
 from site_agent.gateway.agent import Agent
+from site_agent.gateway.consent.preview import Preview
 from site_agent.handoff import trainer_socket
 from site_agent.state.directory import SiteState
-from site_agent.state.person import behind
+from site_agent.state.person import Person, behind
 from wardround.errors import Unavailable, UsageProblem
 from wardround.local import control, durable, memory
 from wardround.local.event import set_by_signals
@@ -59,7 +61,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
 def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> None:
     if trainer is not None:
         trainer.on_death(agent.end)
-    server = control.ControlServer(state.control, Commands(state, agent).answer, fatal=agent.fail)
+    server = control.ControlServer(state.control, RequestDispatcher(state, agent).answer, fatal=agent.fail)
     try:
         with set_by_signals(agent.stopped):
             agent.start()
@@ -77,69 +79,55 @@ def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> 
         raise Unavailable("the trainer's listener ended by itself", hint="its last words are above; run again")
 
 
-class Commands:
-    """What the commands of ``site-agent`` ask of a running service."""
+class RequestDispatcher:
+    """Answers what commands ask of the running service."""
 
     def __init__(self, state: SiteState, agent: Agent) -> None:
         self._state = state
         self._agent = agent
 
-    def answer(self, request: dict[str, Any], progress: control.Reply) -> Any:
-        """One command, one result."""
-        command = request.get("command")
-        if command == "status":
-            two_lines = self._agent.two_lines_since
-            return {"connected": self._agent.connected, "uid": os.geteuid(), "two_lines_since": two_lines}
-        if command == "refresh":
-            self._agent.refresh()
-            return {}
-        if command == "preview":
-            return self._agent.desk.preview(*control.wanted(request, study=str, data=str))
-        if command == "receipts":
-            return {"receipts": self._agent.fetch_receipts()}
-        if command == "approve":
-            study, data, digest = control.wanted(request, study=str, data=str, digest=str)
-            consent = self._agent.desk.approve(study, data, digest, _person(request), progress)
-            return {
-                "told": self._agent.approved(consent), "rows": consent.rows, "study_digest": consent.study_digest,
-                "exposure": consent.exposure, "apart": consent.apart,
-            }  # fmt: skip
-        if command == "withdraw":
-            (study,) = control.wanted(request, study=str)
-            return {"told": self._agent.withdraw(study, _person(request))}
-        if command == "waiting":
-            return self._agent.desk.waiting(*control.wanted(request, study=str, round=int))
-        if command in ("released", "rejected"):
-            study, round_, update = control.wanted(request, study=str, round=int, update=str)
-            return {"going": self._agent.decide(study, round_, command, update, _person(request))}
-        if command == "leave":
-            return {"untold": self._agent.leave(_person(request))}
-        raise UsageProblem(
-            f"the running service knows no command {str(command)[:40]!r}", hint="is it an older version?"
-        )
+    def answer(self, document: Mapping[str, Any], progress: control.Reply) -> Any:
+        """The answer to one request, both as JSON. Raises UsageProblem: it is no request."""
+        return self._answer(requests.request_from(document), progress).document()
+
+    def _answer(self, request: requests.AnyRequest, progress: control.Reply) -> requests.Answer | Preview:
+        agent, handler = self._agent, self._agent.commands
+        match request:
+            case requests.Status():
+                return requests.ServiceStatus(agent.connected, os.geteuid(), agent.certificate_fork_since)
+            case requests.Refresh():
+                agent.refresh()
+                return requests.Done()
+            case requests.FetchReceipts():
+                return requests.Receipts(agent.fetch_receipts())
+            case requests.GetPreview(study, data):
+                return handler.preview(study, data)
+            case requests.Approve(study, data, digest, by):
+                consent = handler.approve(study, data, digest, _person(by), progress)
+                return requests.Approved(
+                    agent.approved(consent), consent.rows, consent.study_digest, consent.exposure, consent.personalized
+                )
+            case requests.Withdraw(study, by):
+                return requests.Withdrawn(agent.withdraw(study, _person(by)))
+            case requests.GetWaiting(study, round_):
+                return handler.waiting(study, round_)
+            case requests.Decide(study, round_, decision, update, by):
+                return requests.Decided(agent.decide(study, round_, decision, update, _person(by)))
+            case requests.Leave(by):
+                return requests.Left(tuple(agent.leave(_person(by))))
 
 
-def _person(request: dict[str, Any]) -> dict[str, Any]:
-    """Who gave the command, in the form that the ledger keeps: as the command says, unless the kernel knows better.
+def _person(claimed: Person) -> Person:
+    """Who gave the command: as the command says, unless the kernel knows better.
 
     Raises:
-        UsageProblem: it is not in that form.
+        UsageProblem: nobody has such a user id.
     """
-    (by,) = control.wanted(request, by=dict)
     peer = control.peer()
-    by = behind(by, *peer) if peer is not None else by
-    name, uid = control.wanted(by, name=str, uid=int)
-    found: dict[str, Any] = {"name": name, "uid": uid}
-    if "source" in by:
-        (found["source"],) = control.wanted(by, source=str)
-    if "account" in by:
-        (account,) = control.wanted(by, account=dict)
-        account_name, account_uid = control.wanted(account, name=str, uid=int)
-        found["account"] = {"name": account_name, "uid": account_uid}
-        uid = min(uid, account_uid)
-    if uid < 0:
+    person = behind(claimed, *peer) if peer is not None else claimed
+    if min(person.uid, person.account.uid if person.account is not None else 0) < 0:
         raise UsageProblem("the request's `uid` is no user's")
-    return found
+    return person
 
 
 class TrainerProcess:
@@ -167,7 +155,7 @@ class TrainerProcess:
             self.stop()
             raise Unavailable("the trainer's listener did not start", hint="its last words are above")
 
-    def on_death(self, act: Any) -> None:
+    def on_death(self, act: Callable[[], object]) -> None:
         """Call ``act`` if it ends before it is stopped."""
 
         def watch() -> None:

@@ -16,232 +16,33 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 """
 
 import datetime
-import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, Field, TypeAdapter
-
-from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
-from wardround.local import descriptors, directory, durable
+from site_agent.state import codec
+from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, data_changed, exposed
+from site_agent.state.journal import Journal
+from site_agent.state.offer import Offer
+from site_agent.state.person import Person
+from site_agent.state.progress import study_state
+from site_agent.state.site import Site
+from site_agent.state.tensors import tensor_rows
+from wardround.errors import NeedsPerson, UsageProblem
+from wardround.local import directory, durable
 from wardround.local.directory import quoted
-from wardround.records.study import STUDY_NAME, StudyFile
+from wardround.records.study import STUDY_NAME
 from wardround.signing import canonical
 
-APPROVED, WITHDRAWN = "approved", "withdrawn"
-DATA_CHANGED = "DECLINED_DATA_CHANGED"
+__all__ = [  # what other packages import from here
+    "APPROVED", "COUNTS", "SHARED_MODE", "WITHDRAWN", "Consent", "Journal", "Offer", "Shown", "Site", "SiteState",
+    "data_changed", "exposed", "now_text", "study_state", "tensor_rows",
+]  # fmt: skip
+
 GATEWAY_FOLDERS = (
     "identity", "offers", "previews", "consents", "policies", "journal", "ledger", "staging", "incoming", "outgoing",
 )  # fmt: skip
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
-OWN_MODEL = "this site's own model"
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
-
-Record = TypeVar("Record")
-
-
-def tensor_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises ValueError: one is not the account of a tensor."""
-    for row in rows:
-        texts, shape, size = [row.get(key) for key in ("name", "dtype")], row.get("shape"), row.get("bytes")
-        numbers = [*shape, size] if isinstance(shape, list) else [None]
-        if not all(isinstance(text, str) for text in texts) or not all(_is_count(one) for one in numbers):
-            raise ValueError("a tensor without its name, dtype, shape or bytes")
-    return rows
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= canonical.MAX_INTEGER
-
-
-def _leaving_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not all(isinstance(row.get("bundle"), str) for row in rows):
-        raise ValueError("a tensor without its bundle")
-    return tensor_rows(rows)
-
-
-def _with_keys(**kinds: type) -> AfterValidator:
-    """A table in which these keys are there and of that kind."""
-
-    def check(table: dict[str, Any]) -> dict[str, Any]:
-        if any(type(table.get(key)) is not kind for key, kind in kinds.items()):
-            raise ValueError("a key is missing or of another kind")
-        return table
-
-    return AfterValidator(check)
-
-
-def _resolved(document: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError: not the document of a resolved study."""
-    if StudyFile.from_document(document).document() != document:
-        raise ValueError("not a resolved study")
-    return document
-
-
-def _settings(document: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError: not a study's settings, nor none."""
-    study = document.get("study")
-    if document and not (isinstance(study, dict) and type(study.get("rounds")) is int):
-        raise ValueError("settings without the study's rounds")
-    return document
-
-
-def _an_account(shown: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError: not the fields of ``Shown``, nor none."""
-    if shown:
-        adapters = _adapters(Shown)
-        if set(shown) != set(adapters):
-            raise ValueError("not an account")
-        for name, adapter in adapters.items():
-            adapter.validate_python(shown[name], strict=True)
-    return shown
-
-
-# What a dataclass below says of its fields is checked when it is read from its file.
-Leaving = Annotated[list[dict[str, Any]], AfterValidator(_leaving_rows)]
-Staying = Annotated[list[dict[str, Any]], AfterValidator(tensor_rows)]
-Settings = Annotated[dict[str, Any], AfterValidator(_settings)]
-ShownFields = Annotated[dict[str, Any], AfterValidator(_an_account)]
-Exposure = Annotated[str, Field(pattern="^(coordinator|sites)?$")]
-
-
-@dataclass(frozen=True)
-class Site:
-    """Who this installation is, as its enrolment said. ``receipt_key`` is hex; ``renew_after_s`` is Unix time."""
-
-    site: str
-    federation: str
-    address: str
-    receipt_key: str
-    authority_fingerprint: str
-    renew_after_s: int
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One exact study as the coordinator offers it: ``document`` is the resolved study, and of its initial model
-    ``initial_model`` is this site's part.
-    """
-
-    study: str
-    revision: int
-    digest: str
-    state: str  # the coordinator's word: created, waiting, running, paused, finished, stopped, failed
-    document: Annotated[dict[str, Any], AfterValidator(_resolved)]
-    initial_model: Leaving
-
-    def kept_as(self) -> bytes:
-        """The bytes of its file."""
-        return canonical.dumps(asdict(self))
-
-    @property
-    def leaves(self) -> list[dict[str, Any]]:
-        """The tensors that every update has, in the payload's order, without digests."""
-        return [{key: row[key] for key in ("bundle", "name", "dtype", "shape", "bytes")} for row in self.initial_model]
-
-    @property
-    def metrics(self) -> list[str]:
-        return list(self.document["reported"]["metrics"])
-
-    @property
-    def rounds(self) -> int:
-        return int(self.document["study"]["rounds"])
-
-
-@dataclass(frozen=True)
-class Shown:
-    """An account of a study as a person was shown it: its digest, when, and its lines."""
-
-    digest: str
-    study_digest: str
-    revision: int
-    at: str
-    lines: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Consent:
-    """What a person approved: one exact study, the exact tensors and numbers that leave, and one table."""
-
-    study: str
-    revision: int
-    study_digest: str
-    leaves: Leaving
-    metrics: list[str]
-    counts: str
-    stays: Staying  # what the installed model keeps here: name, dtype, shape, bytes, why
-    data: Annotated[dict[str, str], _with_keys(name=str, digest=str)]  # as ``gateway.consent.trained_on`` makes it
-    rows: int
-    validation_rows: int
-    approved_by: Annotated[dict[str, Any], _with_keys(name=str, uid=int)]  # as ``person.who`` gives it
-    approved_at: str
-    state: str  # approved, withdrawn
-    comes: Leaving  # the tensors that a round begins with, as `leaves` has them
-    exposure: Exposure  # who has what is this site's own: "", "coordinator" or "sites"; see ``exposed``
-    apart: str = ""  # what that is, in words
-    document: Settings = field(default_factory=dict)  # the resolved study, every setting of it
-    attempts: int = 0  # how often each of its rounds may be asked for
-    account: ShownFields = field(default_factory=dict)  # what was shown: the fields of ``Shown``
-    seen: dict[str, str] = field(default_factory=dict)  # how the files lay there, as ``trainer.looking`` says
-    withdrawn_by: dict[str, Any] = field(default_factory=dict)
-    withdrawn_at: str = ""
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds were approved; one more, the closing one, may ask for numbers."""
-        return int(self.document["study"]["rounds"]) if self.document else 0
-
-    def kept_as(self) -> bytes:
-        """The bytes of its file."""
-        return canonical.dumps(asdict(self))
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 (hex) of its file: another each time that somebody approves."""
-        return hashlib.sha256(self.kept_as()).hexdigest()
-
-    def shown(self) -> Shown | None:
-        """The account that was approved; None of a consent from before there were any."""
-        return Shown(**self.account) if self.account else None
-
-    @property
-    def train_rows(self) -> int:
-        """The rows that a study trains on: all but those that it validates with. The data's digest pins both."""
-        return self.rows - self.validation_rows
-
-
-@dataclass
-class Journal:
-    """How far a study's current assignment is. Written before each step that a crash must not repeat.
-
-    ``phase``: "" | downloading | training | trained | held (waits for a person) | uploading | decided. ``applied``:
-    the trainer has heard the decision. ``ended``: the coordinator's last word on the study (finished, stopped,
-    failed), once acted upon. ``declined``: the code with which this site declined the assignment, and when.
-    """
-
-    study: str
-    revision: int = 0
-    study_digest: str = ""
-    round: int = 0
-    attempt: int = 0
-    kind: str = ""
-    phase: str = ""
-    base_digest: str = ""
-    update: str = ""  # the trainer's file in staging, "" for a closing validation
-    update_digest: str = ""  # of the manifest of the gateway's own copy of it, in ``outgoing``
-    num_examples: int = 0
-    num_validation: int = 0
-    metrics: dict[str, str] = field(default_factory=dict)
-    upload_id: str = ""
-    decision: str = ""
-    applied: bool = True
-    ended: str = ""
-    declined: str = ""
-    declined_at: str = ""
-    consent: str = ""  # the digest of the consent under which it was begun
 
 
 @dataclass(frozen=True)
@@ -331,7 +132,7 @@ class SiteState:
         """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""
         if not self.joined():
             raise self.not_joined()
-        site = _read(self.site_file, Site)
+        site = codec.read(self.site_file, Site)
         if self.left_file.exists():
             raise NeedsPerson(
                 f"site `{site.site}` in {self.root} left federation `{site.federation}`: nothing more is sent",
@@ -341,14 +142,14 @@ class SiteState:
         return site
 
     def save_site(self, site: Site) -> None:
-        durable.write_file(self.site_file, canonical.dumps(asdict(site)))
+        durable.write_file(self.site_file, codec.to_bytes(site))
 
-    def save_left(self, person: dict[str, Any]) -> None:
+    def save_left(self, person: Person) -> None:
         """From now on this directory is an archive."""
-        durable.write_file(self.left_file, canonical.dumps({"at": now_text(), "by": person}))
+        durable.write_file(self.left_file, canonical.dumps({"at": now_text(), "by": person.document()}))
 
     def offers(self) -> list[Offer]:
-        return [_read(path, Offer) for path in sorted((self.root / "offers").glob("*.json"))]
+        return [codec.read(path, Offer) for path in sorted((self.root / "offers").glob("*.json"))]
 
     def offer(self, study: str) -> Offer:
         """Raises UsageProblem: the coordinator has offered no such study."""
@@ -356,15 +157,15 @@ class SiteState:
         if not path.exists():
             known = ", ".join(offer.study for offer in self.offers()) or "none yet"
             raise UsageProblem(f"no study `{study}` has been offered to this site", hint=f"offered: {known}")
-        return _read(path, Offer)
+        return codec.read(path, Offer)
 
     def known_offer(self, study: str) -> Offer | None:
         """The offer as it is kept, if there is one."""
         path = self._file("offers", study)
-        return _read(path, Offer) if path.exists() else None
+        return codec.read(path, Offer) if path.exists() else None
 
     def save_offer(self, offer: Offer) -> None:
-        durable.write_file(self._file("offers", offer.study), offer.kept_as())
+        durable.write_file(self._file("offers", offer.study), offer.to_bytes())
 
     def drop_offer(self, study: str) -> None:
         durable.remove(self._file("offers", study))
@@ -372,16 +173,15 @@ class SiteState:
 
     def offer_sizes(self) -> dict[str, int]:
         """How many bytes each offer takes, oldest first."""
-        found = [(path.stat().st_mtime_ns, path.stem, path.stat().st_size)
-                 for path in (self.root / "offers").glob("*.json")]  # fmt: skip
-        return {study: size for _, study, size in sorted(found)}
+        paths = [(path.stat().st_mtime_ns, path) for path in (self.root / "offers").glob("*.json")]
+        return {path.stem: path.stat().st_size for _, path in sorted(paths)}
 
     def consents(self) -> list[Consent]:
-        return [_read(path, Consent, _newer_consent) for path in sorted((self.root / "consents").glob("*.json"))]
+        return [codec.read(path, Consent) for path in sorted((self.root / "consents").glob("*.json"))]
 
     def consent(self, study: str) -> Consent | None:
         path = self._file("consents", study)
-        return _read(path, Consent, _newer_consent) if path.exists() else None
+        return codec.read(path, Consent) if path.exists() else None
 
     def save_consent(self, consent: Consent) -> None:
         """Make it the one that counts; those before it are kept beside it."""
@@ -389,17 +189,17 @@ class SiteState:
         durable.make_folder(folder)
         number = len(list(folder.glob("*.json"))) + 1
         name = f"{number:04}-{consent.state}-{consent.revision}-{consent.study_digest[:16]}.json"
-        durable.write_file(folder / name, consent.kept_as())
-        durable.write_file(self._file("consents", consent.study), consent.kept_as())
+        durable.write_file(folder / name, consent.to_bytes())
+        durable.write_file(self._file("consents", consent.study), consent.to_bytes())
 
     def consent_history(self, study: str) -> list[Consent]:
         """Each approval and withdrawal of a study, oldest first."""
         folder = self._file("consents", study).with_suffix("")
-        return [_read(path, Consent, _newer_consent) for path in sorted(folder.glob("*.json"))]
+        return [codec.read(path, Consent) for path in sorted(folder.glob("*.json"))]
 
     def consent_histories(self) -> list[Consent]:
         """The same of every study."""
-        return [one for consent in self.consents() for one in self.consent_history(consent.study)]
+        return [act for consent in self.consents() for act in self.consent_history(consent.study)]
 
     def policy_text(self, sha256: str) -> bytes | None:
         """A policy that was in force, by its digest."""
@@ -409,18 +209,18 @@ class SiteState:
     def preview(self, study: str) -> Shown | None:
         """The account of ``study`` that was shown last."""
         path = self._file("previews", study)
-        return _read(path, Shown) if path.exists() else None
+        return codec.read(path, Shown) if path.exists() else None
 
     def save_preview(self, study: str, shown: Shown) -> None:
         durable.make_folder(self.root / "previews")
-        durable.write_file(self._file("previews", study), canonical.dumps(asdict(shown)))
+        durable.write_file(self._file("previews", study), codec.to_bytes(shown))
 
     def journal(self, study: str) -> Journal:
         path = self._file("journal", study)
-        return _read(path, Journal, _newer_journal) if path.exists() else Journal(study)
+        return codec.read(path, Journal) if path.exists() else Journal(study)
 
     def save_journal(self, journal: Journal) -> None:
-        durable.write_file(self._file("journal", journal.study), canonical.dumps(asdict(journal)))
+        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal))
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):
@@ -428,104 +228,6 @@ class SiteState:
         return self.root / folder / f"{study}.{ending}"
 
 
-def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
-    """Where this site stands in a study, in one word.
-
-    offered, changed (since it was approved; it, or what is trained on), withdrawn, approved (waits), training, held
-    (waits for a person), uploading, then the coordinator's: running, paused, finished, stopped, failed.
-    """
-    if consent is None:
-        return "offered"
-    if consent.state == WITHDRAWN:
-        return WITHDRAWN
-    if consent.study_digest != offer.digest:
-        return "changed"
-    mine = journal if journal.study_digest == offer.digest else Journal(offer.study)
-    if mine.ended:
-        return mine.ended
-    if data_changed(consent, mine):
-        return "changed"
-    if mine.phase in ("downloading", "training", "trained") and not mine.declined:
-        return "training"
-    if mine.phase == "held" or (mine.phase == "uploading" and not mine.declined):
-        return mine.phase
-    return offer.state if offer.state in ("running", "paused") else APPROVED
-
-
-def data_changed(consent: Consent, journal: Journal) -> bool:
-    """Whether the last assignment was declined because what would be trained on is not what was approved, and nobody
-    has approved since.
-    """
-    return journal.declined == DATA_CHANGED and consent.approved_at <= journal.declined_at
-
-
-def exposed(exposure: str, apart: str = "") -> str:
-    """Who has what is this site's own, by the study's exposure.
-
-    Args:
-        apart: what that is, as the trainer says; "" in consents of older versions.
-    """
-    if not exposure:
-        return "the coordinator keeps nothing that is this site's alone"
-    said = f"the coordinator keeps apart {apart or OWN_MODEL}"
-    return f"{said}, and sends it to the other sites" if exposure == "sites" else said
-
-
 def now_text() -> str:
     """RFC 3339, UTC, milliseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _newer_consent(document: dict[str, Any]) -> dict[str, Any]:
-    """A stored consent in today's form. One that names no rounds is for none: it must be given again."""
-    return {
-        "comes": document.get("leaves"),
-        "exposure": "",
-        "apart": "",
-        "document": {},
-        "attempts": 0,
-        "account": {},
-        "seen": {},
-        "withdrawn_by": {},
-        "withdrawn_at": "",
-        **document,
-    }
-
-
-def _newer_journal(document: dict[str, Any]) -> dict[str, Any]:
-    return {"declined": "", "declined_at": "", "consent": "", **document}
-
-
-def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
-    return document
-
-
-@cache
-def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
-    """What checks each field of a record by its type; its keys are the record's fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {item.name: TypeAdapter(hints[item.name]) for item in fields(kind)}
-
-
-def _read(path: Path, kind: type[Record], newer: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is) -> Record:
-    """The record at ``path``.
-
-    Raises:
-        BadData: the file is damaged; it says which, and that nothing was changed.
-        TryAgain: there is no file descriptor for it now.
-    """
-    try:
-        document = newer(canonical.read(path.read_bytes()))
-        adapters = _adapters(kind)  # type: ignore[arg-type]
-        if set(document) != set(adapters):
-            raise ValueError("fields")
-        for name, adapter in adapters.items():
-            adapter.validate_python(document[name], strict=True)
-        return kind(**document)
-    except (BadData, ValueError, TypeError, AttributeError, OSError) as error:  # pydantic's is a ValueError
-        if descriptors.ran_out(error):
-            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
-        raise BadData(
-            f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
-            hint="restore it from a backup; the ledger and the models beside it are untouched",
-        ) from None

@@ -11,19 +11,64 @@ The first that is there is taken, and its name kept beside the person's, with th
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, PlainSerializer
+
+from site_agent.state.codec import STRICT
 
 UNSET = 2**32 - 1  # of a process that no login began: a service, a container
 NOBODY_ELSE = "account"
 
 
-def who() -> dict[str, Any]:
-    """The person at this command: name, uid, ``source`` as above, and the ``account`` that it runs as."""
+@dataclass(frozen=True)
+class Account:
+    """A user of this machine."""
+
+    name: str
+    uid: int
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who gave a command: ``source`` says how that is known, ``account`` as which user the command runs."""
+
+    name: str
+    uid: int
+    source: str = ""
+    account: Account | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def document(self) -> dict[str, Any]:
+        """As a consent and the ledger have it; without what is not known."""
+        known: dict[str, Any] = {"name": self.name, "uid": self.uid}
+        if self.source:
+            known["source"] = self.source
+        if self.account is not None:
+            known["account"] = {"name": self.account.name, "uid": self.account.uid}
+        return known
+
+    @property
+    def text(self) -> str:
+        """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
+        account = self.account.name if self.account is not None else self.name
+        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+
+
+KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
+
+
+def who() -> Person:
+    """The person at this command."""
     return judged(login_of("self"), os.environ, os.geteuid())
 
 
-def behind(claimed: dict[str, Any], pid: int, uid: int) -> dict[str, Any]:
+def behind(claimed: Person, pid: int, uid: int) -> Person:
     """The person whom a command names, as far as the kernel bears it out.
 
     Args:
@@ -33,22 +78,15 @@ def behind(claimed: dict[str, Any], pid: int, uid: int) -> dict[str, Any]:
     login = login_of(str(pid))
     if login is not None:
         return judged(login, {}, uid)
-    return {**claimed, "account": _user(uid)}
+    return replace(claimed, account=_account(uid))
 
 
-def text(by: Mapping[str, Any]) -> str:
-    """A person as people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
-    account = by.get("account", {}).get("name", by["name"])
-    source = by.get("source", "by its own word")
-    return str(by["name"]) if account == by["name"] else f"{by['name']} ({source}), as {account}"
-
-
-def judged(login: int | None, environment: Mapping[str, str], account: int) -> dict[str, Any]:
+def judged(login: int | None, environment: Mapping[str, str], account: int) -> Person:
     """``who``, from a login's uid if the kernel has one, the environment and the account's uid."""
-    found = [("loginuid", login)]
-    found += [("sudo", _uid(environment, "SUDO_UID")), ("polkit", _uid(environment, "PKEXEC_UID"))]
-    source, uid = next(((source, uid) for source, uid in found if uid is not None), (NOBODY_ELSE, account))
-    return {**_user(uid), "source": source, "account": _user(account)}
+    known = [("loginuid", login)]
+    known += [("sudo", _uid(environment, "SUDO_UID")), ("polkit", _uid(environment, "PKEXEC_UID"))]
+    source, uid = next(((source, uid) for source, uid in known if uid is not None), (NOBODY_ELSE, account))
+    return Person(user_name(uid), uid, source, _account(account))
 
 
 def login_of(process: str) -> int | None:
@@ -67,8 +105,8 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _user(uid: int) -> dict[str, Any]:
-    return {"name": user_name(uid), "uid": uid}
+def _account(uid: int) -> Account:
+    return Account(user_name(uid), uid)
 
 
 def _uid(environment: Mapping[str, str], name: str) -> int | None:

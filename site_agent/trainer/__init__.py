@@ -1,3 +1,5 @@
-"""The half of a site that sees patients and has no network: torch, the data, the private modules, the checkpoints."""
+"""The process that reads patients: isolated, with torch, asked by the gateway over a Unix socket.
 
-KINDS = ("best_local", "fine_tuned", "latest", "best_global")  # of checkpoints
+Imports ``wardround``, ``fl_algorithms`` and, behind ``requests``, torch; no network library and nothing of the gateway.
+Refuses every request that is not of ``wardround.records.trainer``, and data that nobody approved.
+"""

@@ -7,25 +7,27 @@ time; what concerns no round (``check``, ``predict``, ...) gets a worker of its 
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from fl_algorithms.hardware import Hardware
-from site_agent.handoff import Worker, ask_alone, trainer_socket
+from site_agent.handoff import OnProgress, Worker, ask_alone, trainer_socket
 from site_agent.state.directory import SiteState
-from site_agent.trainer.requests import BOOKKEEPING, Request, whoami
+from site_agent.state.person import user_name
+from site_agent.trainer.requests import BOOKKEEPING, keep_books
 from wardround.errors import TryAgain, WardroundError
 from wardround.local import control, durable
 from wardround.local.durable import StateLock, StorageFailed
 from wardround.local.event import Latch, set_by_signals
-from wardround.records import trainer
+from wardround.records import trainer as records
+from wardround.records.trainer import Answer, AnyRequest, Progress
+from wardround.records.trainer.failures import own_code
 from wardround.terminal import log_to_stderr
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 8  # after a gateway was killed, its listener may still be ending a worker
-OF_NO_ROUND = frozenset({"describe", "inspect", "check", "digests", "predict"})
+OF_NO_ROUND = (records.Describe, records.Inspect, records.Check, records.HashFiles, records.Predict)
 log = logging.getLogger(__name__)
 
 
@@ -73,7 +75,7 @@ class Listener:
             self._isolation, self._missing = probe.isolation, probe.missing
             self._device = "cpu"
             if hardware.device != "cpu":  # only an isolated process with torch can say
-                self._device = probe.ask({"command": "device"})["device"]
+                self._device = probe.ask(records.GetDevice()).device
         # One thread makes the worker and speaks to it: a worker dies with the thread that made it.
         self._thread = ThreadPoolExecutor(1, "worker")
         self._worker: Worker | None = None
@@ -81,49 +83,54 @@ class Listener:
         self._waiting = 0
         self._lock = threading.Lock()
 
-    def answer(self, request: Request, progress: control.Reply) -> Any:
-        """One request, in a thread of its own.
+    def answer(self, document: object, progress: control.Reply) -> Mapping[str, object]:
+        """One request, in a thread of its own: a codec around ``answer_request``.
 
         Raises:
-            WardroundError: what the worker said, or that it died; with a code of ``answers``.
+            WardroundError: what the worker said, or that it died; ``code`` is one of the trainer's own.
         """
         try:
-            return self._answer(request, progress)
+            request = records.request_from(document)
+            return self.answer_request(request, lambda step: progress(step.model_dump())).to_document()
         except WardroundError as error:
-            error.code = trainer.said(error)["code"]
+            error.code = own_code(error)
             raise
 
-    def _answer(self, request: Request, progress: control.Reply) -> Any:
-        command = request.get("command")
-        if command == "status":
-            worker = self._worker
-            pid = worker.pid if worker is not None and worker.alive() else None
-            return {
-                "isolation": self._isolation, "missing": list(self._missing), **whoami(), "worker": pid,
-                "device": self._device,
-            }  # fmt: skip
-        if command == "abort":
-            self._end_worker()
-            return {}
+    def answer_request(self, request: AnyRequest, progress: OnProgress) -> Answer:
+        """The answer to ``request``. Raises WardroundError: what the worker said, or that it died."""
+        match request:
+            case records.GetStatus():
+                return self._status()
+            case records.Abort():
+                self._end_worker()
+                return records.Done()
         try:
-            if command in BOOKKEEPING:
-                return BOOKKEEPING[command](self._state, request)
+            if isinstance(request, BOOKKEEPING):
+                return keep_books(self._state, request)
             return self._pass_on(request, _until_gone(progress))
         except StorageFailed as error:
             self.end(error)
             raise
+
+    def _status(self) -> records.Status:
+        worker = self._worker
+        return records.Status.model_validate({
+            "isolation": self._isolation, "missing": list(self._missing), "user": user_name(os.geteuid()),
+            "uid": os.geteuid(), "worker": worker.pid if worker is not None and worker.alive() else None,
+            "device": self._device,
+        })  # fmt: skip
 
     def end(self, error: StorageFailed) -> None:
         """Let the listener end with what the disk did."""
         self.failed = error
         self._stop.set()
 
-    def _pass_on(self, request: Request, progress: control.Reply) -> Any:
+    def _pass_on(self, request: AnyRequest, progress: OnProgress) -> Answer:
         with self._lock:
             busy = self._waiting > 0
             if self._closing:
                 raise TryAgain("the trainer is stopping", hint="start it again", code="DECLINED_TRAINING_FAILED")
-            alone = busy and request.get("command") in OF_NO_ROUND
+            alone = busy and isinstance(request, OF_NO_ROUND)
             self._waiting += not alone
         if alone:
             return ask_alone(self._state, request, progress)
@@ -133,7 +140,7 @@ class Listener:
             with self._lock:
                 self._waiting -= 1
 
-    def _ask_worker(self, request: Request, progress: control.Reply) -> Any:
+    def _ask_worker(self, request: AnyRequest, progress: OnProgress) -> Answer:
         if self._worker is None or not self._worker.alive():
             if self._worker is not None:
                 self._worker.close()
@@ -159,16 +166,16 @@ class Listener:
             self._worker.close()
 
 
-def _until_gone(progress: control.Reply) -> control.Reply:
-    """Progress for as long as the one who asked listens; the round goes on without them, and its result is kept."""
+def _until_gone(progress: OnProgress) -> OnProgress:
+    """Progress for as long as whoever asked listens; the round goes on without them, and its result is kept."""
     gone = False
 
-    def tell(item: Any) -> None:
+    def tell(step: Progress) -> None:
         nonlocal gone
         if gone:
             return
         try:
-            progress(item)
+            progress(step)
         except OSError:
             gone = True
             log.info("whoever asked has gone; the round goes on")

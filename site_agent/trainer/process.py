@@ -1,4 +1,4 @@
-"""The trainer's worker: isolate first, then import torch, then answer requests on a socket that it was born with.
+"""The trainer's worker: isolate first, then import torch, then answer requests on an inherited socket.
 
     python -m site_agent.trainer.process --fd N --parent PID --state DIR [--warm] [--device NAME] [--workers N]
 

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.site_world import SiteWorld
-from wardround import rpc
 from wardround.records import receipts
+from wardround.records.messages import envelope_from, envelope_message, manifest_from
 from wardround.signing import canonical, dsse
 
 Document = dict[str, Any]
@@ -35,11 +35,11 @@ class LyingCoordinator(FakeCoordinator):
     def _decide(self, opening: Any, payload: bytes) -> Any:
         previous = self.previous
         said = super()._decide(opening, payload)
-        envelope = self._lie(rpc.envelope_from(said))
+        envelope = self._lie(envelope_from(said))
         if envelope.payload != said.payload:
             self.previous = previous  # a lie is no link of the chain, so that the truth can still be told
             self.chain.pop()
-        return rpc.envelope_message(envelope)
+        return envelope_message(envelope)
 
     def truth(self) -> None:
         """From now on honest: the uploads that were answered with a lie are answered again."""
@@ -47,14 +47,14 @@ class LyingCoordinator(FakeCoordinator):
         with self.changed:
             for taken in self.uploads.values():
                 if taken.receipt is not None and taken.receipt.payload in self.told:
-                    opening, manifest = taken.opening, rpc.manifest_from(taken.opening.manifest)
+                    opening, manifest = taken.opening, manifest_from(taken.opening.manifest)
                     head = receipts.LedgerHead(
                         opening.ledger.ledger_id, opening.ledger.lines, opening.ledger.head.hex()
                     )
                     made = self._receipt(opening.upload_id, (opening, manifest), receipts.ACCEPTED, "", head)
                     self.previous = hashlib.sha256(made.payload).hexdigest()
                     self.chain.append(made)
-                    taken.receipt = rpc.envelope_message(made)
+                    taken.receipt = envelope_message(made)
 
     def _lie(self, envelope: dsse.Envelope) -> dsse.Envelope:
         if not (self.changes or self.removes or self.raw is not None or self.kind != receipts.RECEIPT_TYPE):
@@ -86,5 +86,5 @@ def head(lines: Any, digest: Any = "ab" * 32, ledger_id: Any = "x") -> Document:
 def a_head(world: SiteWorld) -> Document:
     """A head that the ledger had before the upload's line: true, but it does not cover the upload."""
     assert world.agent is not None
-    found = receipts.LedgerHead(world.agent.desk._ledger.ledger_id, 1, world.agent.desk._ledger._heads[1])
+    found = receipts.LedgerHead(world.agent.commands._ledger.ledger_id, 1, world.agent.commands._ledger._state.heads[1])
     return asdict(found)

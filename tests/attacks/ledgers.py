@@ -17,6 +17,7 @@ from tools import verify_ledger
 from tools.evidence_egress import SITE, write_study
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from tools.world import Service, World
+from wardround.records.ledger.entries import ControlEntry, IdentityEntry, UploadEntry
 from wardround.records.receipts import ACCEPTED, EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.signing import canonical
 
@@ -160,16 +161,17 @@ def write_when_told(folder: Path) -> None:
     ledger = Ledger(folder, Ed25519PrivateKey.generate())
     ledger.begin()
     public = receipt_key.public_key().public_bytes_raw().hex()
-    ledger.append("identity", event="issued", site="st-olav", federation="f", receipt_key=public)
+    ledger.append(IdentityEntry(event="issued", site="st-olav", federation="f", receipt_key=public))
     print("ready", flush=True)
     row = {"bundle": "model", "name": "w", "dtype": "F32", "shape": [2], "encoding": "raw", "bytes": 8,
            "sha256": "ab" * 32}  # fmt: skip
     facts = {"study": "s", "revision": 1, "attempt": 1, "payload_bytes": 8, "manifest_sha256": canonical.digest([row])}
     for number in (3 * told + more for told, _ in enumerate(sys.stdin) for more in (1, 2, 3)):
         upload_id = uuid.uuid4().hex
-        ledger.append("control", methods=[], bytes=90)
-        ledger.append("upload", upload_id=upload_id, round=number, tensors=[row], metrics=[], **facts)
-        head, _, _ = ledger.statement()
+        ledger.append(ControlEntry(methods=(), bytes=90))
+        upload = {"upload_id": upload_id, "round": number, "tensors": [row], "metrics": [], **facts}
+        ledger.append(UploadEntry.from_document(upload))
+        head = ledger.statement().head
         receipt = Receipt(
             receipt_id=uuid.uuid4().hex, federation="f", site="st-olav", upload_id=upload_id, round=number,
             decision=ACCEPTED, code="", tensor="", time="2026-01-01T00:00:00Z", ledger=head, previous=previous, **facts,

@@ -22,10 +22,10 @@ WAIT_S = 60
 
 # As on a system without user namespaces, whose kernel has no Landlock: seccomp is all there is.
 SECCOMP_ALONE = """
-from site_agent.trainer.isolation import kernel as isolation
-isolation._enter_own_namespace = isolation._without_interfaces = lambda: False
-isolation._restrict_scopes = lambda: 0
-isolation.isolate()
+from site_agent.trainer.isolation import kernel
+kernel._enter_own_namespace = kernel._without_interfaces = lambda: False
+kernel._restrict_scopes = lambda: 0
+kernel.isolate()
 """
 
 
@@ -44,11 +44,11 @@ def taken_over(folder: Path, act: str) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'site_agent.trainer.process' in ' '.join(sys.orig_argv):\n"
-        "    from site_agent.trainer.isolation import kernel as isolation\n"
-        "    honest = isolation.die_with_parent\n"
+        "    from site_agent.trainer.isolation import kernel\n"
+        "    honest = kernel.die_with_parent\n"
         "    def evil(*words):\n"
         "        honest(*words)\n" + textwrap.indent(textwrap.dedent(act), " " * 8) + "\n"
-        "    isolation.die_with_parent = evil\n"
+        "    kernel.die_with_parent = evil\n"
     )
     return {**os.environ, "PYTHONPATH": str(folder)}
 

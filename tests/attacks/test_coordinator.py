@@ -21,10 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
-from site_agent.gateway import allowance
-from site_agent.gateway.commands import open_line
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
-from site_agent.gateway.connection.messages import offer_from
 from site_agent.gateway.consent import offers
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
@@ -32,10 +30,11 @@ from site_agent.gateway.enrolment.join import join
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.setup import open_session
 from site_agent.handoff import staged
 from site_agent.state.directory import SiteState
-from site_agent.trainer import predictions
-from site_agent.trainer.vault import study_folder
+from site_agent.trainer.rounds import predictions
+from site_agent.trainer.vault.states import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
 from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world, signed
@@ -49,8 +48,10 @@ from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.local import outputs
+from wardround.local import outputs, rate_limit
 from wardround.records import receipts
+from wardround.records.ledger.entries import UploadEntry
+from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import TensorFile
@@ -233,7 +234,7 @@ def test_approved_is_not_what_was_previewed__from_a_script(tmp_path: Path) -> No
         assert "nothing was approved: there is no terminal to ask at, and no --digest says what was shown" in said
         assert f"hint: `site-agent preview {STUDY} --data patients`, read it, then `site-agent approve " in said
         said = shell.run("approve", STUDY, "--data", "patients", "--digest", seen[:16], code=78).stderr
-        assert "training.local_epochs none -> 10000" in said
+        assert "training.local_epochs none -> 10,000" in said
         assert shell.json("studies")["studies"][0]["state"] == "offered"
     finally:
         shell.close()
@@ -329,7 +330,7 @@ def test_peer_ends_the_agent(
     hospital: SiteWorld, details: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any status, with words, codes or metadata as it likes: the agent tries again and blames nobody here."""
-    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.01))
+    monkeypatch.setattr(agents, "backoff", lambda: itertools.repeat(0.01))
     hospital.join()
     hospital.offer()
     agent = hospital.start()
@@ -386,7 +387,7 @@ def no_digest(event: pb.Event) -> None:
     event.assignment.train.SetInParent()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/assignment.py")
 @pytest.mark.parametrize("spoil", [reason_99, odd_site, odd_name, no_digest, lambda event: None])
 def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: Callable[[pb.Event], None]) -> None:
     """An assignment that cannot be read is left out; the next one is worked on."""
@@ -401,7 +402,7 @@ def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: C
     assert not hospital.agent.stopped.is_set()
 
 
-@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/offer.py")
 @pytest.mark.parametrize("table", ["reported", "training", "checkpoints"])
 def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
     """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
@@ -418,14 +419,14 @@ def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld,
     assert not hospital.agent.stopped.wait(0.5)
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/authenticator.py")
 def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A real coordinator's database breaks while it serves: a site hears one code, and its operator the whole story."""
     place = Place(tmp_path)
     try:
         site, invitation = place.join("alpha"), place.invite("bravo")
         database = place.state.database
-        place.coordinator.parts.store.close()  # so that nothing of it is in memory
+        place.coordinator.context.store.close()  # so that nothing of it is in memory
         for path in (database, database.with_name(database.name + "-wal")):
             if path.exists():
                 path.write_bytes(b"\xff" * max(8192, path.stat().st_size))
@@ -475,7 +476,7 @@ def in_a_key(tables: dict[str, Any]) -> None:
     tables["task"][EVIL] = 1
 
 
-@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/records/offer.py")
 @pytest.mark.parametrize("spoil", [in_title, in_state, in_a_setting, in_a_key])
 def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], None]) -> None:
     """An offer's words are commands for the terminal of whoever looks: it does not come in, and is told in our own."""
@@ -488,7 +489,7 @@ def test_terminal_escape(hospital: SiteWorld, spoil: Callable[[dict[str, Any]], 
     bad.CopyFrom(good)
     bad.study, bad.state = "evil", tables.pop("state", "created")
     bad.document = canonical.dumps(tables)
-    digest = canonical.digest({"initial_model": rpc.manifest_from(good.initial_model).digest(), "study": tables})
+    digest = canonical.digest({"initial_model": manifest_from(good.initial_model).digest(), "study": tables})
     bad.digest = bytes.fromhex(digest)
     hospital.coordinator.offers["evil"] = bad
     for words, code in ((("studies",), 0), (("studies", "--json"), 0), (("status",), 0), (("preview", "evil"), 64)):
@@ -658,8 +659,8 @@ def test_hostile_receipt(lied_to: tuple[SiteWorld, LyingCoordinator], lie: dict[
     assert verify_ledger.judge(world.state.ledger)[0] == audit.UNRESOLVED
     Ledger(world.state.ledger, world.identity_key()).close()
     (kept,) = evidence.read(world.state.ledger)
-    assert base64.b64decode(kept["payload_base64"]) == lying.told[0][: evidence.MAX_PAYLOAD]
-    assert (kept["study"], kept["round"]) == (STUDY, "1")
+    assert base64.b64decode(kept.payload_base64) == lying.told[0][: evidence.MAX_PAYLOAD]
+    assert (kept.study, kept.round) == (STUDY, "1")
 
 
 @pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/exit/evidence.py")
@@ -710,8 +711,8 @@ def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator
     assert len(kept) == evidence.MOST_OF_ONE
     assert sum(path.stat().st_size for path in kept) < evidence.MOST_OF_ONE * 2 * evidence.MAX_PAYLOAD
     rows = evidence.read(world.state.ledger)
-    assert "this receipt does not follow the one before it: one is missing" in rows[0]["why"]
-    assert {row["left_out"] for row in rows} == {left_out}
+    assert "this receipt does not follow the one before it: one is missing" in rows[0].why
+    assert {row.left_out for row in rows} == {left_out}
     said = command("site-agent", "status", "--state", world.state.root)
     assert f"the ledger is as it was; {left_out} more about this upload were counted and not kept" in said
 
@@ -724,15 +725,18 @@ def test_hostile_receipt__room_for_the_next_upload(tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     uploads = [f"{number:032x}" for number in range(evidence.MAX_FILES // evidence.MOST_OF_ONE + 2)]
     for upload_id in uploads:
-        about = {"upload_id": upload_id, "study": STUDY, "revision": 1, "round": 1}
+        about = UploadEntry(
+            upload_id=upload_id, study=STUDY, revision=1, round=1, attempt=1, manifest_sha256="ab" * 32,
+            payload_bytes=0, tensors=(), metrics=(),
+        )  # fmt: skip
         for number in range(9):
             kept.keep(about, signed(receipts.RECEIPT_TYPE, b"%d" % number * 5_000, key), f"lie {number}")
     rows = evidence.read(tmp_path)
-    firsts = {row["upload_id"]: row for row in rows if row["why"] == "lie 0"}
+    firsts = {row.upload_id: row for row in rows if row.why == "lie 0"}
     assert set(firsts) == set(uploads) == evidence.Evidence(tmp_path).uploads
     assert len(rows) == evidence.MAX_FILES + 2
-    assert [len(row["payload_base64"]) > 0 for row in firsts.values()] == [True] * (len(uploads) - 2) + [False] * 2
-    assert [firsts[one]["left_out"] for one in uploads] == [5] * (len(uploads) - 2) + [8] * 2
+    assert [len(row.payload_base64) > 0 for row in firsts.values()] == [True] * (len(uploads) - 2) + [False] * 2
+    assert [firsts[one].left_out for one in uploads] == [5] * (len(uploads) - 2) + [8] * 2
 
 
 class Waits(Interrupt):
@@ -766,14 +770,14 @@ def test_renewals_without_end(site: SiteWorld, refuses: bool, monkeypatch: pytes
         monkeypatch.setattr(coordinator, "Renew", lambda _, context: rpc.abort(context, TryAgain("", code="TOO_BUSY")))
         coordinator.stop()
         coordinator.start()
-    line = open_line(site.state.site(), own)
+    session = open_session(site.state.site(), own)
     ledger = Ledger(site.state.ledger, own.ledger_key())
     waits = Waits()
     try:
         with pytest.raises(Interrupted):
-            renewal.keep_renewed(own, site.state.site(), line, ledger, waits, lambda: None)
+            renewal.keep_renewed(own, site.state.site(), session, ledger, waits, lambda: None)
     finally:
-        line.close()
+        session.close()
         ledger.close()
     assert waits.asked[0] == 0
     assert all(seconds >= renewal.LEAST_S for seconds in waits.asked[1:])
@@ -791,7 +795,7 @@ def left_out(site: SiteWorld, kind: str) -> int:
     return sum(line.get("left_out", 0) for line in site.lines(kind))
 
 
-@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/allowance.py")
+@pytest.mark.attack(promise="P2", refused_by="proto/wardround/local/rate_limit.py")
 @pytest.mark.parametrize("blocked", [False, True])
 def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCaptureFixture) -> None:
     """A round that is declined is asked again and again: each time the ledger and the log grew by a line, without end.
@@ -801,16 +805,16 @@ def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCap
     if blocked:
         policy = site.state.policy.read_text()
         site.draft(("numbers_per_round = ", "numbers_per_round = 0 # "))
-    asked = 3 * allowance.AT_ONCE
+    asked = 3 * rate_limit.BURST
     for number in range(asked):
         site.coordinator.assign(STUDY, 1 if blocked else 4711 + number, attempt=1 + number % 2)
         told = number + 2  # it was ready before
         site.coordinator.wait_for(lambda told=told: len(site.coordinator.declared) >= told, "declined again")
     grown = written(site)
     lines = site.lines()
-    assert len(lines) < 4 * allowance.AT_ONCE
+    assert len(lines) < 4 * rate_limit.BURST
     logged = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert allowance.AT_ONCE <= len(logged) < 2 * allowance.AT_ONCE
+    assert rate_limit.BURST <= len(logged) < 2 * rate_limit.BURST
     if blocked:
         site.state.policy.write_text(policy)
     site.coordinator.assign(STUDY, 1)
@@ -833,24 +837,24 @@ def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCap
     assert f"; {left_out(site, 'declare')} more before it have no line" in said
 
 
-@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/allowance.py")
+@pytest.mark.attack(promise="P2", refused_by="proto/wardround/local/rate_limit.py")
 def test_lines_without_end__connections(
     site: SiteWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection is ended at once: it has a line for its beginning, one for its end, what is said, two signatures.
     A connection in which payload left has its line however many there were."""
-    monkeypatch.setattr(agents, "pauses", lambda: itertools.repeat(0.001))
+    monkeypatch.setattr(agents, "backoff", lambda: itertools.repeat(0.001))
     caplog.set_level(logging.INFO, "site_agent")
     site.ready()
     coordinator = site.coordinator
-    ended = 3 * allowance.AT_ONCE
+    ended = 3 * rate_limit.BURST
     coordinator.wait_connected()
     for _ in range(ended):
         before = set(map(id, streams := list(coordinator._streams)))
         for stream in streams:
             stream.put(pb.Event(goodbye=pb.Goodbye()))
         coordinator.wait_for(lambda old=before: {id(one) for one in coordinator._streams} - old, "watched again")
-    assert len(site.lines("session")) <= 2 * allowance.AT_ONCE + 2
+    assert len(site.lines("session")) <= 2 * rate_limit.BURST + 2
     assert len([one for one in caplog.records if "connected to the coordinator" in one.getMessage()]) < ended
     coordinator.assign(STUDY, 1)
     (taken,) = coordinator.wait_receipts(1)
@@ -879,7 +883,7 @@ CALLS_THAT_RUN_WHAT_THEY_READ = frozenset(
 )
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/connection/messages.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/records/offer.py")
 def test_code_in_a_message() -> None:
     """Nothing in the programs can run what it reads: no pickle, no torch.load, no eval, no array of objects."""
     bad = [(file, module) for file, module in imports_in_our_code() if module.split(".")[0] in RUNS_WHAT_IT_READS]

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.members.certificate_status import Peer, Standing
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
+from coordinator.members.certificate_status import CertificateStatus, Peer
 from coordinator.storage import tables
 from site_agent import audit
 from site_agent.state.directory import Journal, SiteState
@@ -32,7 +32,7 @@ from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__
 from wardround.errors import CannotWrite, NotPermitted, TryAgain, WardroundError
-from wardround.local import control, durable
+from wardround.local import control, durable, sockets
 from wardround.signing import certificates
 from wardround.v1 import federation_pb2
 
@@ -48,7 +48,7 @@ def test_report_over_8_mib(tmp_path: Path) -> None:
         asked = json.dumps([f"site-{n}" for n in range(250)])
         row: dict[str, Any] = {"closing": False, "base": "0" * 64, "opened_s": 0.0, "closed_s": 1.0}
         row |= {"study": name, "revision": 1, "asked": asked, "outcome": "failed", "answers": answers}
-        with place.coordinator.parts.store.write() as session:
+        with place.coordinator.context.store.write() as session:
             for number in range(1, 500):
                 session.add(tables.Round(**row, number=number, attempt=1, model=None))
         told = control.call(place.state.control, {"command": "report", "study": name})
@@ -73,7 +73,7 @@ def agent_socket(only: str) -> Callable[[World], tuple[Service, Path]]:
     return start
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/sockets.py")
 @pytest.mark.parametrize(
     ("start", "ask"),
     [
@@ -88,7 +88,7 @@ def test_descriptors_run_out(world: World, start: Callable[[World], tuple[Servic
     service, path = start(world)
     assert control.call(path, {"command": ask})
     starve(service.process.pid, 8)
-    held = [control.connect(path) for _ in range(30)]
+    held = [sockets.connect(path) for _ in range(30)]
     wait_until(lambda: "cannot be accepted now" in service.log.read_text(), "it says that it cannot accept", 20)
     for connection in held:
         connection.close()
@@ -182,7 +182,7 @@ class Record:
     def scalars(self, chosen: Any) -> "Rows":
         if chosen.column_descriptions[0]["type"] is tables.Certificate:
             return Rows(tables.Certificate(serial=one, site="alpha", used_s=1, made_with="") for one in self.serials)
-        return Rows([tables.Site(name="alpha", revoked_s=self.revoked, two_lines_s=None)])
+        return Rows([tables.Site(name="alpha", revoked_s=self.revoked, certificate_fork_s=None)])
 
 
 class Rows(list[Any]):
@@ -208,15 +208,15 @@ def test_revocation_undone_in_memory(tmp_path: Path) -> None:
                 done["revoke" if who == "renew" else "renew"].wait(0.003)
 
         record = Record(pause)
-        standing = Standing(record, "north", time.time)  # type: ignore[arg-type]
+        status = CertificateStatus(record, "north", time.time)  # type: ignore[arg-type]
 
-        def act(standing: Standing = standing, record: Record = record, done: Any = done) -> None:
+        def act(status: CertificateStatus = status, record: Record = record, done: Any = done) -> None:
             who = threading.current_thread().name
             if who == "renew":
                 record.serials.append("2")
             else:
                 record.revoked = 1
-            standing.load()
+            status.load()
             done[who].set()
 
         threads = [threading.Thread(target=act, name=who) for who in chance.sample(sorted(done), 2)]
@@ -225,7 +225,7 @@ def test_revocation_undone_in_memory(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
-            standing.check(Peer(certificates.Name("north", "site", "alpha"), "2", certificate, ""))
+            status.check(Peer(certificates.Name("north", "site", "alpha"), "2", certificate, ""))
 
 
 ROOT = Path(__file__).resolve().parents[2]

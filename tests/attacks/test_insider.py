@@ -72,7 +72,7 @@ def test_forged_ledger_that_continues__with_the_stolen_ledger_key(tmp_path: Path
     assert ledgers.both(folder, receipts)[0] == audit.CANNOT_VERIFY
     verdict, _ = audit.verify(folder, receipts)
     assert f"5 of the 5 receipts are not of the ledgers shown: ledger {made.ledger_id}" in verdict.reason
-    made.write(tmp_path / f"ledger-{made.ledger_id}")  # shown, as `audit reopen` leaves it
+    made.write(tmp_path / f"ledger-{made.ledger_id}")  # shown, as `audit rollover` leaves it
     assert ledgers.both(folder, receipts) == (audit.VERIFIED, None)
     ledgers.cut(tmp_path / f"ledger-{made.ledger_id}", made, 13)
     assert ledgers.both(folder, receipts) == (audit.TAMPERED, 1)

@@ -177,7 +177,7 @@ def test_hung_first_messages__a_download_of_a_model_that_is_gone(
         taken += len(next(held).chunk.data)  # it is the best model now, and goes on
         closes()
         place.until(lambda status: status["closing"] and status["best"]["round"] == 2)
-        assert not place.coordinator.parts.blobs.model(model).exists()
+        assert not place.coordinator.context.blobs.model(model).exists()
         with pytest.raises(grpc.RpcError) as refused:
             taken += sum(len(reply.chunk.data) for reply in held)
         assert refused.value.details() == "REVISION_CHANGED"
@@ -296,7 +296,7 @@ def peak_kib(pid: int) -> int:
     return int(rows["VmHWM"].split()[0])
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/messages.py")
 def test_parse_bomb(world: World) -> None:
     """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
     world.init()
@@ -350,7 +350,7 @@ def page(site: FakeSite, since: int, lines: int) -> Any:
 
 
 def heads_kept(place: Place) -> list[tuple[int, bool]]:
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         heads = session.scalars(sa.select(tables.LedgerHead).filter_by(site="alpha").order_by(tables.LedgerHead.lines))
         return [(row.lines, row.in_receipt) for row in heads]
 
@@ -413,7 +413,7 @@ def test_hundred_thousand_new_lines__opened_again_and_again(tmp_path: Path, monk
             alpha.send(alpha.opening(assignment, update), update.payload, chunk=8, stop_at=8)
         with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
             alpha.send(alpha.opening(assignment, update), update.payload)
-        with place.coordinator.parts.store.read() as session:
+        with place.coordinator.context.store.read() as session:
             assert len(session.scalars(sa.select(tables.Upload)).all()) == 1
 
 
@@ -428,7 +428,7 @@ def test_refusals_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         def uploads(decision: str) -> int:
             chosen = sa.select(sa.func.count()).where(tables.Upload.decision == decision)
-            with place.coordinator.parts.store.read() as session:
+            with place.coordinator.context.store.read() as session:
                 return session.scalars(chosen).one()
 
         for _ in range(4):
@@ -502,9 +502,9 @@ def test_renewals_evict_the_honest(tmp_path: Path) -> None:
             studies(honest)
             studies(alpha.channel)
             warned = next(federation_pb2_grpc.FederationStub(honest).Watch(pb.WatchRequest(agent_version=__version__)))
-            assert abs(warned.two_lines.since_s - time.time()) < 60
+            assert abs(warned.certificate_fork.since_s - time.time()) < 60
         (row,) = place.ask("sites")["sites"]
-        assert row["two_lines_since"] is not None
+        assert row["certificate_fork_since"] is not None
 
 
 def evict(stolen: FakeSite) -> None:
@@ -522,7 +522,7 @@ def test_renewals_evict_the_honest__nor_keep_it_from_renewing(tmp_path: Path) ->
         honest = stolen.renew(place)
         honest.call()
         for _ in range(3):
-            with pytest.raises(TryAgain, match="certificates that live"):
+            with pytest.raises(TryAgain, match="valid certificates"):
                 renew_without_end(place, stolen)
             place.ahead_s += 3.2 * DAY_S
             honest = honest.renew(place)
@@ -540,11 +540,14 @@ def test_renewals_evict_the_honest__and_the_site_is_told(tmp_path: Path, caplog:
     """What the coordinator sees reaches the hospital's log and its status."""
     with closing(SiteWorld(tmp_path)) as world:
         world.ready()
-        assert world.command("status")["two_lines_since"] == ""
-        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
-        wait_until(lambda: world.command("status")["two_lines_since"], "the status says it", 20)
-        assert world.command("status")["two_lines_since"] == "2026-09-21 14:13 UTC"
-        assert "the coordinator sees calls with two lines of this site's certificates" in caplog.text
+        assert world.command("status")["certificate_fork_since"] == ""
+        world.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=1_790_000_000)))
+        wait_until(lambda: world.command("status")["certificate_fork_since"], "the status says it", 20)
+        assert world.command("status")["certificate_fork_since"] == "2026-09-21 14:13 UTC"
+        assert (
+            "the coordinator sees calls with two certificates of this site that were renewed from the same"
+            in caplog.text
+        )
 
 
 HUGE = 1e30
@@ -644,12 +647,12 @@ def test_val_loss_of_1e308(tmp_path: Path, loss: str) -> None:
 
 
 def _losses_that_no_float_can_hold(place: Place) -> None:
-    with place.coordinator.parts.store.write() as session:
+    with place.coordinator.context.store.write() as session:
         session.execute(sa.update(tables.Upload).values(metrics=json.dumps([["val_loss", "2.2e+307"]])))
 
 
 def _no_metrics_at_all(place: Place) -> None:
-    with place.coordinator.parts.store.write() as session:
+    with place.coordinator.context.store.write() as session:
         session.execute(sa.update(tables.Upload).values(metrics="[["))
 
 
@@ -662,7 +665,7 @@ def _no_state_at_all(place: Place) -> None:
 
 
 def _change_study(place: Place, edit: Callable[[Any], str]) -> None:
-    with place.coordinator.parts.store.write() as session:
+    with place.coordinator.context.store.write() as session:
         row = session.scalars(sa.select(tables.Study).filter_by(name="trial")).one()
         row.state = edit(row)
 
@@ -768,7 +771,7 @@ def test_another_sites_view(served: Place) -> None:
     second = {site.name: site.next_assignment() for site in sites}
     assert len({assignment.base.digest for assignment in second.values()}) == 3
     digests = {name: [assignment.base.digest] for name, assignment in second.items()}
-    everything = served.coordinator.parts.blobs.model(served.status()["model_digest"])
+    everything = served.coordinator.context.blobs.model(served.status()["model_digest"])
     with TensorFile(everything) as kept:
         manifest = kept.manifest()
     assert {"site_0", "site_1", "site_2"} <= {entry.spec.bundle for entry in manifest.entries}
@@ -814,7 +817,7 @@ def _answer(site: FakeSite, opening: pb.UploadOpen, payload: bytes) -> str:
     return receipt.code if receipt is not None else ""
 
 
-@pytest.mark.attack(promise="P3", refused_by="coordinator/servicers.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/records/update.py")
 @pytest.mark.parametrize("name", NAMES_OUT, ids=ascii)
 def test_path_in_a_name(served: Place, name: str) -> None:
     """A study, a tensor, a bundle or an upload id is a path: nothing is written outside of the state directory."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from site_agent import audit
-from site_agent.cli.main import study_rows
+from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.handoff import Trainer, trainer_socket
 from site_agent.state.directory import Journal, SiteState
@@ -25,8 +25,8 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
-from wardround.local import control, durable
-from wardround.records import trainer as answers
+from wardround.local import control, durable, sockets
+from wardround.records.trainer import BrokenProtocol, Commit
 from wardround.tensors.manifests import TensorSpec, file_header
 from wardround.v1 import federation_pb2 as pb
 
@@ -95,7 +95,9 @@ def test_resent_file_was_rewritten__quota(tmp_path: Path, specs: tuple[TensorSpe
         assert len(world.hostile.streams) == 4  # a drafted policy has room for sending an update four times
         (blocked,) = world.lines("blocked")
         assert blocked["rule"] == f"quotas.bytes_per_round = {4 * world.size}"
-        assert study_rows(world.state, world.state.site())[0]["state"] == "running"  # and not "uploading" for good
+        assert (
+            study_rows(world.state, "spiffe://test/coordinator")[0].state == "running"
+        )  # and not "uploading" for good
         world.coordinator.declared.clear()
         world.restart()
         world.coordinator.wait_connected()
@@ -210,7 +212,7 @@ def to_folder(path: Path) -> None:
 
 def to_socket(path: Path) -> None:
     path.unlink()
-    control.listen(path).close()
+    sockets.listen(path).close()
 
 
 def to_holes(path: Path) -> None:
@@ -319,7 +321,7 @@ def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.M
         return said
 
     monkeypatch.setattr(Ledger, "word", too_late)
-    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     exit_world.wait_over()
     assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)
     assert [line["update"] for kind in ("held", "released", "upload") for line in exit_world.lines(kind)] == [
@@ -333,7 +335,7 @@ def test_release_covers_other_bytes__closing_numbers(exit_world: ExitWorld) -> N
     and the trainer told other numbers each time."""
     exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "validate", 4)
-    exit_world.command("released", study=STUDY, round=4, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=4, decision="released", update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
     exit_world.taken.wait_asked("discard", 0)
     digests = {update}
@@ -354,7 +356,7 @@ def test_release_covers_other_bytes__same_tensors_other_numbers(exit_world: Exit
     """The tensors are those that a person released; what is told beside them is not."""
     exit_world.hostile.refuse_with = "ROUND_CLOSED"
     update = released(exit_world, "train", 1)
-    exit_world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    exit_world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     exit_world.coordinator.wait_receipts(1)
     exit_world.coordinator.declared.clear()
     exit_world.taken.lies = {"metrics": {"val_loss": "0.1234"}} if change == "metrics" else {"num_examples": 4711}
@@ -449,7 +451,7 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     assert exit_world.verdict().ok
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/sockets.py")
 def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket's name becomes a link between its making and its mode, in a folder that another user writes."""
     secret, path = tmp_path / "secret", tmp_path / "staging" / "trainer.sock"
@@ -464,13 +466,13 @@ def test_chmod_follows_a_link__socket(tmp_path: Path, monkeypatch: pytest.Monkey
             path.unlink()
             path.symlink_to(secret)
 
-    monkeypatch.setattr(control.socket, "socket", Swapping)
+    monkeypatch.setattr(sockets.socket, "socket", Swapping)
     with pytest.raises(CannotWrite, match=r"trainer\.sock: no socket can be made there"):
-        control.listen(path, mode=0o660)
+        sockets.listen(path, mode=0o660)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/sockets.py")
 def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
     """The trainer's socket is a link to one that only the gateway's user may call: the gateway does not call it."""
     exit_world.ready()
@@ -488,7 +490,7 @@ def test_chmod_follows_a_link__called_elsewhere(exit_world: ExitWorld) -> None:
 GETFD = """
 import os, sys
 gateway, line = map(int, sys.argv[1:])
-libc = isolation._libc
+libc = kernel._libc
 taken = libc.syscall(438, libc.syscall(434, gateway, 0), line, 0)
 print(os.write(taken, b"patients") if taken >= 0 else "refused")
 """
@@ -500,7 +502,7 @@ found = ctypes.create_string_buffer(size)
 pairs = [struct.pack("PN", at, size) for at in (ctypes.addressof(found), address)]
 near, far = (ctypes.create_string_buffer(pair, 16) for pair in pairs)
 number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
-isolation._libc.syscall(number, gateway, near, 1, far, 1, 0)
+kernel._libc.syscall(number, gateway, near, 1, far, 1, 0)
 print(found.raw)
 """
 
@@ -526,7 +528,7 @@ def test_pidfd_getfd_under_seccomp__memory() -> None:
 
 CALLS = """
 import ctypes, json, os, platform, sys
-libc = isolation._libc
+libc = kernel._libc
 x86 = platform.machine() == "x86_64"
 numbers = dict(
     ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), pidfd_getfd=(438, 438),
@@ -652,7 +654,7 @@ def next_round_is_declined_and_the_one_after_is_not(hospital: SiteWorld) -> None
     assert {said.code for said in hospital.coordinator.declared} <= {0, pb.DECLINED_TRAINING_FAILED}
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/failures.py")
 @pytest.mark.parametrize("kind", [NeedsPerson, BadData, NotPermitted, Unavailable, CannotWrite])
 @pytest.mark.parametrize("code", ["LEDGER_FORK", "SITE_REVOKED", "DECLINED_NO_SUCH", "DECLINED_WITHDRAWN", "\x1b[2J"])
 def test_trainer_speaks_for_the_coordinator(
@@ -675,7 +677,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/answers.py")
 @pytest.mark.parametrize(
     "says",
     [
@@ -710,7 +712,7 @@ def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
     assert "the trainer broke its protocol" in caplog.text
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/control.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/frames.py")
 @pytest.mark.parametrize(
     "line",
     [
@@ -722,7 +724,7 @@ def test_trainer_speaks_for_the_coordinator__an_answer_of_another_form(
 def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: Path, line: bytes) -> None:
     """On the socket itself: the gateway never crashes on what comes, and never waits for more of it."""
     (tmp_path / "staging").mkdir()
-    listener = control.listen(trainer_socket(tmp_path))
+    listener = sockets.listen(trainer_socket(tmp_path))
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -732,12 +734,12 @@ def test_trainer_speaks_for_the_coordinator__a_line_that_is_no_answer(tmp_path: 
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with listener, pytest.raises((answers.BrokenProtocol, Unavailable)):
-        Trainer(tmp_path).ask("commit", study="s", revision=1, round=1)
+    with listener, pytest.raises((BrokenProtocol, Unavailable)):
+        Trainer(tmp_path).ask(Commit(study="s", revision=1, round=1))
     thread.join()
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/failures.py")
 def test_trainer_speaks_for_the_coordinator__in_its_own_words(
     hospital: SiteWorld, caplog: pytest.LogCaptureFixture
 ) -> None:

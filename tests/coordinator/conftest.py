@@ -52,7 +52,9 @@ class Place:
         self.coordinator = self.serve()
 
     def serve(self) -> Coordinator:
-        self.coordinator = Coordinator(self.state, fatal=self.failures.append, clock=lambda: time.time() + self.ahead_s)
+        self.coordinator = Coordinator(
+            self.state, fatal=self.failures.append, wall_clock=lambda: time.time() + self.ahead_s
+        )
         self.coordinator.start()
         return self.coordinator
 
@@ -65,7 +67,7 @@ class Place:
         self.serve()
 
     def ask(self, command: str, **fields: Any) -> Any:
-        return self.coordinator.operations.run({"command": command, **fields}, lambda item: None)
+        return self.coordinator.administration.run({"command": command, **fields}, lambda item: None)
 
     def invite(self, site: str) -> str:
         return str(self.ask("invite", site=site, expires_s=3600)["invitation"])

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from wardround import __version__, rpc
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
+from wardround.records.messages import envelope_from, manifest_from, manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt
 from wardround.signing import certificates
 from wardround.tensors.manifests import Entry, Manifest, PayloadHasher, TensorSpec
@@ -187,7 +188,7 @@ class FakeSite:
 
     def declare(self, study: str, standing: int = pb.READY, **fields: Any) -> None:
         offer = self.offer(study)
-        message = pb.DeclareRequest(study=study, revision=offer.revision, digest=offer.digest, standing=standing)
+        message = pb.DeclareRequest(study=study, revision=offer.revision, digest=offer.digest, status=standing)
         message.MergeFrom(pb.DeclareRequest(**fields))
         self.federation.Declare(message, timeout=WAIT_S)
 
@@ -211,7 +212,7 @@ class FakeSite:
             after = reply.studies[-1].study if more else ""
 
     def specs(self, study: str) -> tuple[TensorSpec, ...]:
-        return rpc.manifest_from(self.offer(study).initial_model).specs
+        return manifest_from(self.offer(study).initial_model).specs
 
     # Models and updates.
 
@@ -220,7 +221,7 @@ class FakeSite:
             study=assignment.study, revision=assignment.revision, model=assignment.base, offset=offset
         )
         first, *chunks = self.federation.Download(request, timeout=WAIT_S)
-        return rpc.manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
+        return manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
 
     def opening(self, assignment: Any, update: Update, upload_id: bytes | None = None) -> Any:
         self.ledger.write()
@@ -230,7 +231,7 @@ class FakeSite:
         head = self.ledger.head()
         return pb.UploadOpen(
             upload_id=upload_id, study=assignment.study, revision=assignment.revision, digest=assignment.digest,
-            round=assignment.round, attempt=assignment.attempt, manifest=rpc.manifest_message(update.manifest),
+            round=assignment.round, attempt=assignment.attempt, manifest=manifest_message(update.manifest),
             metrics=[pb.Metric(name=name, value=value) for name, value in update.metrics],
             num_examples=update.num_examples, num_validation=update.num_validation,
             ledger=self.signed(head), new_line_hashes=self.ledger.hashes[self.ledger.witnessed :],
@@ -260,7 +261,7 @@ class FakeSite:
                 yield pb.UploadRequest(chunk=tensors_pb2.Chunk(offset=offset, data=data))
                 offset += len(data)
             if stop_at is None and offset >= 0:
-                digest = commit or bytes.fromhex(rpc.manifest_from(opening.manifest).digest())
+                digest = commit or bytes.fromhex(manifest_from(opening.manifest).digest())
                 yield pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=digest))
 
         begun = False
@@ -277,7 +278,7 @@ class FakeSite:
         return None
 
     def take(self, message: Any) -> Receipt:
-        receipt = Receipt.verified(rpc.envelope_from(message), self.receipt_key)
+        receipt = Receipt.verified(envelope_from(message), self.receipt_key)
         self.receipts.append(receipt)
         if receipt.ledger is not None:
             self.ledger.witnessed = receipt.ledger.lines

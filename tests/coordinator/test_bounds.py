@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import calls, servicers
-from coordinator.cli import main
-from coordinator.members.enrolment import Authority
+from coordinator import calls, messages
+from coordinator.cli import initial
+from coordinator.members.authority import Authority
 from coordinator.updates import receive
 from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import delta
@@ -57,7 +57,7 @@ def test_a_site_is_offered_more_studies_than_one_reply_holds(place: Place, monke
     assert [offer.study for page in pages for offer in page] == names
     assert sum(offer.ByteSize() for page in pages for offer in page) > 4 * 1024 * 1024
     assert max(sum(offer.ByteSize() for offer in page) for page in pages) < rpc.MAX_MESSAGE
-    monkeypatch.setattr(servicers, "MAX_OFFERS", 1)
+    monkeypatch.setattr(messages, "MAX_OFFERS", 1)
     assert [[offer.study for offer in page] for page in alpha.pages()] == [[name] for name in names]
 
 
@@ -110,7 +110,7 @@ def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: 
     folder = place.state.authority
     other = Authority.create(tmp_path / "other", "north", 0)
     (folder / "certificate.pem").write_bytes(other.pem)
-    with pytest.raises(BadData, match=r"certificate\.pem is not of the key in"):
+    with pytest.raises(BadData, match=r"certificate\.pem is not the certificate of the key in"):
         Authority.load(folder, "north")
     (folder / "key.pem").unlink()
     with pytest.raises(BadData, match=r"key\.pem: No such file or directory"):
@@ -119,7 +119,7 @@ def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: 
 
 def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: Place) -> None:
     """X.509 compares names without case: such a leaf would look self-issued."""
-    authority = place.coordinator.parts.authority
+    authority = place.coordinator.context.authority
     leaf = authority.leaf(certificates.Name("north", "site", "authority"), certificates.new_key().public_key(), 0, 60)
     assert leaf.subject.rfc4514_string().lower() != authority.certificate.subject.rfc4514_string().lower()
 
@@ -135,19 +135,19 @@ def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: 
 def test_when_the_lab_cannot_make_the_initial_model_its_words_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(main, "MAKE_INITIAL", script)
+    monkeypatch.setattr(initial, "MAKE_INITIAL", script)
     with pytest.raises(BadData) as failed:
-        main._make_initial(tmp_path / "study.toml", tmp_path, None)
+        initial.make_initial(tmp_path / "study.toml", tmp_path, None)
     assert failed.value.message == f"`fl-lab init study.toml` failed: {said}"
 
 
 def test_a_lab_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "INITIAL_S", 0.2)
+    monkeypatch.setattr(initial, "INITIAL_S", 0.2)
     monkeypatch.setattr(
-        main, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
+        initial, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
     )
     with pytest.raises(BadData, match=r"`fl-lab init study.toml` did not end in 0.2 s"):
-        main._make_initial(tmp_path / "study.toml", tmp_path, None)
+        initial.make_initial(tmp_path / "study.toml", tmp_path, None)
 
 
 def test_a_study_whose_manifest_fits_no_message_is_refused_when_it_is_made(place: Place, tmp_path: Path) -> None:

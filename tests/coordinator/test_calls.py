@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import calls, server
-from coordinator.cli import main
+from coordinator.cli import main, setup
 from coordinator.updates.allowance import HOUR_S, Allowance
 from tests.attacks.places import Hung, bootstrap_pems, open_channel, own_pems
 from tests.coordinator.conftest import Place, refused
@@ -92,10 +92,10 @@ def test_a_ledger_that_was_confirmed_anew_while_a_statement_was_judged_is_judged
     statement = LedgerStatement(head, head.sign(alpha.ledger.key).signature, tuple(alpha.ledger.hashes))
     with place.coordinator.uploads.ledgers.judged("alpha", statement) as judged:
         assert judged.refusal is None
-        place.ask("reopen", site="alpha", ledger="0" * 32)
+        place.ask("rollover", site="alpha", ledger="0" * 32)
         with (
             pytest.raises(TryAgain, match="site `alpha` has just changed its ledger here"),
-            place.coordinator.parts.store.write() as session,
+            place.coordinator.context.store.write() as session,
         ):
             judged.remember(session)
 
@@ -132,7 +132,7 @@ def test_a_page_that_does_not_continue_the_ledger_changes_nothing(place: Place) 
 
 
 def test_the_bounds_of_serve_are_those_that_it_has_without_a_word() -> None:
-    said = {name: option.default for name, option in inspect.signature(main.serve).parameters.items()}
+    said = {name: option.default for name, option in inspect.signature(setup.serve).parameters.items()}
     bounds = calls.Bounds()
     names = ("first_message_s", "rate_bytes", "rate_s", "burst", "calls_a_second")
     assert {name: said[name] for name in names} == {name: getattr(bounds, name) for name in names}

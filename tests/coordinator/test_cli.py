@@ -106,7 +106,7 @@ def test_init_writes_keys_that_only_this_user_reads_and_names_the_next_step(tmp_
 def test_init_again_changes_nothing(commands: Commands) -> None:
     before = (commands.state / "authority" / "key.pem").read_bytes()
     _, said = commands.run("init", "--federation", "north", "--address", commands.address, code=78)
-    assert said.startswith(f"error: {commands.state} is a coordinator already; nothing was changed\n")
+    assert said.startswith(f"error: {commands.state} holds a coordinator already; nothing was changed\n")
     assert (commands.state / "authority" / "key.pem").read_bytes() == before
 
 
@@ -144,7 +144,7 @@ def test_invite_prints_the_invitation_and_only_it(commands: Commands) -> None:
     invitation = Invitation.decode(out)
     assert (invitation.site, invitation.address, invitation.federation) == ("alpha", commands.address, "north")
     assert out.count("\n") == 1
-    assert said.startswith("Good once, until 20")
+    assert said.startswith("It can be used once, until 20")
     _, said = commands.run("invite", "alpha", "--expires", "soon", code=64)
     assert said == "error: `--expires soon` is not a span of time\nhint: as in 30m, 24h or 7d\n"
 
@@ -155,7 +155,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
         commands.serve()
     commands.run("invite", "alpha")
     told = json.loads(commands.run("sites", "--json")[0])
-    nothing = {"certificate_expires": None, "last_seen": None, "two_lines_since": None, "ledger_key": None}
+    nothing = {"certificate_expires": None, "last_seen": None, "certificate_fork_since": None, "ledger_key": None}
     assert told["sites"] == [{"site": "alpha", "state": "invited", **nothing}]
     assert len(bytes.fromhex(told["receipt_key"])) == 32
     said = commands.run("sites")[0]
@@ -184,12 +184,14 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
 def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
     opened = Store(State(commands.state).database)
     with opened.write() as session:
-        session.add(tables.Site(name="alpha", enrolled_s=0, ledger_key="", last_receipt="", two_lines_s=1_790_000_000))
+        session.add(
+            tables.Site(name="alpha", enrolled_s=0, ledger_key="", last_receipt="", certificate_fork_s=1_790_000_000)
+        )
     opened.close()
     out, said = commands.run("sites")
     assert "alpha   enrolled" in out
     assert said == (
-        "Site `alpha`: since 2026-09-21T14:13:20Z two hold its keys, or it was copied\n"
+        "Site `alpha`: two machines hold its keys since 2026-09-21T14:13:20Z (a copy, or a theft)\n"
         "next: ask its people; if nobody there knows of a copy, "
         f"`coordinator revoke alpha --state {commands.state}`\n"
     )
@@ -234,9 +236,9 @@ def test_study_check_compares_what_several_networks_share_where_torch_is(command
 def test_without_torch_study_create_names_the_command_that_makes_the_initial_model(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coordinator.cli import main
+    from coordinator.cli import initial, main
 
-    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    monkeypatch.setattr(initial, "find_spec", lambda name: None)
     monkeypatch.setattr(
         sys, "argv", ["coordinator", "study", "create", str(commands.study), "--state", str(commands.state)]
     )
@@ -300,6 +302,11 @@ def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_t
     page = commands.folder / "report.html"
     out, _ = commands.run("study", "report", "trial", "--out", page, code=3)
     assert "not in every round: bravo" in out
+    rule = (
+        "best global model: the one whose validation losses at the sites have the smallest mean, where each site's "
+        "loss is weighted by its validation rows as reported; of three or more sites none weighs more than 0.5 of all\n"
+    )
+    assert rule in out
     html = page.read_text()
     assert "Not in every round: bravo" in html
     assert "bravo: no answer" in html

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from safetensors.numpy import load_file
 
 from coordinator import state_directory as places
-from coordinator.administration import Operations, Parts, ends_here
+from coordinator.administration import Administration
+from coordinator.context import Context, raise_fatal
 from coordinator.state_directory import State
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
@@ -128,19 +129,19 @@ def interrupted_at_one_step_after_the_other(
     state = State(tmp_path / "state")
     places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
     write_initial(tmp_path / "initial.safetensors")
-    parts = Parts(state, clock=time.time, ticks=time.monotonic, fatal=ends_here)
-    commands = Operations(parts)
-    invitations = [commands.invite(site, 3600)["invitation"] for site in SITES]
+    context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
+    commands = Administration(context)
+    invitations = [commands.invite(site, 3600).invitation for site in SITES]
     study = commands.create(study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors"))
     commands.start("trial")
-    parts.close()
+    context.close()
 
     with serve(state.root, where, 0, half) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready")
         sites = [FakeSite(invitation) for invitation in invitations]
         process.kill()
-    workers = [Stubborn(site, study["id"]) for site in sites]
+    workers = [Stubborn(site, study.id) for site in sites]
     kills, moved, since = 0, (0, 0), time.monotonic()
     while any(worker.thread.is_alive() for worker in workers):
         with serve(state.root, where, 3 + kills, half) as process:
@@ -155,24 +156,24 @@ def interrupted_at_one_step_after_the_other(
             process.kill()
     assert kills >= 3
 
-    parts = Parts(state, clock=time.time, ticks=time.monotonic, fatal=ends_here)
-    status = Operations(parts).status("trial")
+    context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
+    status = Administration(context).status("trial").document()
     assert status["state"] == "finished"
     assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
         site: list(range(1, ROUNDS + 1)) for site in SITES
     }
     if half == "toy":
-        assert same(load_file(parts.blobs.model(status["model_digest"])), kept_after([SITES] * ROUNDS, SITES))
+        assert same(load_file(context.blobs.model(status["model_digest"])), kept_after([SITES] * ROUNDS, SITES))
     else:
-        with TensorFile(parts.blobs.model(status["model_digest"])) as model:
+        with TensorFile(context.blobs.model(status["model_digest"])) as model:
             found = b"".join(data for _, data in model.chunks())
         assert found == b"".join(expected_model([SITES] * ROUNDS))
-    with parts.store.read() as session:
+    with context.store.read() as session:
         kept = [upload for upload in uploads_of(session, "trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
     assert said == {receipt.receipt_id for worker in workers for receipt in worker.accepted.values()}
     assert list((state.blobs / "uploads").iterdir()) == []
-    parts.close()
+    context.close()
     for site in sites:
         site.close()
 
@@ -198,7 +199,7 @@ def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     place.restart()
     assert isinstance(place.failures.pop(), StorageFailed)
     place.until(lambda status: status["closing"])
-    with TensorFile(place.coordinator.parts.blobs.model(place.status()["model_digest"])) as model:
+    with TensorFile(place.coordinator.context.blobs.model(place.status()["model_digest"])) as model:
         assert b"".join(data for _, data in model.chunks()) == b"".join(expected_model([SITES]))
 
 
@@ -281,7 +282,7 @@ def test_a_byte_that_changes_in_a_spool_is_never_averaged_and_its_site_is_asked_
     assert not path.exists()
     assert sites[0].answer(again).decision == "accepted"
     place.until(lambda status: status["closing"])
-    with TensorFile(place.coordinator.parts.blobs.model(place.status()["model_digest"])) as model:
+    with TensorFile(place.coordinator.context.blobs.model(place.status()["model_digest"])) as model:
         assert b"".join(data for _, data in model.chunks()) == b"".join(expected_model([("alpha", "bravo", "charlie")]))
 
 
@@ -352,16 +353,16 @@ def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_say
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())
     place.until(lambda status: status["round"] == 2)
-    with place.coordinator.parts.store.write() as session:
+    with place.coordinator.context.store.write() as session:
         session.execute(sa.update(tables.Study).values(state="{}"))
     models = set((place.state.blobs / "models").iterdir())
     place.restart()
     assert set((place.state.blobs / "models").iterdir()) == models
     with pytest.raises(NeedsPerson) as refusal:
         place.status()
-    assert refusal.value.message.startswith("what is kept here of study `trial` is damaged: ")
+    assert refusal.value.message.startswith("the record of study `trial` is damaged here: ")
     assert refusal.value.hint == (
         "the other studies go on; restore the state directory from a backup, or give the new study another name"
     )
-    with pytest.raises(NeedsPerson, match="what is kept here of study `trial` is damaged"):
+    with pytest.raises(NeedsPerson, match="the record of study `trial` is damaged here"):
         place.create(sites=["alpha"])

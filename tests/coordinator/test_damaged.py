@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from coordinator import state_directory as places
-from coordinator.members.enrolment import Authority
+from coordinator.members.authority import Authority
 from coordinator.state_directory import State
 from tests.coordinator.conftest import Place
 from wardround.errors import BadData, UsageProblem
@@ -21,7 +21,7 @@ from wardround.v1 import federation_pb2 as pb
         {"command": "status", "study": "trial", "more": 1}, {"command": "follow"}, {"command": "follow", "study": {}},
         {"command": "receipts", "site": 7}, {"command": "invite", "site": "a"}, {"command": "sites", "study": "trial"},
         {"command": "invite", "site": "a", "expires_s": "3600"}, {"command": "invite", "site": "a", "expires_s": 2**80},
-        {"command": "reopen", "site": "a", "ledger": None}, {"command": "create", "document": [], "initial": "x"},
+        {"command": "rollover", "site": "a", "ledger": None}, {"command": "create", "document": [], "initial": "x"},
         {"command": "create", "document": {}, "initial": 1}, {"command": "create", "document": {}, "initial": "x",
         "public_data": 1},
         {"command": ["status"]}, {},
@@ -31,7 +31,7 @@ from wardround.v1 import federation_pb2 as pb
 def test_a_command_that_is_not_of_its_form_is_refused(place: Place, request_: dict[str, Any]) -> None:
     """It was a TypeError, or an error of the database, and "the service failed"."""
     with pytest.raises(UsageProblem):
-        place.coordinator.operations.run(request_, lambda item: None)
+        place.coordinator.administration.run(request_, lambda item: None)
 
 
 def test_a_decline_with_a_code_that_has_no_name_is_refused(place: Place) -> None:

@@ -20,8 +20,8 @@ from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
-from wardround import rpc
 from wardround.local.durable import StorageFailed
+from wardround.records.messages import manifest_from
 from wardround.tensors.manifests import Manifest
 from wardround.v1 import federation_pb2 as pb
 
@@ -54,7 +54,7 @@ def kept_after(rounds: list[tuple[str, ...]], of: tuple[str, ...] = SITES) -> Te
 
 
 def kept_now(place: Place) -> Tensors:
-    return load_file(place.coordinator.parts.blobs.model(place.status()["model_digest"]))
+    return load_file(place.coordinator.context.blobs.model(place.status()["model_digest"]))
 
 
 def same(found: Tensors, wanted: Tensors) -> bool:
@@ -70,7 +70,7 @@ def view_of(kept: Tensors, site: str, round_number: int) -> bytes:
 def ask_for(site: FakeSite, assignment: Any, model: Any) -> tuple[Manifest, bytes]:
     request = pb.DownloadRequest(study=assignment.study, revision=assignment.revision, model=model)
     first, *chunks = site.federation.Download(request, timeout=20)
-    return rpc.manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
+    return manifest_from(first.manifest), b"".join(reply.chunk.data for reply in chunks)
 
 
 def test_each_site_downloads_its_own_view_and_the_kept_state_is_the_plain_formula(place: Place) -> None:
@@ -206,7 +206,7 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     place.begin()
     study = place.coordinator.engine.find("trial")
     assert study is not None
-    parts = place.coordinator.parts
+    parts = place.coordinator.context
     assignments = Assignments(parts.store, Downloads(parts.store, parts.blobs))
     assert assignments.of(study, "alpha") is not None
     parts.blobs.model(study.newest).write_bytes(b"rubbish")
@@ -217,7 +217,7 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
 def test_when_what_is_kept_is_damaged_the_study_pauses_and_the_sites_hear_it(place: Place) -> None:
     sites = place.begin()
     assignments = [site.next_assignment() for site in sites]
-    kept = place.coordinator.parts.blobs.model(place.status()["model_digest"])
+    kept = place.coordinator.context.blobs.model(place.status()["model_digest"])
     for site, assignment in zip(sites[:2], assignments, strict=False):
         site.answer(assignment)
     update = delta(sites[2].name, 1, SPECS)
@@ -231,7 +231,7 @@ def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Pla
     """An older release may have stored settings that its method has no more; what is over can still be looked up."""
     place.create()
     place.create(name="other")
-    with place.coordinator.parts.store.write() as session:
+    with place.coordinator.context.store.write() as session:
         row = session.get(tables.Study, ("trial", 1))
         assert row is not None
         document = json.loads(row.document)

@@ -24,8 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator import servicers as service
 from coordinator.calls import MAX_CALLS
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
-from coordinator.members.enrolment import Authority
 from coordinator.server import ServerIdentity
 from coordinator.storage import tables
 from tests.coordinator.conftest import Place, refused
@@ -202,7 +202,7 @@ def test_an_invitation_for_another_coordinator_ends_in_the_handshake(place: Plac
     try:
         invitation, channel = bootstrap(other)
         channel.close()
-        pems = (place.coordinator.parts.authority.pem.decode(), invitation.certificate, invitation.key)
+        pems = (place.coordinator.context.authority.pem.decode(), invitation.certificate, invitation.key)
         with (
             channel_to(place.address, *(text.encode() for text in pems)) as crossed,
             pytest.raises(grpc.RpcError) as refused,
@@ -231,7 +231,7 @@ def test_a_sites_name_has_its_form(place: Place, name: str) -> None:
 
 def test_an_invitation_is_good_for_a_bounded_time(place: Place) -> None:
     for seconds in (59, 31 * DAY_S):
-        with pytest.raises(UsageProblem, match="an invitation is good for 1 min to 30 days"):
+        with pytest.raises(UsageProblem, match="an invitation is valid for 1 min to 30 days"):
             place.ask("invite", site="alpha", expires_s=seconds)
 
 
@@ -380,7 +380,7 @@ def test_a_certificate_that_passes_the_handshake_is_still_judged(
     place: Place, names: list[x509.GeneralName], usage: x509.ObjectIdentifier | None, code: str
 ) -> None:
     place.join("alpha")
-    authority = place.coordinator.parts.authority
+    authority = place.coordinator.context.authority
     certificate, key = forged(authority, names, usage=usage, subject="site alpha")
     with channel_to(place.address, authority.pem, certificate, key) as channel:
         with pytest.raises(grpc.RpcError, match=code) as refused:
@@ -399,7 +399,7 @@ def test_a_certificate_that_passes_the_handshake_is_still_judged(
 def test_a_certificate_that_is_not_good_ends_in_the_handshake(
     place: Place, days: tuple[float, float], usage: x509.ObjectIdentifier
 ) -> None:
-    authority = place.coordinator.parts.authority
+    authority = place.coordinator.context.authority
     certificate, key = forged(authority, [ALPHA], usage=usage, days=days)
     with channel_to(place.address, authority.pem, certificate, key) as channel, pytest.raises(grpc.RpcError) as refused:
         studies(channel)
@@ -407,7 +407,7 @@ def test_a_certificate_that_is_not_good_ends_in_the_handshake(
 
 
 def test_without_a_client_certificate_or_without_tls_there_is_no_connection(place: Place) -> None:
-    authority = place.coordinator.parts.authority.pem
+    authority = place.coordinator.context.authority.pem
     nobody = grpc.secure_channel(place.address, grpc.ssl_channel_credentials(authority))
     plain = grpc.insecure_channel(place.address)
     for channel in (nobody, plain):
@@ -456,14 +456,14 @@ def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Plac
     alpha = place.join("alpha")
     for _ in range(15):
         renewed(alpha.channel)
-    with refused("TOO_BUSY\nsite `alpha` has 16 certificates that live, and this one was"):
+    with refused("TOO_BUSY\nsite `alpha` has 16 valid certificates, and this one was"):
         renewed(alpha.channel)
     studies(alpha.channel)
     place.ahead_s = 2 * 3600  # those that nobody used never arrived
     renewed(alpha.channel)
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         assert len(session.scalars(sa.select(tables.Certificate).filter_by(site="alpha")).all()) == 2
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
 
 
 def renewed(channel: grpc.Channel) -> tuple[bytes, certificates.PrivateKey]:
@@ -481,17 +481,17 @@ class Holder:
     """Whoever holds a certificate of alpha and its key, at a coordinator whose days pass; without the line between."""
 
     def __init__(self, place: Place, certificate: bytes) -> None:
-        self._parts = place.coordinator.parts
+        self._context = place.coordinator.context
         self._certificate = x509.load_pem_x509_certificate(certificate)
 
     def call(self) -> Peer:
-        peer = self._parts.standing.admit(self._certificate, "10.0.0.7")
-        self._parts.enrolment.noticed(peer)
+        peer = self._context.certificate_status.admit(self._certificate, "10.0.0.7")
+        self._context.enrolment.note_use(peer)
         return peer
 
     def renew(self, place: Place) -> "Holder":
         request = certificates.signing_request(certificates.new_key())
-        return Holder(place, self._parts.enrolment.renew(self.call(), request).certificate)
+        return Holder(place, self._context.enrolment.renew(self.call(), request).certificate)
 
 
 def test_a_site_that_renews_and_changes_over_is_one_line(place: Place) -> None:
@@ -506,7 +506,7 @@ def test_a_site_that_renews_and_changes_over_is_one_line(place: Place) -> None:
         place.ahead_s += 300
         site.call()
         site = newer
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
 
 
 def test_an_older_certificate_that_goes_on_being_used_is_said(place: Place) -> None:
@@ -517,15 +517,15 @@ def test_an_older_certificate_that_goes_on_being_used_is_said(place: Place) -> N
     site.call()
     place.ahead_s += 599
     copied.call()
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
     place.ahead_s += 2
     copied.call()
-    assert sites_row(place)["two_lines_since"] is not None
+    assert sites_row(place)["certificate_fork_since"] is not None
     place.ahead_s = 0  # TLS goes by the true time
     place.restart()
-    assert sites_row(place)["two_lines_since"] is not None
+    assert sites_row(place)["certificate_fork_since"] is not None
     again = FakeSite(place.invite("alpha"))  # a new identity begins a new line
-    assert sites_row(place)["two_lines_since"] is None
+    assert sites_row(place)["certificate_fork_since"] is None
     again.close()
 
 
@@ -571,7 +571,7 @@ def test_a_site_revoked_in_the_middle_of_an_upload_leaves_nothing_and_the_round_
 
 def test_revoking_withdraws_an_unused_invitation_and_an_unknown_site_is_an_error(place: Place) -> None:
     invitation, channel = bootstrap(place)
-    assert place.ask("revoke", site="alpha") == {"site": "alpha", "was_in_good_standing": False}
+    assert place.ask("revoke", site="alpha") == {"site": "alpha", "was_enrolled": False}
     with channel, pytest.raises(grpc.RpcError, match="INVITATION_UNKNOWN"):
         enrol(channel, invitation)
     with pytest.raises(BadData, match="no site `nobody` is known here"):
@@ -591,7 +591,7 @@ def test_a_revoked_site_can_be_invited_again(place: Place) -> None:
 
 def test_the_servers_certificate_is_made_anew_at_half_of_its_life(place: Place) -> None:
     now = [datetime.datetime.now(datetime.UTC).timestamp()]
-    served = ServerIdentity(place.coordinator.parts.authority, "fed.example.org", lambda: now[0])
+    served = ServerIdentity(place.coordinator.context.authority, "fed.example.org", lambda: now[0])
     assert served.renewed() is not None
     assert served.renewed() is None
     now[0] += 3.4 * DAY_S
@@ -601,7 +601,7 @@ def test_the_servers_certificate_is_made_anew_at_half_of_its_life(place: Place) 
 
 
 def test_the_servers_certificate_names_what_sites_dial(place: Place) -> None:
-    authority, key = place.coordinator.parts.authority, certificates.new_key().public_key()
+    authority, key = place.coordinator.context.authority, certificates.new_key().public_key()
     for host, kind in (("10.0.0.7", x509.IPAddress), ("fed.example.org", x509.DNSName), ("::1", x509.IPAddress)):
         names = authority.server(host, key, 0).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [str(value) for value in names.get_values_for_type(kind)] == [host]

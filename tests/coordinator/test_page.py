@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.answers import StudyReport
 from coordinator.studies.page import StudyFacts, page
 
 EVIL = '<script>alert(1)</script>"\u202e\x1b]0;x\x07{{ 7777 * 7 }}'
@@ -19,6 +20,8 @@ def attempt(number: int, answers: dict[str, str], **changes: Any) -> dict[str, A
         given[site] = {"answer": kind, "code": code, "tensor": ""}
     return {
         "round": number, "attempt": 1, "closing": False, "outcome": "closed", "asked": ["alpha", "bravo", "charlie"],
+        "opened": "2026-01-01T00:00:00Z", "closed": "2026-01-01T00:00:01Z", "unanswered": [], "base_digest": DIGEST,
+        "norms": {}, "limits": {},
         "contributors": [site for site, text in answers.items() if text == "accepted"], "answers": given,
         "seconds": 1.5, "val_loss": 1 / number, "model_digest": DIGEST, "shares": {"alpha": 0.5, "bravo": 0.5},
         "capped": [], "left_out": {}, **changes,
@@ -27,28 +30,31 @@ def attempt(number: int, answers: dict[str, str], **changes: Any) -> dict[str, A
 
 def site(contributed: list[int], **changes: Any) -> dict[str, Any]:
     return {
-        "state": "accepted", "code": "", "rounds_contributed": contributed, "rounds_left_out": [],
+        "state": "accepted", "code": "", "ready": True, "rounds_contributed": contributed, "rounds_left_out": [],
         "rounds_capped": [], "bytes_received": 64, "refused": [], **changes,
     }  # fmt: skip
 
 
-def report(**changes: Any) -> dict[str, Any]:
-    """Two rounds of three sites, as the service gives it: all sites in both, and finished."""
+def report(**changes: Any) -> StudyReport:
+    """Two rounds of three sites: all sites in both, and finished."""
     everyone = dict.fromkeys(("alpha", "bravo", "charlie"), "accepted")
-    return {
+    document = {
         "id": "trial", "title": "A trial", "state": "finished", "why": "", "round": 2, "rounds": 2, "revision": 1,
         "federation": "north", "told_at": "2026-01-02T03:04:05Z", "created": "2026-01-01T00:00:00Z",
         "best": {"round": 1, "val_loss": 0.5, "digest": DIGEST}, "limits": ["a limit"], "algorithm": "fedavg",
-        "model": "mlp", "quorum": 2, "tensors": [{}, {}], "bytes_per_update": 64, "study_digest": DIGEST,
-        "initial_digest": DIGEST, "model_digest": DIGEST,
+        "model": "mlp", "quorum": 2, "tensors": [{"name": "w", "dtype": "F32", "shape": [4]}] * 2,
+        "bytes_per_update": 64, "study_digest": DIGEST,
+        "initial_digest": DIGEST, "model_digest": DIGEST, "attempt": 1, "closing": True, "incomplete": [],
+        "best_rule": "the smallest mean loss", "rounds_closed": [], "study": {},
         "sites": {name: site([1, 2]) for name in everyone},
         "attempts": [attempt(1, everyone), attempt(2, everyone), attempt(3, everyone, closing=True)],
         **changes,
     }  # fmt: skip
+    return StudyReport.from_document(document)
 
 
-def text_of(document: dict[str, Any]) -> str:
-    return html.unescape(page(document))
+def text_of(made: StudyReport) -> str:
+    return html.unescape(page(made))
 
 
 def marks(text: str, name: str) -> str:
@@ -64,6 +70,7 @@ def test_a_whole_study_says_so_first() -> None:
     assert '<p class="said">Finished: 2 of 2 rounds, 3 of 3 sites in every one.</p>' in text
     assert "As of 2026-01-02T03:04:05Z." in text
     assert "3 of 3 sites in every model" in text
+    assert "the smallest mean loss" in text
     assert "Not in every round" not in text
     assert text.index('class="said"') < text.index("<dl") < text.index("<table")
     assert marks(text, "alpha") == "●|●|✓"
@@ -143,15 +150,15 @@ def test_names_of_strangers_are_text_on_the_page() -> None:
     answers = {EVIL: "accepted", "bravo": f"declined {EVIL}"}
     rows = [attempt(1, answers, asked=[EVIL, "bravo"], capped=[EVIL], shares={EVIL: 0.5}, left_out={"bravo": EVIL})]
     refused = [{"round": 1, "attempt": 1, "code": EVIL, "tensor": EVIL}]
-    document = report(
+    made = report(
         id=EVIL, title=EVIL, why=EVIL, federation=EVIL, limits=[EVIL], model=EVIL, attempts=rows,
         sites={EVIL: site([1], code=EVIL, refused=refused), "bravo": site([])},
     )  # fmt: skip
-    shown = page(document)
+    shown = page(made)
     assert shown.count("&lt;script&gt;") > 10
     assert not any(never in shown for never in ("<script", "\u202e", "\x1b", "\x07", "54439"))
 
 
 def test_the_facts_are_those_of_the_report() -> None:
-    facts = StudyFacts.from_document(report(title=""))
+    facts = StudyFacts.from_report(report(title=""))
     assert (facts.title, facts.closed, facts.absent, facts.best) == ("trial", [1, 2], [], (1, 0.5))

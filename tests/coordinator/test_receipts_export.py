@@ -14,8 +14,9 @@ import pytest
 
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Ledger, delta
-from wardround import __version__, rpc
+from wardround import __version__
 from wardround.errors import BadData
+from wardround.records.messages import envelope_from
 from wardround.records.receipt_copy import COPY_TYPE, Statement
 from wardround.records.receipts import EMPTY_HEAD, Receipt
 from wardround.signing import canonical, dsse
@@ -41,7 +42,7 @@ def offer(site: FakeSite, assignment: Any) -> Receipt:
 def exported(place: Place, site: str) -> tuple[list[dict[str, Any]], Statement]:
     """The receipts, and the signed statement at their end."""
     lines: list[dict[str, Any]] = []
-    answer = place.coordinator.operations.run({"command": "receipts", "site": site}, lines.append)
+    answer = place.coordinator.administration.run({"command": "receipts", "site": site}, lines.append)
     assert answer["receipts"] == len(lines) - 1
     said = dsse.verify(Envelope.from_document(lines[-1]), COPY_TYPE, place.state.receipt_key().public_key())
     return lines[:-1], Statement.from_document(said)
@@ -102,7 +103,7 @@ def test_a_site_gets_the_copy_of_its_own_receipts_over_its_own_connection(place:
     site.answer(assignment)
     pages = list(site.federation.Receipts(pb.ReceiptsRequest(agent_version=__version__), timeout=20))
     lines, said = exported(place, "a")
-    got = [rpc.envelope_from(message).document() for page in pages for message in page.envelopes]
+    got = [envelope_from(message).document() for page in pages for message in page.envelopes]
     assert got[:-1] == lines
     again = Statement.from_document(json.loads(got[-1]["payload"]))
     assert again == replace(said, time=again.time)
@@ -173,17 +174,17 @@ def test_a_new_ledger_counts_after_the_operator_confirmed_it_and_the_old_one_nev
     old = site.ledger
     site.ledger = new = Ledger(old.key)
     assert offer(site, site.next_assignment()).code == "LEDGER_FORK"
-    answer = place.ask("reopen", site="a", ledger=new.ledger_id)
+    answer = place.ask("rollover", site="a", ledger=new.ledger_id)
     assert answer == {"site": "a", "ledger": new.ledger_id, "before": old.ledger_id}
     assert offer(site, site.next_assignment()).decision == "accepted"
     with pytest.raises(BadData, match="was seen before: a site cannot go back to it") as refused:
-        place.ask("reopen", site="a", ledger=old.ledger_id)
-    assert "`site-agent audit reopen`" in refused.value.hint
+        place.ask("rollover", site="a", ledger=old.ledger_id)
+    assert "`site-agent audit rollover`" in refused.value.hint
 
 
-def test_reopening_wants_an_enrolled_site_and_an_id(place: Place) -> None:
+def test_a_rollover_wants_an_enrolled_site_and_an_id(place: Place) -> None:
     place.join("a")
     with pytest.raises(BadData, match="'yes' is not a ledger's id: 32 hex digits"):
-        place.ask("reopen", site="a", ledger="yes")
+        place.ask("rollover", site="a", ledger="yes")
     with pytest.raises(BadData, match="no site `b` has enrolled here"):
-        place.ask("reopen", site="b", ledger="0" * 32)
+        place.ask("rollover", site="b", ledger="0" * 32)

@@ -33,7 +33,7 @@ def expected_model(contributors: list[tuple[str, ...]]) -> list[bytes]:
 
 
 def model_bytes(place: Place) -> list[bytes]:
-    path = place.coordinator.parts.blobs.model(place.status()["model_digest"])
+    path = place.coordinator.context.blobs.model(place.status()["model_digest"])
     return [load_file(path)[spec.name].tobytes() for spec in SPECS]
 
 
@@ -90,7 +90,7 @@ def test_the_best_global_model_has_the_lowest_told_loss_and_is_offered_at_the_en
     assert stop.stop.reason == pb.Stop.FINISHED
     assert stop.best.round == 1
     assert place.status()["best"]["val_loss"] == pytest.approx(0.3)
-    assert place.coordinator.parts.blobs.model(stop.best.digest.hex()).exists()
+    assert place.coordinator.context.blobs.model(stop.best.digest.hex()).exists()
 
 
 def test_spooled_updates_are_gone_when_the_rounds_model_is_durable(place: Place) -> None:
@@ -295,7 +295,7 @@ def test_when_the_service_goes_down_sites_get_a_goodbye_and_followers_are_told(p
     assert asked.wait(20)
     place.restart()
     follower.join(20)
-    assert failures[0].message == "the service goes down, and the study goes on when it is back"
+    assert failures[0].message == "the service is shutting down; the study goes on when it runs again"
     assert alpha.next_event("goodbye") is not None
 
 

@@ -18,7 +18,7 @@ from coordinator.updates import decide, receive
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tests.coordinator.test_rounds import SPECS
-from wardround import rpc
+from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -89,7 +89,7 @@ def test_a_resent_update_gets_the_same_receipt_byte_for_byte_and_counts_once(pla
     replies.append(site.inquire(opening.upload_id))
     assert len({reply.receipt.SerializeToString(deterministic=True) for reply in replies}) == 1
     assert site.send(opening, update.payload) == first
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         assert len(uploads_of(session, "trial", 1)) == 1
 
 
@@ -168,7 +168,7 @@ def test_receipts_of_a_site_are_chained_and_countersign_its_ledger(place: Place)
     for _ in range(3):
         site.answer(site.next_assignment())
     previous = EMPTY_HEAD
-    with place.coordinator.parts.store.read() as session:
+    with place.coordinator.context.store.read() as session:
         uploads = uploads_of(session, "trial", 1)
     for receipt, upload in zip(site.receipts, uploads, strict=True):
         assert receipt.previous == previous
@@ -392,7 +392,7 @@ def test_a_site_sees_only_studies_that_list_it(place: Place) -> None:
 def test_every_message_of_an_upload_is_parsed_within_bounds(place: Place) -> None:
     """Long ones of empty submessages: refused by their length, short ones by their number, without being kept."""
     site, _, update, opening = begun(place)
-    manifest = rpc.manifest_message(update.manifest)
+    manifest = manifest_message(update.manifest)
     for count, code in ((1_000_000, "max"), (400_000, "MESSAGE_MALFORMED"), (50_000, "MANIFEST_NAMES")):
         opening.manifest.CopyFrom(manifest)
         for _ in range(count):

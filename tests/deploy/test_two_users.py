@@ -63,33 +63,33 @@ from site_agent import handoff
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import SiteState
 from wardround.local import durable
-from wardround.records import study
+from wardround.records import study, trainer as records
 from wardround.tensors.manifests import TensorFile
 
 state, initial = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 document = resolve(study.load(initial.parent / "study.toml")).document()
 trainer = handoff.Trainer(state)
-leaves = trainer.ask("describe", study=document, site="st-olav")["leaves"]
-found = trainer.ask("check", study=document, site="st-olav", data="small")
+described = trainer.ask(records.Describe(study=document, site="st-olav"))
+checked = trainer.ask(records.Check(study=document, site="st-olav", data="small"))
 here, staging = SiteState(state), Staging(state / "staging")
 here.make_folders()
 durable.write_file(here.incoming / "base.safetensors", initial.read_bytes())
 with TensorFile(here.incoming / "base.safetensors") as base:
     digest = base.manifest().digest()
 staging.give(here.incoming / "base.safetensors", "base.safetensors")
-said = trainer.ask(
-    "train", study=document, revision=1, study_digest=study.study_digest(document, digest), site="st-olav", round=1,
-    attempt=1, base="base.safetensors", base_digest=digest, data={"name": "small", "digest": found["digest"]},
-)
-staging.take(said["update"], here.own_copy("small"), 1 << 20)
+trained = trainer.ask(records.Train(
+    study=document, revision=1, study_digest=study.study_digest(document, digest), site="st-olav", round=1,
+    base="base.safetensors", base_digest=digest, data=records.ApprovedData(name="small", digest=checked.digest),
+))
+staging.take(trained.update, here.own_copy("small"), 1 << 20)
 with TensorFile(here.own_copy("small")) as file:
     names = [spec.name for spec in file.specs]
-trainer.ask("commit", study="small", revision=1, round=1)
+trainer.ask(records.Commit(study="small", revision=1, round=1))
 staging.remove("base.safetensors")
-staging.remove(said["update"])
+staging.remove(trained.update)
 print(json.dumps({
-    "leaves": [leaf["name"] for leaf in leaves], "update": names, "examples": said["num_examples"],
-    "status": trainer.ask("status"),
+    "upload": [row.name for row in described.upload], "update": names, "examples": trained.num_examples,
+    "status": trainer.ask(records.GetStatus()).to_document(),
 }))
 """
 
@@ -247,7 +247,7 @@ def test_a_round_goes_through_between_the_two_users(listening: Hospital) -> None
     assert (state / "data.toml").stat().st_gid == gateway.gid
 
     said: dict[str, Any] = json.loads(gateway.run(sys.executable, "-c", ROUND, state, initial).stdout)
-    assert said["update"] == said["leaves"]
+    assert said["update"] == said["upload"]
     assert said["examples"] == 32  # four fifths of 40
     assert said["status"]["isolation"] == "network-namespace"
     assert said["status"]["uid"] == listening.trainer.uid != gateway.uid

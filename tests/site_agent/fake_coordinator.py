@@ -22,6 +22,7 @@ from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
+from wardround.records.messages import envelope_message, manifest_from, manifest_message
 from wardround.records.receipt_copy import Statement
 from wardround.records.study import StudyFile, study_digest
 from wardround.signing import canonical, certificates
@@ -197,7 +198,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             revision=revision,
             digest=bytes.fromhex(digest),
             document=canonical.dumps(document),
-            initial_model=rpc.manifest_message(manifest),
+            initial_model=manifest_message(manifest),
             state=state,
         )
         self.models[0] = model
@@ -239,8 +240,8 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
 
     def wait_declared(self, standing: str, code: str = "") -> pb.DeclareRequest:
         def found() -> pb.DeclareRequest | None:
-            wanted = (pb.Standing.Value(standing), pb.RefusalCode.Value(code or "REFUSAL_UNSPECIFIED"))
-            return next((said for said in self.declared if (said.standing, said.code) == wanted), None)
+            wanted = (pb.SiteStatus.Value(standing), pb.RefusalCode.Value(code or "REFUSAL_UNSPECIFIED"))
+            return next((said for said in self.declared if (said.status, said.code) == wanted), None)
 
         said = self.wait_for(found, f"{standing} {code} declared")
         assert isinstance(said, pb.DeclareRequest)
@@ -355,7 +356,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self._admit(context)
         self.downloads.append(request.offset)
         with TensorFile(self.models[request.model.round]) as file:
-            yield pb.DownloadReply(manifest=rpc.manifest_message(file.manifest()))
+            yield pb.DownloadReply(manifest=manifest_message(file.manifest()))
             for offset, data in file.chunks(request.offset):
                 if self.break_download_at is not None and offset + len(data) > self.break_download_at:
                     keep = self.break_download_at - offset
@@ -419,7 +420,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
     def Receipts(self, request: Any, context: Any) -> Iterator[pb.ReceiptsReply]:
         self._hear(context, request)
         for envelope in self.copy():
-            yield pb.ReceiptsReply(envelopes=[rpc.envelope_message(envelope)])
+            yield pb.ReceiptsReply(envelopes=[envelope_message(envelope)])
 
     def copy(self) -> list[Envelope]:
         """The copy of the receipts, with the statement about them."""
@@ -450,10 +451,10 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         if taken is not None:
             return pb.UploadReply(offset=len(taken.payload))
         unknown = self._receipt(upload_id, None, receipts.NOT_RECEIVED, "NOT_RECEIVED", None)
-        return pb.UploadReply(receipt=rpc.envelope_message(unknown))
+        return pb.UploadReply(receipt=envelope_message(unknown))
 
     def _decide(self, opening: pb.UploadOpen, payload: bytes) -> pb.Envelope:
-        manifest = rpc.manifest_from(opening.manifest)
+        manifest = manifest_from(opening.manifest)
         code = self.refuse_with
         hasher = PayloadHasher(manifest.specs)
         try:
@@ -467,7 +468,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         envelope = self._receipt(opening.upload_id, (opening, manifest), decision, code, head)
         self.previous = hashlib.sha256(envelope.payload).hexdigest()
         self.chain.append(envelope)
-        return rpc.envelope_message(envelope)
+        return envelope_message(envelope)
 
     def _witness(self, opening: pb.UploadOpen) -> receipts.LedgerHead:
         self.witness = self._followed(opening)

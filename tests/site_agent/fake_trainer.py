@@ -9,7 +9,7 @@ import numpy as np
 
 from wardround.errors import TryAgain, WardroundError
 from wardround.local import control, durable
-from wardround.records import trainer
+from wardround.records.trainer.failures import own_code
 from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 SHARED = (TensorSpec("shared.weight", "F32", (64, 64)), TensorSpec("shared.bias", "F32", (64,)))
@@ -93,29 +93,31 @@ class FakeTrainer:
             return getattr(self, "_" + request["command"])(request)
         except WardroundError as error:
             if self.honest:
-                error.code = trainer.said(error)["code"]
+                error.code = own_code(error)
             raise
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         comes = self.described if self.comes is None else self.comes
         return {
-            "leaves": [leaf(spec) for spec in self.described], "comes": [leaf(spec) for spec in comes],
-            "exposure": self.exposure, "apart": self.apart, "stays": STAYS, "network": self.network,
+            "upload": [leaf(spec) for spec in self.described], "download": [leaf(spec) for spec in comes],
+            "exposure": self.exposure, "personalized": self.apart, "private": STAYS, "network": self.network,
             "model": "mlp", "parameters": 4224, "weights": self.weights,
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         self.before_check()
         return {
-            "digest": self.digest, "rows": 100, "train_rows": 80, "validation_rows": 20, "warnings": ["one class"],
-            "common": self.common, "weights": self.weights, "seen": {"data": self.seen, "weights": ""},
+            "digest": self.digest, "rows": 100, "train_rows": 80, "validation_rows": 20, "test_rows": None,
+            "gives": "columns", "classes": {}, "warnings": ["one class"], "common": self.common,
+            "weights": self.weights, "status": {"data": self.seen, "weights": ""},
         }  # fmt: skip
 
-    def _look(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"data": self.seen, "weights": "", "bytes": 10, "missing": self.missing, "unreadable": []}
+    def _stat_files(self, request: dict[str, Any]) -> dict[str, Any]:
+        status = {"data": self.seen, "weights": ""}
+        return {"status": status, "bytes": 10, "missing": self.missing, "unreadable": []}
 
-    def _digests(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"digest": self.digest, "weights": ""}
+    def _hash_files(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"data": self.digest, "weights": ""}
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.failure is not None:
@@ -142,8 +144,8 @@ class FakeTrainer:
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["best"]:
-            assert (self.state / "staging" / request["best"]).is_file()
-        return {"checkpoints": []}
+            assert (self.state / "staging" / request["best"]["file"]).is_file()
+        return {}
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         in_force = {"isolation": "network-namespace", "missing": []}

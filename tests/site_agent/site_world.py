@@ -6,19 +6,21 @@ from typing import Any
 
 from site_agent import audit
 from site_agent.gateway.agent import Agent
-from site_agent.gateway.consent import approvals as consents
+from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import join
-from site_agent.gateway.exit import policy as policies
-from site_agent.gateway.service import Commands
+from site_agent.gateway.exit import policy_text
+from site_agent.gateway.service import RequestDispatcher
 from site_agent.state.directory import SiteState
+from site_agent.state.person import Person
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tools.world import wait_until
 from wardround.records.study import StudyFile
 from wardround.signing import canonical
 
-PERSON = {"name": "dpo", "uid": 1000}
+PERSON = {"name": "dpo", "uid": 1000}  # as a command says it
+DPO = Person("dpo", 1000)
 STUDY = "hearts"
 
 
@@ -79,13 +81,13 @@ class SiteWorld:
     def command(self, name: str, **fields: Any) -> Any:
         """What `site-agent NAME` asks of the running service."""
         assert self.agent is not None
-        return Commands(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
+        return RequestDispatcher(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
 
     def draft(self, *edits: tuple[str, str]) -> None:
         """Write the policy that `site-agent policy draft` proposes, with some of its text replaced."""
         assert self.trainer is not None
-        asked = consents.asked(self.state.offer(STUDY), "spiffe://test/coordinator", None, self.trainer.exposure)
-        text = policies.draft(asked, "st-olav")
+        request = study_request(self.state.offer(STUDY), "spiffe://test/coordinator", None, self.trainer.exposure)
+        text = policy_text.draft(request, "st-olav")
         for old, new in edits:
             assert old in text
             text = text.replace(old, new)
@@ -109,7 +111,7 @@ class SiteWorld:
         self.coordinator.wait_declared("READY")
 
     def lines(self, kind: str = "") -> list[dict[str, Any]]:
-        return [line for line in audit.records(self.state.ledger) if not kind or line["type"] == kind]
+        return [line.document() for line in audit.lines(self.state.ledger) if not kind or line.type == kind]
 
     def identity_key(self) -> Any:
         """The hospital's ledger key."""

@@ -12,17 +12,26 @@ from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
 from site_agent.state.directory import Offer
 from wardround.records.study import ReportedSection, load
+from wardround.records.trainer import Described
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
-DESCRIBED: dict[str, Any] = {
-    "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp", "parameters": 12,
-    "weights": None,
-}  # fmt: skip
-LEAF = {"bundle": "", "name": "w", "dtype": "F32", "shape": [2, 3], "bytes": 24, "encoding": "raw", "sha256": "00" * 32}
+DESCRIBED = Described(
+    upload=[],
+    download=[],
+    private=[],
+    exposure="",
+    personalized="",
+    network="",
+    model="mlp",
+    parameters=12,
+    weights=None,
+)
+MODEL = Manifest((Entry(TensorSpec("w", "F32", (2, 3)), "00" * 32),))
 
 
 def offer(document: dict[str, Any], revision: int = 1, digest: str = "ab" * 32) -> Offer:
-    return Offer(document["study"]["name"], revision, digest, "created", document, [LEAF])
+    return Offer(document["study"]["name"], revision, digest, "created", document, MODEL)
 
 
 def small(**training: Any) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def test_every_leaf_of_a_resolved_study_stands_in_its_account(path: Path) -> Non
 def test_a_table_that_nobody_thought_of_stands_in_it_under_a_heading_of_its_own() -> None:
     document = small() | {"secrets": {"deep": {"er": [{"a": 1}, {"b": []}]}, "empty": {}}}
     made = of(document)
-    (other,) = [lines for heading, lines in made.groups if heading == "Other settings of the study"]
+    (other,) = [group.lines for group in made.groups if group.heading == "Other settings of the study"]
     assert [(line.name, line.value) for line in other] == [
         ("secrets.deep.er[1]", "a 1"), ("secrets.deep.er[2]", "b none"), ("secrets.empty", "none")
     ]  # fmt: skip
@@ -91,7 +100,7 @@ def test_changed_new_and_gone_lines_are_told_apart() -> None:
     del document["training"]["learning_rate"]
     after = of(document, before=before, since="approved")
     assert changes(after) == [
-        "training.local_steps 1 -> 10000", "training.momentum 0.9 is new", "training.learning_rate 0.001 is gone"
+        "training.local_steps 1 -> 10,000", "training.momentum 0.9 is new", "training.learning_rate 0.001 is gone"
     ]  # fmt: skip
     assert of(small(), before=before, since="approved").digest == before.digest
 
@@ -99,7 +108,9 @@ def test_changed_new_and_gone_lines_are_told_apart() -> None:
 def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
     digests = {
         of(small()).digest,
-        account(offer(small()), {**DESCRIBED, "exposure": "sites"}, {"verdict": "allows all of it"}, 8).digest,
+        account(
+            offer(small()), DESCRIBED.model_copy(update={"exposure": "sites"}), {"verdict": "allows all of it"}, 8
+        ).digest,
         account(offer(small()), DESCRIBED, {"verdict": "DENIES w"}, 8).digest,
         account(offer(small()), DESCRIBED, {"verdict": "allows all of it"}, 9).digest,
         account(offer(small(), digest="cd" * 32), DESCRIBED, {"verdict": "allows all of it"}, 8).digest,
@@ -114,15 +125,15 @@ def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
     smallest = [float(f"{m}e{e}") for m, e in itertools.product(range(1, 10), range(-323, 1)) if float(f"{m}e{e}") <= 1]
     written = {told.number(value) for value in [0.0, -0.0, *smallest]} | {"null"}
     assert number_bits(1, 0, 1) == (len(written) - 1).bit_length()
-    assert number_bits(4, "0.0", "1.0") == 22
+    assert number_bits(4, 0.0, 1.0) == 22
     assert number_bits(4) == 24
     assert number_bits(9) == 41
     assert number_bits(4, 1, 1) == 1  # that, or null
 
 
 def test_an_attempt_says_what_its_numbers_carry_and_that_a_range_is_missing() -> None:
-    told = {"metrics": ["loss", "accuracy"], "digits": 4, "counts": "bucketed", "ranges": {"accuracy": ["0.0", "1.0"]}}
-    assert attempt_bits(told) == [
+    reported = ReportedSection(metrics=("loss", "accuracy"), digits=4, counts="bucketed", ranges={"accuracy": (0, 1)})
+    assert attempt_bits(reported) == [
         ("loss", "any number, 4 digits", 24), ("accuracy", "from 0.0 to 1.0, 4 digits", 22),
         ("rows trained", "bucketed", 6), ("rows validated", "bucketed", 6),
     ]  # fmt: skip
@@ -134,10 +145,10 @@ def test_an_attempt_says_what_its_numbers_carry_and_that_a_range_is_missing() ->
 
 def test_a_setting_stands_under_the_heading_that_its_table_has() -> None:
     made = of(small() | {"algorithm": {"name": "fedprox", "mu": "0.1"}})
-    headings = {line.name: heading for heading, lines in made.groups for line in lines}
+    headings = {line.name: group.heading for group in made.groups for line in group.lines}
     assert headings["algorithm.mu"] == "What is computed here, on this hospital's patients"
     assert headings["study.rounds"] == "Who takes part, how often and until when"
-    assert headings["reported.metrics"] == headings["leaves w"] == "What leaves this hospital, each round"
+    assert headings["reported.metrics"] == headings["leaves model/w"] == "What leaves this hospital, each round"
 
 
 def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_another() -> None:

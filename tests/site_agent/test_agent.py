@@ -10,14 +10,17 @@ from typing import Any
 import grpc
 import pytest
 
-from site_agent.cli.main import study_rows
-from site_agent.gateway.connection.client import ChangedOnTheWay, Connection, Line
+from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.session import Session
+from site_agent.gateway.connection.upload import ChangedOnTheWay
+from site_agent.gateway.consent.rows import study_rows
 from site_agent.state.directory import study_state
-from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.records.ledger.entries import PolicyEntry
 from wardround.tensors.manifests import TensorFile, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
@@ -39,7 +42,7 @@ def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: Si
     (commit,) = world.trainer.wait_asked("commit")
     assert (commit["study"], commit["round"]) == (STUDY, 1)
     (train,) = world.trainer.commands("train")
-    assert train["data"] == {"name": "patients", "digest": "ab" * 32}
+    assert train["data"] == {"name": "patients", "digest": "ab" * 32, "network": "", "weights": ""}
     assert [metric.name for metric in taken.opening.metrics] == ["val_loss"]
     assert taken.opening.num_examples == 80
     with TensorFile(write_tensors(world.folder / "again.safetensors", SHARED, 1)) as file:
@@ -115,8 +118,8 @@ def test_a_finished_study_hands_the_best_model_to_the_trainer(world: SiteWorld) 
     world.coordinator.stop_study(STUDY, "FINISHED", best=2)
     assert world.trainer is not None
     (finish,) = world.trainer.wait_asked("finish")
-    assert finish["best_round"] == 2
-    assert finish["best"]
+    assert finish["best"]["round"] == 2
+    assert finish["best"]["file"]
 
 
 def test_a_broken_upload_goes_on_where_it_broke(world: SiteWorld) -> None:
@@ -383,7 +386,7 @@ def test_a_count_in_another_form_than_approved_does_not_leave(
     world.trainer.num_examples = -1
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
-    assert "the trainer's num_examples is not that of the data approved for `hearts`, told exact" in caplog.text
+    assert "the trainer's num_examples is not that of the data approved for `hearts`, reported exact" in caplog.text
 
 
 def test_only_a_code_of_a_trainers_failure_reaches_the_coordinator(world: SiteWorld) -> None:
@@ -404,24 +407,24 @@ def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(wor
     world.trainer.failure = BadData("another table", code="DECLINED_DATA_CHANGED")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_CHANGED")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["round"]) == ("changed", 1)
-    (said,) = row["changes"]
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.round) == ("changed", 1)
+    (said,) = row.changes
     assert said == (
         "what it trains on is not what was approved, so round 1 was declined; `site-agent data check patients --study "
         "hearts` looks at it"
     )
     world.restart()  # a journal is read back as it was written
-    (row,) = study_rows(world.state, world.state.site())
-    assert row["state"] == "changed"
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert row.state == "changed"
     world.trainer.failure = None
     world.approve()
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["changes"]) == ("approved", [])
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.changes) == ("approved", ())
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("commit")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], world.state.journal(STUDY).declined) == ("running", "")
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, world.state.journal(STUDY).declined) == ("running", "")
 
 
 def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: SiteWorld) -> None:
@@ -430,11 +433,11 @@ def test_a_round_that_was_declined_for_another_reason_is_not_under_way(world: Si
     world.trainer.failure = BadData("text in a numeric column", code="DECLINED_DATA_INVALID")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_DATA_INVALID")
-    (row,) = study_rows(world.state, world.state.site())
-    assert (row["state"], row["changes"]) == ("running", [])
+    (row,) = study_rows(world.state, "spiffe://test/coordinator")
+    assert (row.state, row.changes) == ("running", ())
 
 
-def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
+def test_a_journal_without_one_of_its_fields_is_named(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
@@ -443,8 +446,10 @@ def test_a_journal_of_an_older_version_is_read(world: SiteWorld) -> None:
     world.agent = None
     path = world.state.root / "journal" / f"{STUDY}.json"
     written = json.loads(path.read_bytes())
-    path.write_text(json.dumps({key: written[key] for key in written if not key.startswith("declined")}))
     assert world.state.journal(STUDY).round == 1
+    path.write_text(json.dumps({key: written[key] for key in written if not key.startswith("declined")}))
+    with pytest.raises(BadData, match=r"journal/hearts\.json is damaged"):
+        world.state.journal(STUDY)
 
 
 def test_a_study_that_nobody_approved_is_declined(world: SiteWorld) -> None:
@@ -494,8 +499,8 @@ def test_an_approval_says_who_what_and_for_which_table(world: SiteWorld) -> None
     world.ready()
     consent = world.state.consent(STUDY)
     assert consent is not None
-    assert consent.leaves == [leaf(spec) for spec in SHARED]
-    assert (consent.study_digest, consent.rows, consent.approved_by) == (world.digest, 100, PERSON)
+    assert consent.upload == tuple(SHARED)
+    assert (consent.study_digest, consent.rows, consent.approved_by) == (world.digest, 100, DPO)
     (line,) = world.lines("consent")
     assert (line["event"], line["by"], line["data_digest"]) == ("approved", PERSON, "ab" * 32)
 
@@ -527,7 +532,7 @@ def test_a_withdrawal_stops_training_at_once(world: SiteWorld) -> None:
     world.trainer.hold.set()
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("train")
-    assert world.command("withdraw", study=STUDY, by=PERSON) == {"told": True}
+    assert world.command("withdraw", study=STUDY, by=PERSON) == {"reported": True}
     assert world.trainer.aborted.is_set()
     world.coordinator.wait_declared("WITHDRAWN")
     assert not world.coordinator.uploads
@@ -621,7 +626,7 @@ def test_a_ledger_restored_from_a_backup_ends_the_agent(world: SiteWorld) -> Non
     assert error is not None
     assert (error.code, error.exit_code) == ("LEDGER_ROLLBACK", 78)
     assert "the coordinator has seen a longer ledger of this site" in error.message
-    assert "`site-agent audit reopen`" in error.hint
+    assert "`site-agent audit rollover`" in error.hint
 
 
 def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
@@ -633,10 +638,10 @@ def test_bytes_that_change_after_the_ledger_recorded_them_are_not_committed(
     real = egress.record
 
     def swap(*args: Any) -> Any:
-        departure = real(*args)
-        assert departure.file is not None
-        write_tensors(departure.file, SHARED, 99)
-        return departure
+        upload = real(*args)
+        assert upload.file is not None
+        write_tensors(upload.file, SHARED, 99)
+        return upload
 
     monkeypatch.setattr(egress, "record", swap)
     world.coordinator.assign(STUDY, 1)
@@ -676,22 +681,22 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
         def close(self) -> None:
             self.closed = True
 
-    line = Line(Channel)
-    with line.use() as old:
-        line.replace()
-        with line.use() as new:
+    session = Session(Channel)
+    with session.use() as old:
+        session.replace()
+        with session.use() as new:
             assert new is not old
         assert isinstance(old, Channel)
         assert not old.closed
     assert old.closed
-    assert line.bytes_up() == 10
+    assert session.bytes_up() == 10
 
 
 def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: SiteWorld) -> None:
     """A line that comes and goes writes two lines each time; weeks of it must not keep an update from leaving."""
     world.ready()
     assert world.agent is not None
-    world.agent._ledger.append_all([("policy", {"event": "changed", "sha256": f"{n:064x}"}) for n in range(2700)])
+    world.agent._ledger.append_all([PolicyEntry(event="changed", sha256=f"{n:064x}") for n in range(2700)])
     world.coordinator.assign(STUDY, 1)
     (taken,) = world.coordinator.wait_receipts(1)
     assert world.trainer is not None
@@ -728,8 +733,10 @@ def test_the_log_names_the_code_of_a_refusal_with_our_sentence_and_nothing_else_
 def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.ready()
     for since in (0, -1, 2**62):
-        world.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=since)))
+        world.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=since)))
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    assert world.command("status")["two_lines_since"] == ""
-    assert caplog.text.count("a warning of the coordinator was left out: it has no time") == 3
+    assert world.command("status")["certificate_fork_since"] == ""
+    assert (
+        caplog.text.count('a warning was left out: "the coordinator\'s warning of a certificate fork has no time"') == 3
+    )

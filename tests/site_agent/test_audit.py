@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
-from site_agent.audit import bundle, export, facts, report
-from site_agent.audit.files import Lines, in_folder
-from site_agent.audit.form import read, records
+from site_agent.audit import bundle, export, report
+from site_agent.audit.files import RawLines, in_folder
+from site_agent.audit.form import lines, read
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tests.attacks.ledgers import cut
@@ -28,6 +27,8 @@ from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from wardround import __version__
 from wardround.errors import BadData, Unavailable
 from wardround.local import outputs
+from wardround.records.ledger.entries import UploadEntry
+from wardround.records.ledger.lines import Line
 from wardround.records.receipt_copy import Statement
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash, next_head
 from wardround.signing import canonical, dsse
@@ -171,10 +172,10 @@ def test_payload_that_no_line_let_out_is_a_fault_although_the_session_counts_it(
     for sent, ok in ((let_out, True), (let_out + 1, False)):
         records = [json.loads(line) for line in made.lines]
         common = {"v": 1, "ts": "2026-01-01T00:00:00.000Z", "type": "session", "event": "closed"}
-        lines = joined(
+        data = joined(
             [*made.lines, canonical.dumps({**common, "seq": len(records), "prev": "00" * 32, "bytes_up": sent})]
         )
-        (tmp_path / SEGMENT).write_bytes(lines)
+        (tmp_path / SEGMENT).write_bytes(data)
         found = reconcile(tmp_path, Count(sent + 2 * 90))
         assert found.ok is ok, found
     assert found.reason == "1 payload bytes more left than the ledger's `upload` and `resend` lines let out"
@@ -183,13 +184,22 @@ def test_payload_that_no_line_let_out_is_a_fault_although_the_session_counts_it(
 
 def test_records_are_chosen_by_study_round_and_tensor(state: Path) -> None:
     ledger = state / "ledger"
-    assert [line["type"] for line in chosen(ledger, round_=2)] == ["upload", "receipt"]
-    assert {line["type"] for line in chosen(ledger, study="hearts")} == {"consent", "upload", "receipt"}
+    assert [line.type for line in chosen(ledger, round_=2)] == ["upload", "receipt"]
+    assert {line.type for line in chosen(ledger, study="hearts")} == {"consent", "upload", "receipt"}
     assert list(chosen(ledger, study="lungs")) == []
     for line in chosen(ledger, tensor="*.1.*"):
-        assert [row["name"] for row in line["tensors"]] == ["shared.1.weight"]
+        assert isinstance(line.entry, UploadEntry)
+        assert [row.name for row in line.entry.tensors] == ["shared.1.weight"]
 
 
+def line_of(record: dict[str, Any]) -> Line:
+    return Line.from_document({"v": 1, "seq": 0, "ts": "2026-01-01T00:00:00.000Z", "prev": EMPTY_HEAD, **record})
+
+
+AGAIN = {
+    "type": "resend", "upload_id": "ab" * 16, "study": "s", "revision": 1, "round": 3, "attempt": 1,
+    "payload_bytes": 640,
+}  # fmt: skip
 SAID = [
     (
         {"type": "control", "bytes": 90, "methods": [{"method": "Watch", "count": 2, "bytes": 90}]},
@@ -203,11 +213,11 @@ SAID = [
     ({"type": "held", "study": "s", "round": 3}, "s round 3 held"),
     ({"type": "policy", "event": "changed", "sha256": "ab" * 32}, "changed abababababab"),
     (
-        {"type": "resend", "study": "s", "round": 3, "attempt": 1, "try": 2, "payload_bytes": 640, "sent": 64},
+        {**AGAIN, "try": 2, "sent": 64},
         "s round 3.1: try 2, 640 B at most; 64 B were sent before it",
     ),
     (
-        {"type": "resend", "study": "s", "round": 3, "attempt": 1, "try": 3, "payload_bytes": 640},
+        {**AGAIN, "try": 3},
         "s round 3.1: try 3, 640 B at most",
     ),
     ({"type": "left", "by": {"name": "dpo", "uid": 1}}, "the membership ended by dpo"),
@@ -218,19 +228,21 @@ SAID = [
 
 @pytest.mark.parametrize(("record", "said"), SAID)
 def test_each_record_is_said_in_a_few_words(record: dict[str, Any], said: str) -> None:
-    assert words(record) == said
+    assert words(line_of(record)) == said
 
 
 def test_a_spreadsheet_runs_nothing_of_what_a_ledger_holds(made: Made) -> None:
     hostile = ['=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
     base = json.loads(made.lines[3])
-    rows = list(csv.DictReader(io.StringIO(export.as_csv([{**base, "study": text} for text in hostile]), newline="")))
+    rows = list(
+        csv.DictReader(io.StringIO(export.as_csv([line_of({**base, "study": text}) for text in hostile]), newline=""))
+    )
     assert [row["study"] for row in rows] == ["'" + escaped(text) for text in hostile]
     assert not any(cell.startswith(outputs.FORMULA) for row in rows for cell in row.values())
 
 
 def test_ocsf_events_have_the_required_fields_of_api_activity(state: Path) -> None:
-    events = [json.loads(line) for line in export.as_ocsf(records(state / "ledger")).splitlines()]
+    events = [json.loads(line) for line in export.as_ocsf(lines(state / "ledger")).splitlines()]
     assert len(events) == 20
     for event in events:
         assert (event["category_uid"], event["class_uid"]) == (6, 6003)
@@ -245,8 +257,8 @@ def test_ocsf_events_have_the_required_fields_of_api_activity(state: Path) -> No
 def test_a_receipt_of_a_refusal_is_a_failure_in_ocsf(made: Made) -> None:
     record = json.loads(made.lines[6])
     payload = {**json.loads(record["envelope"]["payload"]), "decision": "refused", "code": "NOT_FINITE"}
-    record["envelope"]["payload"] = json.dumps(payload)
-    event = json.loads(export.as_ocsf([record]))
+    record["envelope"]["payload"] = canonical.dumps(payload).decode()
+    event = json.loads(export.as_ocsf([line_of(record)]))
     assert (event["status_id"], event["severity_id"], event["status_code"]) == (2, 3, "NOT_FINITE")
 
 
@@ -269,10 +281,16 @@ def test_the_report_says_what_left_and_runs_nothing(state: Path) -> None:
     assert page == page_of(state)
 
 
-def test_the_page_calls_the_closing_validation_by_its_name() -> None:
-    closing = facts.UploadFacts("", 11, 0, 1, None, (), "accepted", "", numbers_alone=True, closing=True)
-    assert report._row(closing)[1] == "closing"
-    assert report._row(replace(closing, closing=False, round=10))[1] == "10"
+def test_the_page_calls_the_closing_validation_by_its_name(state: Path) -> None:
+    found = audit.verify(state / "ledger")
+    path = state / "ledger" / SEGMENT
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert ">closing<" not in page_of(state)
+    for line in lines:
+        if line["type"] == "upload" and line["round"] == 2:
+            line["kind"] = "validate"
+    path.write_bytes(joined([canonical.dumps(line) for line in lines]))
+    assert report.page([in_folder(state / "ledger")], {}, *found).count(">closing<") == 1
 
 
 def test_a_verified_page_names_site_dates_key_and_when_the_receipts_were_copied(state: Path, made: Made) -> None:
@@ -369,7 +387,7 @@ def test_reading_fast_agrees_with_the_canonical_form_for_everything(made: Made) 
 def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path: Path, made: Made) -> None:
     (tmp_path / "000001.jsonl").write_bytes(joined(made.lines[:5]))
     (tmp_path / "000002.jsonl").write_bytes(joined(made.lines[5:]) + b'{"half')
-    lines = Lines(tmp_path)
+    lines = RawLines(tmp_path)
     assert list(lines) == made.lines
     assert lines.torn
     assert audit.verify(tmp_path)[0].reason.endswith("lines and a torn one")

@@ -147,7 +147,9 @@ def test_join_never_takes_the_invitation_as_an_argument(shell: Shell) -> None:
 
 def test_join_without_a_terminal_or_a_file_says_how(shell: Shell) -> None:
     said = shell.run("join", code=64).stderr
-    assert said.startswith("error: no invitation: this is no terminal to ask at\nhint: --invitation FILE")
+    assert said.startswith(
+        "error: no invitation was given, and there is no terminal to ask at\nhint: give --invitation FILE"
+    )
 
 
 def test_a_missing_invitation_file_is_named(shell: Shell) -> None:
@@ -166,7 +168,7 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
     "line",
     [
         ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "public-data", "p", "/rows.csv"),
-        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "reopen"),
+        ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "rollover"),
         ("audit", "report", "--out", "page.html"), ("leave",),
     ],
     ids=" ".join,
@@ -196,7 +198,7 @@ def test_a_study_goes_from_offer_to_consent_without_a_service(shell: Shell) -> N
     assert [stay["name"] for stay in shown["stays"]] == ["private.weight"]
     done = shell.approve()
     assert "warning: one class" in done.stderr
-    assert done.stdout.splitlines()[-1] == "The coordinator hears of it at the next connection; next: `site-agent run`"
+    assert done.stdout.splitlines()[-1] == "The coordinator is told at the next connection; next: `site-agent run`"
     assert shell.json("status")["studies"][0]["state"] == "approved"
     assert "withdrawn: nothing more of it leaves" in shell.run("withdraw", STUDY).stdout
     assert shell.json("status")["studies"][0]["state"] == "withdrawn"
@@ -263,9 +265,9 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     assert status["isolation"] == "network-namespace"
     assert {"gateway", "trainer"} <= set(status["users"])
     assert {"id", "state", "round", "study_digest"} <= set(status["studies"][0])
-    assert status["two_lines_since"] is None
-    shell.coordinator.tell(pb.Event(two_lines=pb.TwoLines(since_s=1_790_000_000)))
-    wait_until(lambda: shell.json("status")["two_lines_since"] == "2026-09-21 14:13 UTC", "status has it", 20)
+    assert status["certificate_fork_since"] is None
+    shell.coordinator.tell(pb.Event(certificate_fork=pb.CertificateFork(since_s=1_790_000_000)))
+    wait_until(lambda: shell.json("status")["certificate_fork_since"] == "2026-09-21 14:13 UTC", "status has it", 20)
     shown = shell.run("status", NO_COLOR="1").stdout
     assert "SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since 2026-09-21 14:13 UTC" in shown
     assert "If nobody here knows of a copy, tell the coordinator's operator; then join again with a new" in shown
@@ -302,7 +304,7 @@ def test_the_service_runs_while_the_coordinator_is_away_and_says_so(shell: Shell
     service = shell.serve("--only", "gateway")
     assert shell.json("status")["connected"] is False
     said = shell.run("studies").stderr
-    assert "the coordinator cannot be asked now" in said
+    assert "the coordinator cannot be reached now" in said
     assert f"nobody listens at {shell.coordinator.address}" in shell.stop(service)
 
 
@@ -387,9 +389,9 @@ def test_approve_at_a_terminal_shows_the_account_and_asks(shell: Shell) -> None:
     said, _ = at_a_terminal(shell, "", "preview", STUDY)
     page = said[said.index("Study `hearts`") :].splitlines()[:-1]  # between the log and `next:`
     assert max(len(text) for text in page) <= 80
-    assert said.count("\n* training.local_steps              1 -> 10000\n") == 2  # where it stands, and at the end
+    assert said.count("\n* training.local_steps              1 -> 10,000\n") == 2  # where it stands, and at the end
     assert "\nWhat changed since it was approved, 20" in said
-    assert "hearts changed since it was approved: training.local_steps 1 -> 10000" in shell.run("studies").stdout
+    assert "hearts changed since it was approved: training.local_steps 1 -> 10,000" in shell.run("studies").stdout
 
 
 def test_a_digest_that_is_none_is_refused(shell: Shell) -> None:

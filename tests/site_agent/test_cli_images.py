@@ -30,6 +30,8 @@ from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Request, request_from
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -53,12 +55,12 @@ class ImageHospital(Hospital):
 
     def refused(self, request: dict[str, Any]) -> BadData:
         with pytest.raises(BadData) as refused:
-            self.requests.answer(request, lambda _: None)
+            self.answer(request)
         return refused.value
 
     def trained(self) -> None:
         for number in (1, 2):
-            self.requests.answer(self.request(number), lambda _: None)
+            self.answer(self.request(number))
             self.ask("commit", study="toy", revision=1, round=number)
 
 
@@ -66,7 +68,7 @@ def hospital_of(folder: Path, study: StudyFile) -> ImageHospital:
     state = folder / "state"
     for name in ("staging", "studies", "offers", "identity"):
         (state / name).mkdir(parents=True)
-    SiteState(state).save_offer(Offer("toy", 1, STUDY_DIGEST, "waiting", study.document(), []))
+    SiteState(state).save_offer(Offer("toy", 1, STUDY_DIGEST, "waiting", study.document(), Manifest(())))
     SiteState(state).save_site(Site("ash", "demo", "127.0.0.1:1", "00", "00", 0))
     return ImageHospital(state, folder / "none", folder / "none", study, Requests(state))
 
@@ -80,8 +82,9 @@ def hospital(tmp_path: Path) -> ImageHospital:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child's answers without a child, where a test is about what is said and not about who says it."""
 
-    def ask(state: Path, command: str, progress: Any = None, **fields: Any) -> Any:
-        return Requests(state).answer({**json.loads(json.dumps(fields)), "command": command}, lambda _: None)
+    def ask(state: Path, request: Request[Any], progress: Any = None) -> Any:
+        document = json.loads(json.dumps(request.to_document()))
+        return Requests(state).answer(request_from(document), lambda _: None)
 
     monkeypatch.setattr(handoff, "ask", ask)
     monkeypatch.setattr(handoff, "one_shot", ask)
@@ -153,13 +156,13 @@ def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
     tested = labeled(tmp_path / "test", 4, seed=2, who=list("abcd"))
     options = ["--test-images", tested.path("images"), "--test-labels", tested.path("labels")]
     result = hospital.name(*options_of(source), *options, "--patient", "who", "--network", "small")
-    assert "Data `patients`: 12 images of 6 patients, and 4 images kept apart for scores" in result.stderr
+    assert "Data `patients`: 12 images of 6 patients, and 4 images held out for scores" in result.stderr
     named = sources.sources(hospital.state)["patients"]
     assert (named.network, named.patient, named.label) == ("small", "who", "")
     loaded = task_of(hospital.study).load(named.files, site="ash", seed=5, validation_fraction=0.2)
     assert named.digest == loaded.digest == sources.digest_now(named)
     listed = json.loads(hospital.give("data", "list", "--json").stdout)["data"]
-    assert listed == [{"name": "patients", **named.told()}]
+    assert listed == [{"name": "patients", **named.entry()}]
     assert f"patients: images {tmp_path / 'train' / 'images'}, labels " in hospital.give("data", "list").stdout
 
 
@@ -184,9 +187,9 @@ def test_own_column_names_are_another_digest_and_are_used(
 def test_arrays_are_named(hospital: ImageHospital, tmp_path: Path, in_process: None) -> None:
     train, test = packed(tmp_path / "train.npz", who=np.arange(12) // 3), packed(tmp_path / "test.npz", 5)
     said = hospital.name("--arrays", train, "--test-arrays", test, "--label", "shape").stderr
-    assert "Data `patients`: 12 images, and 5 images kept apart for scores" in said
+    assert "Data `patients`: 12 images, and 5 images held out for scores" in said
     shown = hospital.give("data", "check", "patients", "--study", "toy").stdout
-    assert "12 images: 10 to train, 2 to validate; 5 kept apart for scores" in shown
+    assert "12 images: 10 to train, 2 to validate; 5 held out for scores" in shown
     assert "classes: round: 6, oval: 6" in shown
     assert "12 images of 4 patients" in hospital.name("--arrays", train, "--patient", "who", "--replace").stderr
 
@@ -270,7 +273,7 @@ def test_image_changed_added_or_gone_since_approval_declines_the_round(
 ) -> None:
     source = labeled(tmp_path)
     hospital.name(*options_of(source))
-    hospital.requests.answer(hospital.request(1), lambda _: None)
+    hospital.answer(hospital.request(1))
     request, image = hospital.request(1), source.path("images") / "000.png"
     before = image.read_bytes()
     grey(image)
@@ -281,7 +284,7 @@ def test_image_changed_added_or_gone_since_approval_declines_the_round(
     grey(image.with_name("more.png"))
     assert hospital.refused(request).code == "DECLINED_DATA_CHANGED"
     image.with_name("more.png").unlink()
-    assert hospital.requests.answer(request, lambda _: None)["num_examples"] == 10
+    assert hospital.answer(request)["num_examples"] == 10
     image.unlink()
     assert hospital.refused(request).code == "DECLINED_DATA_CHANGED"
 
@@ -422,7 +425,7 @@ def test_patient_in_a_dicom_header_is_told_nowhere(tmp_path: Path, caplog: pytes
     assert "classes: round: 6, oval: 6" in checked.stdout
     answers = []
     for number in (1, 2):
-        answers.append(hospital.requests.answer(hospital.request(number), lambda _: None))
+        answers.append(hospital.answer(hospital.request(number)))
         hospital.ask("commit", study="toy", revision=1, round=number)
     out = tmp_path / "out.csv"
     told = hospital.give("predict", "toy", "--checkpoint", "latest", "--images", folder, "--out", out)

@@ -16,6 +16,8 @@ from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.records.trainer import GetStatus, Predict, Predicted
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -48,7 +50,7 @@ def trained(hospital: Hospital) -> None:
 
 def offer(hospital: Hospital) -> None:
     state = SiteState(hospital.state)
-    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, []))
+    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, Manifest(())))
     state.save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
 
 
@@ -57,7 +59,7 @@ def test_data_is_added_with_absolute_paths_and_a_digest(hospital: Hospital, monk
     monkeypatch.chdir(hospital.table.parent)
     result = give(hospital, "data", "add", "patients", "--table", "train.csv", "--label", "ill", "--test", "test.csv")
     assert result.stdout == ""
-    assert "Data `patients`: 60 rows, 4 columns, and 20 rows kept apart for scores" in result.stderr
+    assert "Data `patients`: 60 rows, 4 columns, and 20 rows held out for scores" in result.stderr
     assert "next: `site-agent studies`" in result.stderr
     written = tomllib.loads((hospital.state / "data.toml").read_text())
     source = sources.sources(hospital.state)["patients"]
@@ -126,7 +128,7 @@ def test_data_check_says_rows_classes_and_warnings(hospital: Hospital) -> None:
     offer(hospital)
     hospital.table.write_text("\n".join(hospital.table.read_text().splitlines()[:41]) + "\n")
     result = give(hospital, "data", "check", "patients", "--study", NAME)
-    assert "40 rows: 32 to train, 8 to validate; 20 kept apart for scores" in result.stdout
+    assert "40 rows: 32 to train, 8 to validate; 20 held out for scores" in result.stdout
     assert "classes: no: " in result.stdout
     assert "warning: the files of `patients` have changed since `data add`" in result.stdout
     assert "next: `site-agent approve small --data patients`" in result.stderr
@@ -191,9 +193,9 @@ def test_coordinators_folder_is_no_place_for_a_table(hospital: Hospital, tmp_pat
 
 
 def test_status_without_a_listener_says_what_its_worker_would_be(hospital: Hospital) -> None:
-    found = handoff.ask(hospital.state, "status")
-    assert (found["uid"], found["worker"]) == (os.geteuid(), None)
-    assert found["isolation"] in ("network-namespace", "seccomp", "none")
+    found = handoff.ask(hospital.state, GetStatus())
+    assert (found.uid, found.worker) == (os.geteuid(), None)
+    assert found.isolation in ("network-namespace", "seccomp", "none")
 
 
 def test_models_of_the_trainers_user_are_asked_of_its_listener(
@@ -207,9 +209,6 @@ def test_models_of_the_trainers_user_are_asked_of_its_listener(
 
     asked: list[Any] = []
     monkeypatch.setattr(handoff.Trainer, "available", lambda _: True)
-    monkeypatch.setattr(
-        handoff.Trainer, "ask", lambda _, command, **fields: asked.append((command, fields)) or {"rows": 1, "out": "o"}
-    )
+    monkeypatch.setattr(handoff.Trainer, "ask", lambda _, request: asked.append(request) or Predicted(rows=1, out="o"))
     give(hospital, "predict", NAME, "--checkpoint", "latest", "--table", hospital.test, "--out", "/srv/o", "--json")
-    fields = {"study": NAME, "checkpoint": "latest", "table": str(hospital.test), "out": "/srv/o", "force": False}
-    assert asked == [("predict", fields)]
+    assert asked == [Predict(study=NAME, checkpoint="latest", table=str(hospital.test), out="/srv/o")]

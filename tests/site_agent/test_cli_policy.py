@@ -1,4 +1,4 @@
-"""The commands of a person who decides what may leave: policy, release, reject, leave, reopen."""
+"""The commands of a person who decides what may leave: policy, release, reject, leave, ledger rollover."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from site_agent.cli.rollover import reopen
+from site_agent.cli.rollover import rollover
 from tests.site_agent.site_world import STUDY
 from tests.site_agent.test_cli import Shell
 
@@ -32,7 +32,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_approve_without_a_policy_exits_78_and_names_the_command(shell: Shell) -> None:
     said = shell.run("approve", STUDY, "--data", "patients", code=78).stderr
     assert f"error: there is no policy at {shell.state}/policy.toml: nothing may leave" in said
-    assert "hint: `site-agent policy draft STUDY` writes a proposal" in said
+    assert "hint: `site-agent policy draft hearts` writes a proposal" in said
 
 
 def test_a_policy_goes_from_draft_to_explained(shell: Shell) -> None:
@@ -44,7 +44,7 @@ def test_a_policy_goes_from_draft_to_explained(shell: Shell) -> None:
     explained = shell.run("policy", "explain", STUDY)
     assert "tensors.allow 1: 'shared.weight'" in explained.stdout
     assert "all of it may leave; a person releases: none" in explained.stdout
-    assert "is checked when a table is approved" in explained.stderr
+    assert "is checked when data is approved" in explained.stderr
     shown = shell.json("policy", "explain", STUDY)
     assert shown["allowed"] is True
     assert {"what": "shared.bias", "allowed": True, "rule": "tensors.allow 2: 'shared.bias'"} in shown["decisions"]
@@ -127,7 +127,7 @@ def test_reject_tells_the_coordinator_and_nothing_leaves(shell: Shell) -> None:
     shell.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     assert not shell.coordinator.uploads
     said = shell.run("release", STUDY, "--round", "1", code=64).stderr
-    assert "error: round 1 of `hearts` was rejected already" in said
+    assert "error: round 1 of `hearts` was already rejected" in said
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "not running"])
@@ -153,9 +153,9 @@ def test_leave_says_which_studies_the_coordinator_has_not_heard_of(shell: Shell)
     assert "the coordinator could not be told of: hearts" in shell.run("leave").stderr
 
 
-def test_reopen_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollover_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
-    app.command()(reopen)
+    app.command()(rollover)
     app(["--state", str(shell.state)], standalone_mode=False)
     said = capsys.readouterr().out
     genesis = json.loads((shell.state / "ledger" / "000001.jsonl").read_text().splitlines()[0])
@@ -163,4 +163,4 @@ def test_reopen_prints_the_id_that_the_operator_confirms(shell: Shell, capsys: p
         f"Ledger {genesis['ledger_id']} begun; its first line cites {genesis['continues']['ledger_id']}"
     )
     assert "Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one" in said
-    assert said.splitlines()[-1].endswith(f"`coordinator reopen SITE --ledger {genesis['ledger_id']}`")
+    assert said.splitlines()[-1].endswith(f"`coordinator rollover SITE --ledger {genesis['ledger_id']}`")

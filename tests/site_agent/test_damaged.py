@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,16 +12,19 @@ import pytest
 from site_agent import audit
 from site_agent.audit import facts, reconcile, report, show
 from site_agent.audit.files import in_folder
-from site_agent.audit.form import record_in
-from site_agent.gateway.connection.messages import assignment_from, offer_from
+from site_agent.audit.form import line_in
+from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.service import Commands
+from site_agent.gateway.service import RequestDispatcher
 from site_agent.state.directory import SiteState
-from site_agent.trainer import vault
+from site_agent.trainer.vault.index import Index, Kept
+from site_agent.trainer.vault.states import Vault
 from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.records.assignment import Assignment
+from wardround.records.ledger.entries import TensorRow
 from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
 from wardround.signing import canonical
 from wardround.v1 import federation_pb2 as pb
@@ -99,7 +101,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
     document = canonical.loads(message.document)
     del document["reported"]
     message.document = canonical.dumps(document)
-    initial = canonical.digest(site.offer.initial_model)
+    initial = site.offer.initial_model.digest()
     message.digest = bytes.fromhex(canonical.digest({"initial_model": initial, "study": document}))
     with pytest.raises(BadData, match="without some of its settings"):
         offer_from(message, "alpha")
@@ -107,7 +109,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
 
 def test_a_stop_for_a_reason_without_a_name_is_refused() -> None:
     with pytest.raises(BadData, match="assignment has not its form"):
-        assignment_from(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
+        Assignment.from_message(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
 
 
 def lines_with(made: FullLedger, number: int, change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -149,7 +151,7 @@ def test_a_ledger_with_a_line_that_is_no_record_does_not_open_and_is_not_changed
 def test_a_record_whose_type_is_no_text_is_no_record_to_both_verifiers(tmp_path: Path) -> None:
     line = canonical.dumps({"v": 1, "seq": 0, "prev": EMPTY_HEAD, "ts": "", "type": {"genesis": 1}})
     with pytest.raises(BadData, match="it is no record"):
-        record_in(line)
+        line_in(line)
     (tmp_path / "000001.jsonl").write_bytes(line + b"\n")
     assert audit.verify(tmp_path)[1] == verify_ledger.judge(tmp_path)[0] == audit.TAMPERED
 
@@ -176,7 +178,7 @@ def test_a_damaged_consent_beside_a_ledger_is_named(tmp_path: Path, data: bytes)
 
 @pytest.mark.parametrize("norm", [["1"], {}, "1e308", "nan", "x"])
 def test_a_norm_that_is_none_is_left_out_of_the_report(norm: Any) -> None:
-    assert facts.norm_of([{"l2": norm}]) is None
+    assert facts.norm_of([TensorRow.from_document({**TENSOR, "l2": norm})]) is None
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,7 @@ def test_a_count_that_is_none_is_refused(tmp_path: Path, told: bytes) -> None:
         reconcile.count_from(str(path))
 
 
+TENSOR = {**ROW, "encoding": "raw", "sha256": "ab" * 32}
 BY = {"name": "dpo", "uid": 1000}
 
 
@@ -206,8 +209,8 @@ BY = {"name": "dpo", "uid": 1000}
         {"command": "withdraw", "study": STUDY}, {"command": "withdraw", "study": STUDY, "by": {"name": "dpo"}},
         {"command": "withdraw", "study": STUDY, "by": {"name": 1, "uid": 1}}, {"command": "leave", "by": {**BY,
         "uid": -1}},
-        {"command": "waiting", "study": STUDY, "round": "1"}, {"command": "released", "study": STUDY, "round": 1,
-        "by": BY},
+        {"command": "waiting", "study": STUDY, "round": "1"}, {"command": "decide", "study": STUDY, "round": 1,
+        "by": BY}, {"command": "decide", "study": STUDY, "round": 1, "update": "", "decision": "kept", "by": BY},
         {"command": "leave"}, {"command": "leave", "by": []},
     ],
     ids=str,
@@ -215,17 +218,18 @@ BY = {"name": "dpo", "uid": 1000}
 def test_a_command_that_is_not_of_its_form_is_refused(state: SiteState, request_: dict[str, Any]) -> None:
     """Who a command says that it is from goes into the ledger, whose verifiers refuse another form for good."""
     with pytest.raises(UsageProblem, match="the request's"):
-        Commands(state, mock.MagicMock()).answer(request_, lambda item: None)
+        RequestDispatcher(state, mock.MagicMock()).answer(request_, lambda item: None)
 
 
 def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "studies" / STUDY / "1"
-    kept = vault.Kept(1, "state-00001-0123456789ab", "ab" * 32, "cd" * 32)
-    good = vault.Index("ab" * 32, (kept,)).document()
+    kept = Kept(round=1, folder="state-00001-0123456789ab", tensors="ab" * 32, meta="cd" * 32)
+    good = canonical.loads(Index(study_digest="ab" * 32, committed=(kept,)).to_bytes())
     folder.mkdir(parents=True)
-    here = vault.Vault(tmp_path, STUDY, 1)
-    for change in ({"forgotten": "0"}, {"committed": [{**asdict(kept), "round": "1"}]}, {"study_digest": 1},
-                   {"committed": [{**asdict(kept), "folder": "../../../x"}]}):  # fmt: skip
+    here = Vault(tmp_path, STUDY, 1)
+    for change in ({"forgotten": "0"}, {"forgotten": 3, "committed": []},
+                   {"committed": [{**kept.model_dump(), "round": "1"}]}, {"study_digest": 1},
+                   {"committed": [{**kept.model_dump(), "folder": "../../../x"}]}):  # fmt: skip
         (folder / "index.json").write_bytes(canonical.dumps({**good, **change}))
         with pytest.raises(NeedsPerson, match=r"index\.json is missing or damaged"):
             here.index()

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +21,24 @@ from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
 from tests.site_agent.trainer_world import NAME, Hospital, small_study
 from wardround.errors import BadData, TryAgain, Unavailable
-from wardround.local import control
+from wardround.local import control, sockets
 from wardround.local.durable import StorageFailed
+from wardround.records.trainer import (
+    AnyRequest,
+    BrokenProtocol,
+    Commit,
+    DataFiles,
+    Describe,
+    Discard,
+    Done,
+    GetStatus,
+    Hello,
+    Inspect,
+    ListCheckpoints,
+    Progress,
+    Train,
+    request_from,
+)
 
 WAIT_S = 60
 LISTEN = """
@@ -62,21 +79,20 @@ def listener_process(state: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def ask_in_thread(trainer: Trainer, request: dict[str, Any]) -> tuple["Future[Any]", threading.Event]:
+def ask_in_thread(trainer: Trainer, request: AnyRequest) -> tuple["Future[Any]", threading.Event]:
     """Ask for a round and return when it has made progress."""
     begun = threading.Event()
-    fields = {key: value for key, value in request.items() if key != "command"}
     pool = ThreadPoolExecutor(1)
-    future = pool.submit(trainer.ask, request["command"], lambda _: begun.set(), **fields)
+    future = pool.submit(trainer.ask, request, lambda _: begun.set())
     pool.shutdown(wait=False)
     return future, begun
 
 
-def endless(hospital: Hospital) -> dict[str, Any]:
+def endless(hospital: Hospital) -> AnyRequest:
     """A round of a million steps, which no test waits for."""
     study = small_study()
     hospital.study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 1_000_000})})
-    return hospital.round(1)
+    return request_from(hospital.round(1))
 
 
 def ended(pid: int) -> bool:
@@ -95,28 +111,28 @@ def ended(pid: int) -> bool:
 def test_rounds_in_an_isolated_worker_are_the_same_bits_as_in_this_process(hospital: Hospital, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Hospital.make(tmp_path / "other")
-    told: list[Any] = []
+    steps: list[Progress] = []
     with listening(hospital.state) as trainer:
         for number in (1, 2):
-            request = {key: value for key, value in hospital.round(number).items() if key != "command"}
-            answer = trainer.ask("train", told.append, **request)
-            assert hospital.update_digest(answer) == other.update_digest(other.train(number))
-            assert trainer.ask("commit", study=NAME, revision=1, round=number) == {}
+            request = Train.model_validate(hospital.round(number))
+            answer = trainer.ask(request, steps.append)
+            assert hospital.update_digest(answer.to_document()) == other.update_digest(other.train(number))
+            assert trainer.ask(Commit(study=NAME, revision=1, round=number)) == Done()
             other.commit(number)
-        assert trainer.ask("checkpoints", study=NAME)["checkpoints"][0]["kind"] == "best_local"
-    assert told[-1] == {"step": 5, "steps": 5}
+        assert trainer.ask(ListCheckpoints(study=NAME)).checkpoints[0].kind == "best_local"
+    assert steps[-1] == Progress(step=5, steps=5)
 
 
 def test_worker_starts_with_the_first_request_that_needs_it_and_stays(hospital: Hospital) -> None:
     with listening(hospital.state) as trainer:
-        said = trainer.ask("status")
-        assert said["isolation"] in ("network-namespace", "seccomp", "none")
-        assert (said["uid"], said["worker"]) == (os.geteuid(), None)
-        trainer.ask("describe", study=hospital.document, site="north")
-        first = trainer.ask("status")["worker"]
-        trainer.ask("describe", study=hospital.document, site="north")
+        status = trainer.ask(GetStatus())
+        assert status.isolation in ("network-namespace", "seccomp", "none")
+        assert (status.uid, status.worker) == (os.geteuid(), None)
+        trainer.ask(Describe(study=hospital.document, site="north"))
+        first = trainer.ask(GetStatus()).worker
+        trainer.ask(Describe(study=hospital.document, site="north"))
         assert isinstance(first, int)
-        assert trainer.ask("status")["worker"] == first
+        assert trainer.ask(GetStatus()).worker == first
     assert ended(first)
     assert not Trainer(hospital.state).available()
 
@@ -132,8 +148,8 @@ def test_abort_ends_a_round_at_once_and_another_can_begin(hospital: Hospital) ->
         ) as told:
             future.result(WAIT_S)
         assert told.value.code == "DECLINED_TRAINING_FAILED"
-        assert trainer.ask("discard", study=NAME, revision=1, round=1) == {}
-        assert trainer.ask("describe", study=hospital.document, site="north")["leaves"]
+        assert trainer.ask(Discard(study=NAME, revision=1, round=1)) == Done()
+        assert trainer.ask(Describe(study=hospital.document, site="north")).upload
 
 
 def test_worker_that_dies_is_started_again_with_the_next_request(hospital: Hospital) -> None:
@@ -141,12 +157,13 @@ def test_worker_that_dies_is_started_again_with_the_next_request(hospital: Hospi
     with listening(hospital.state) as trainer:
         future, begun = ask_in_thread(trainer, request)
         assert begun.wait(WAIT_S)
-        first = trainer.ask("status")["worker"]
+        first = trainer.ask(GetStatus()).worker
+        assert first is not None
         os.kill(first, signal.SIGSEGV)  # as a bug in a library would
         with pytest.raises(TryAgain, match="SIGSEGV"):
             future.result(WAIT_S)
-        trainer.ask("describe", study=hospital.document, site="north")
-        assert trainer.ask("status")["worker"] not in (first, None)
+        trainer.ask(Describe(study=hospital.document, site="north"))
+        assert trainer.ask(GetStatus()).worker not in (first, None)
 
 
 def test_what_concerns_no_round_is_answered_while_one_is_trained(hospital: Hospital) -> None:
@@ -154,9 +171,9 @@ def test_what_concerns_no_round_is_answered_while_one_is_trained(hospital: Hospi
     with listening(hospital.state) as trainer:
         future, begun = ask_in_thread(trainer, request)
         assert begun.wait(WAIT_S)
-        said = trainer.ask("inspect", table=str(hospital.table), test=None, label="ill")
-        assert (said["rows"], said["columns"]) == (60, 4)
-        assert trainer.ask("discard", study=NAME, revision=1, round=9) == {}
+        inspected = trainer.ask(Inspect(files=DataFiles(table=str(hospital.table), label="ill")))
+        assert (inspected.rows, inspected.columns) == (60, 4)
+        assert trainer.ask(Discard(study=NAME, revision=1, round=9)) == Done()
         assert not future.done()
         trainer.abort()
         with pytest.raises(TryAgain):
@@ -166,46 +183,71 @@ def test_what_concerns_no_round_is_answered_while_one_is_trained(hospital: Hospi
 def test_round_goes_on_when_whoever_asked_is_gone(hospital: Hospital) -> None:
     request = hospital.round(1)
     with listening(hospital.state) as trainer:
-        with control.connect(handoff.trainer_socket(hospital.state)) as gone:
+        with sockets.connect(handoff.trainer_socket(hospital.state)) as gone:
             gone.sendall(control.json.dumps(request).encode() + b"\n")
-        fields = {key: value for key, value in request.items() if key != "command"}
-        assert trainer.ask("train", **fields)["num_examples"] == 48
+        assert trainer.ask(Train.model_validate(request)).num_examples == 48
 
 
 def test_error_of_the_worker_arrives_as_itself(hospital: Hospital) -> None:
     with listening(hospital.state) as trainer, pytest.raises(BadData, match="no column `disease`") as refused:
-        trainer.ask("inspect", table=str(hospital.table), test=None, label="disease")
+        trainer.ask(Inspect(files=DataFiles(table=str(hospital.table), label="disease")))
     assert refused.value.hint
 
 
 def test_without_a_listener_a_one_shot_worker_answers(hospital: Hospital) -> None:
-    said = handoff.ask(hospital.state, "inspect", table=str(hospital.table), test=str(hospital.test), label="ill")
-    assert (said["rows"], said["test_rows"]) == (60, 20)
+    files = DataFiles(table=str(hospital.table), test=str(hospital.test), label="ill")
+    inspected = handoff.ask(hospital.state, Inspect(files=files))
+    assert (inspected.rows, inspected.test_rows) == (60, 20)
     with pytest.raises(Unavailable, match=r"no service listens at .*trainer\.sock"):
-        Trainer(hospital.state).ask("status")
+        Trainer(hospital.state).ask(GetStatus())
 
 
 def test_worker_that_does_not_start_is_told(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoff.sys, "executable", "/bin/false")
     with pytest.raises(TryAgain, match="the trainer's worker did not start") as told:
-        handoff.one_shot(hospital.state, "inspect", table="t", test=None, label="l")
+        handoff.one_shot(hospital.state, Inspect(files=DataFiles(table="t", label="l")))
     assert told.value.code == "DECLINED_TRAINING_FAILED"
 
 
 def test_process_without_isolation_is_told_loudly(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handoff.Worker, "_read", lambda _: {"hello": {"isolation": "none", "missing": [], "pid": 1}})
+    monkeypatch.setattr(handoff.Worker, "_read", lambda _: Hello(isolation="none", missing=[]))
     with handoff.Worker(hospital.state, warm=False) as worker:
         assert worker.isolation == "none"
     assert "NO ISOLATION" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        pytest.param(b'{"progress":{"step":-1,"steps":2}}', 'its progress: "step": greater_than_equal', id="progress"),
+        pytest.param(
+            b'{"hello":{"isolation":"none","missing":[]}}', "its first words, for the second time", id="hello"
+        ),
+        pytest.param(b"[]", "not an answer: one JSON object on one line was wanted", id="no object"),
+    ],
+)
+def test_worker_that_breaks_its_protocol_is_ended_for_its_next_line_could_answer_another_request(
+    monkeypatch: pytest.MonkeyPatch, line: bytes, message: str
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(handoff.Worker, "kill", lambda worker: ended.append(True))
+    ours, workers = socket.socketpair()
+    worker = handoff.Worker.__new__(handoff.Worker)
+    with ours, workers, ours.makefile("rwb") as stream:
+        worker._stream, worker._turn = stream, threading.Lock()
+        workers.sendall(line + b'\n{"result":{}}\n')
+        with pytest.raises(BrokenProtocol, match=message):
+            worker.ask(Commit(study=NAME, revision=1, round=1))
+    assert ended == [True]
+
+
 def test_sigterm_ends_listener_and_worker_cleanly(hospital: Hospital) -> None:
     with listener_process(hospital.state) as process:
         trainer = Trainer(hospital.state)
-        trainer.ask("describe", study=hospital.document, site="north")
-        worker = trainer.ask("status")["worker"]
+        trainer.ask(Describe(study=hospital.document, site="north"))
+        worker = trainer.ask(GetStatus()).worker
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
         assert ended(worker)
@@ -218,13 +260,13 @@ def test_worker_dies_with_a_listener_that_is_killed_and_the_next_one_goes_on(hos
         trainer = Trainer(hospital.state)
         future, begun = ask_in_thread(trainer, request)
         assert begun.wait(WAIT_S)
-        worker = trainer.ask("status")["worker"]
+        worker = trainer.ask(GetStatus()).worker
         process.kill()
         with pytest.raises(Unavailable, match="went away before it answered"):
             future.result(WAIT_S)
         assert ended(worker)
     with listener_process(hospital.state):
-        assert trainer.ask("status")["worker"] is None
+        assert trainer.ask(GetStatus()).worker is None
 
 
 def test_second_trainer_of_a_state_directory_is_refused(hospital: Hospital) -> None:
@@ -243,11 +285,11 @@ def test_disk_that_failed_stops_the_listener(hospital: Hospital, monkeypatch: py
     def fail(*_: object) -> None:
         raise StorageFailed("the disk failed")
 
-    monkeypatch.setitem(listeners.BOOKKEEPING, "commit", fail)
+    monkeypatch.setattr(listeners, "keep_books", fail)
     stop = threading.Event()
     with Listener(hospital.state, stop) as listener:
         with pytest.raises(StorageFailed):
-            listener.answer({"command": "commit"}, lambda _: None)
+            listener.answer(Commit(study=NAME, revision=1, round=1).to_document(), lambda _: None)
         assert stop.is_set()
         assert listener.failed is not None
 

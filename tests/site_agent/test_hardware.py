@@ -24,6 +24,7 @@ from tests.site_agent.test_cli_images import ImageHospital, hospital_of
 from tests.site_agent.trainer_world import Hospital
 from wardround.errors import UsageProblem
 from wardround.local import control
+from wardround.records.trainer import Commit, GetStatus, Progress, Train
 
 WAIT_S = 120
 SIDE, ROWS = 300, 12  # 1,080,000 bytes: more than the smallest cache, 1 MiB
@@ -56,19 +57,18 @@ def test_worker_processes_in_the_isolated_trainer_change_no_bit(tmp_path: Path) 
     for name in ("alone", "helped"):
         (tmp_path / name).mkdir()
     alone, helped = large(tmp_path / "alone"), large(tmp_path / "helped")
-    told: list[dict[str, int]] = []
+    steps: list[Progress] = []
     checked = alone.ask("check", study=alone.document, site="ash", data="patients")
     assert "are read and decoded again in each epoch" in " ".join(checked["warnings"])
     with listening(helped.state, Hardware(workers=2)) as trainer:
         for number in (1, 2):
-            request = {key: value for key, value in helped.request(number).items() if key != "command"}
-            answer = trainer.ask("train", told.append, **request)
-            trainer.ask("commit", study="toy", revision=1, round=number)
-            expected = alone.requests.answer(alone.request(number), lambda _: None)
+            answer = trainer.ask(Train.model_validate(helped.request(number)), steps.append).to_document()
+            trainer.ask(Commit(study="toy", revision=1, round=number))
+            expected = alone.answer(alone.request(number))
             alone.ask("commit", study="toy", revision=1, round=number)
             assert helped.update_digest(answer) == alone.update_digest(expected)
             assert answer["metrics"] == expected["metrics"]
-    assert told[-1] == {"step": 2, "steps": 2}
+    assert steps[-1] == Progress(step=2, steps=2)
 
 
 @WITHOUT_CUDA
@@ -83,7 +83,7 @@ def test_trainer_on_a_device_that_is_not_there_does_not_start(tmp_path: Path) ->
 def test_auto_is_the_cpu_where_there_is_nothing_else_and_status_says_so(tmp_path: Path) -> None:
     hospital = Hospital.make(tmp_path)
     with listening(hospital.state, Hardware("auto")) as trainer:
-        assert trainer.ask("status")["device"] == "cpu"
+        assert trainer.ask(GetStatus()).device == "cpu"
 
 
 @WITHOUT_CUDA

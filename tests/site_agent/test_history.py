@@ -50,10 +50,10 @@ def test_a_revision_does_not_replace_the_consent_before_it(world: SiteWorld) -> 
         hashlib.sha256(file.read_bytes()).hexdigest() for file in files
     ]  # fmt: skip
     kept = world.state.consent_history(STUDY)
-    assert [(one.state, one.withdrawn_by.get("name", "")) for one in kept] == [
+    assert [(act.state, act.withdrawn_by.name if act.withdrawn_by else "") for act in kept] == [
         ("approved", ""), ("approved", ""), ("withdrawn", "head")
     ]  # fmt: skip
-    assert kept[0].account["lines"]["training.local_steps"] == "1"
+    assert kept[0].account.lines["training.local_steps"] == "1"
 
 
 def test_the_text_of_each_policy_is_kept_before_its_digest_is_in_the_ledger(world: SiteWorld) -> None:
@@ -98,7 +98,7 @@ def test_the_person_behind_sudo_is_named_with_the_account(shell: Shell) -> None:
     shell.serve("--only", "gateway")
     digest = shell.shown()
     said = shell.run("approve", STUDY, "--data", "patients", "--digest", digest, SUDO_UID="1", SUDO_USER="x").stdout
-    lines = [line for line in audit.records(shell.state / "ledger") if line["type"] == "consent"]
+    lines = [line.document() for line in audit.lines(shell.state / "ledger") if line.type == "consent"]
     (by,) = [line["by"] for line in lines]
     if by["source"] == "loginuid":
         pytest.skip("the kernel knows who logged in here, and that is stronger")

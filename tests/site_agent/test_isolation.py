@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from site_agent.cli import main
-from site_agent.cli.main import MEASURES
+from site_agent.cli import status
+from site_agent.cli.status import MEASURES
+from site_agent.gateway.status import SiteStatus, Users
 from site_agent.trainer.isolation import kernel, seccomp
 
 WAYS_OUT = """
 import errno, json, os, socket, sys
-from site_agent.trainer.isolation import kernel as isolation
+from site_agent.trainer.isolation import kernel
 
 {before}
-in_force = isolation.isolate()
+in_force = kernel.isolate()
 found = {{"isolation": in_force.kind, "missing": in_force.missing}}
 
 def tried(act):
@@ -47,8 +48,8 @@ found["netlink"] = tried(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RA
 found["vsock"] = tried(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))
 found["abstract"] = tried(lambda: unix("\\0{abstract}"))
 found["path"] = tried(lambda: unix("{path}"))
-found["setns"] = tried(lambda: isolation._check(isolation._libc.setns(os.open("/proc/self/ns/net", os.O_RDONLY), 0)))
-found["io_uring"] = tried(lambda: isolation._check(0 if isolation._libc.syscall(425, 1, None) == 0 else 1))
+found["setns"] = tried(lambda: kernel._check(kernel._libc.setns(os.open("/proc/self/ns/net", os.O_RDONLY), 0)))
+found["io_uring"] = tried(lambda: kernel._check(0 if kernel._libc.syscall(425, 1, None) == 0 else 1))
 import subprocess
 child = "import socket; socket.socket(socket.AF_INET)"
 found["child"] = subprocess.run([sys.executable, "-c", child], stderr=subprocess.DEVNULL).returncode
@@ -57,8 +58,8 @@ found["core"] = resource.getrlimit(resource.RLIMIT_CORE)[0]
 {after}
 print(json.dumps(found))
 """
-WITHOUT_NAMESPACE = "isolation._enter_own_namespace = isolation._without_interfaces = lambda: False"
-WITHOUT_ANYTHING = WITHOUT_NAMESPACE + "\nisolation._forbid_calls = lambda: False"
+WITHOUT_NAMESPACE = "kernel._enter_own_namespace = kernel._without_interfaces = lambda: False"
+WITHOUT_ANYTHING = WITHOUT_NAMESPACE + "\nkernel._forbid_calls = lambda: False"
 TRAIN = """
 import torch
 weight = torch.nn.Parameter(torch.ones(3))
@@ -128,12 +129,12 @@ def test_torch_trains_inside(tmp_path: Path) -> None:
 
 def test_namespace_given_by_the_service_manager_is_recognised(tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        from site_agent.trainer.isolation import kernel as isolation
-        if not isolation._enter_own_namespace():
+        from site_agent.trainer.isolation import kernel
+        if not kernel._enter_own_namespace():
             print("forbidden")
         else:
-            isolation._enter_own_namespace = lambda: False
-            print(isolation.isolate().kind)
+            kernel._enter_own_namespace = lambda: False
+            print(kernel.isolate().kind)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() == "forbidden":
@@ -222,10 +223,10 @@ def test_numbers_of_the_calls_are_the_kernels(header: str, column: int) -> None:
 )
 def test_what_is_not_in_force_is_named(alone: bool, landlock: int, filtered: bool, missing: set[str]) -> None:
     script = (
-        "from site_agent.trainer.isolation import kernel as isolation\n"
-        f"isolation._enter_own_namespace = isolation._without_interfaces = lambda: {alone}\n"
-        f"isolation._restrict_scopes, isolation._forbid_calls = lambda: {landlock}, lambda: {filtered}\n"
-        "print(*isolation.isolate().missing)"
+        "from site_agent.trainer.isolation import kernel\n"
+        f"kernel._enter_own_namespace = kernel._without_interfaces = lambda: {alone}\n"
+        f"kernel._restrict_scopes, kernel._forbid_calls = lambda: {landlock}, lambda: {filtered}\n"
+        "print(*kernel.isolate().missing)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) == missing
@@ -294,13 +295,14 @@ def gone(process: int, *, within_s: float) -> bool:
 
 
 def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = {
-        "site": "s", "federation": "f", "coordinator": "c:1", "connected": False, "running": True, "studies": [],
-        "certificate_expires": "", "isolation": "seccomp", "device": "cpu", "isolation_missing": ["signals", "new_one"],
-        "users": {"gateway": "a", "trainer": "b", "root": False, "separate": True}, "two_lines_since": None,
-        "ledger_key": "ab" * 32, "disputed": [],
-    }  # fmt: skip
-    main._print_status(shown)
+    shown = SiteStatus(
+        site="s", federation="f", coordinator="c:1", authority_fingerprint="", ledger_key="ab" * 32,
+        receipt_key="cd" * 32,
+        certificate_expires="", running=True, connected=False, certificate_fork_since=None, isolation="seccomp",
+        isolation_missing=("signals", "new_one"), device="cpu", users=Users("a", "b", separate=True, root=False),
+        studies=(), disputed=(),
+    )  # fmt: skip
+    status._print_status(shown)
     said = capsys.readouterr().out
     assert "  not in force: Landlock from version 6: it can send signals to this user's other processes\n" in said
     assert "  not in force: a measure that this version does not know\n" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from site_agent import audit
-from site_agent.gateway.connection.client import diagnose
+from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued
 from site_agent.state.directory import SiteState
@@ -47,7 +47,7 @@ def test_a_join_writes_an_identity_that_only_its_owner_reads(coordinator: FakeCo
     assert joined.site.authority_fingerprint == certificates.fingerprint(coordinator.authority.certificate)
     assert stat.S_IMODE(joined.key.stat().st_mode) == 0o600
     assert stat.S_IMODE(state.identity.stat().st_mode) == 0o700
-    assert [line["type"] for line in audit.records(state.ledger)] == ["genesis", "control", "identity"]
+    assert [line.type for line in audit.lines(state.ledger)] == ["genesis", "control", "identity"]
     assert audit.verify(state.ledger)[1] == audit.CONSISTENT
     assert joined.warning == ""
 
@@ -142,7 +142,7 @@ def test_a_lost_reply_is_got_again_with_the_same_invitation(coordinator: FakeCoo
     join(state, text)
     first, second = coordinator.enrolments
     assert first.signing_request == second.signing_request
-    assert [line["type"] for line in audit.records(state.ledger)] == ["genesis", "control", "control", "identity"]
+    assert [line.type for line in audit.lines(state.ledger)] == ["genesis", "control", "control", "identity"]
 
 
 @pytest.mark.parametrize("step", ["certificate_file", "save_site"])
@@ -167,7 +167,7 @@ def test_a_crash_between_the_writes_is_finished_by_the_same_command(
     key = (state.identity / "key.pem").read_bytes()
     join(state, text)
     assert (state.identity / "key.pem").read_bytes() == key
-    types = [line["type"] for line in audit.records(state.ledger)]
+    types = [line.type for line in audit.lines(state.ledger)]
     assert types[0] == "genesis"
     assert sorted(types) == ["control", "control", "genesis", "identity"]
 

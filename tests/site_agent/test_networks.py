@@ -13,19 +13,23 @@ from fl_algorithms.client.partition import initial_model, specs_of, task_of
 from fl_algorithms.client.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
-from site_agent.gateway.connection.messages import offer_from
-from site_agent.gateway.consent.approvals import LEAF_FIELDS, grant, refuse_other_tensors
-from site_agent.state.directory import Shown
+from site_agent.gateway.connection.client import offer_from
+from site_agent.gateway.consent.approvals import grant, refuse_other_tensors
+from site_agent.state.consent import Shown, TrainedData
+from site_agent.state.person import Person
+from site_agent.state.tensors import specs_from
 from site_agent.trainer.data import inspection, sources
-from site_agent.trainer.tensorfiles import manifest_of
-from site_agent.trainer.vault import Vault
+from site_agent.trainer.rounds.tensorfiles import manifest_of
+from site_agent.trainer.vault.cards import Card
+from site_agent.trainer.vault.states import Vault
 from tests.fl_algorithms.image_toys import IMAGES, RESNET, packed, pictures, write_images
 from tests.fl_algorithms.toys import start_of
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, Hospital
-from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
+from wardround.records.messages import manifest_message
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Checked, DataFiles, Described, FilesStatus
 from wardround.signing import canonical
 from wardround.tensors.manifests import TensorFile
 from wardround.v1 import federation_pb2 as pb
@@ -67,15 +71,15 @@ def train(hospital: Hospital, number: int, network: str) -> dict[str, Any]:
     return hospital.train(number, data=approved)
 
 
-def card(hospital: Hospital, kind: str = "latest") -> dict[str, Any]:
+def card(hospital: Hospital, kind: str = "latest") -> Card:
     vault = Vault(hospital.state, NAME, 1)
-    return next(checkpoint.card for checkpoint in vault.checkpoints() if checkpoint.card["kind"] == kind)
+    return next(kept.card for kept in vault.checkpoints() if kept.card.kind == kind)
 
 
 def hidden(hospital: Hospital, **asked: Any) -> tuple[str, list[int]]:
     """The network that a description is of, and the outputs of its first layer."""
     said = hospital.ask("describe", study=hospital.document, site="north", **asked)
-    first = next(stay["shape"] for stay in said["stays"] if stay["name"] == "body.layers.0.weight")
+    first = next(stay["shape"] for stay in said["private"] if stay["name"] == "body.layers.0.weight")
     return said["network"], first
 
 
@@ -89,9 +93,9 @@ def test_the_description_is_of_the_assigned_network_until_the_data_chooses_anoth
 
 
 def test_what_leaves_does_not_depend_on_the_choice(hospital: Hospital) -> None:
-    before = hospital.ask("describe", study=hospital.document, site="north", data="patients")["leaves"]
+    before = hospital.ask("describe", study=hospital.document, site="north", data="patients")["upload"]
     choose(hospital, "small")
-    assert hospital.ask("describe", study=hospital.document, site="north", data="patients")["leaves"] == before
+    assert hospital.ask("describe", study=hospital.document, site="north", data="patients")["upload"] == before
 
 
 def test_a_study_of_one_network_says_none_and_a_choice_that_it_does_not_have_is_refused(hospital: Hospital) -> None:
@@ -148,7 +152,7 @@ def test_a_site_that_changes_its_network_begins_anew_with_it_and_goes_on(hospita
     later = hospital.restarted() if restarted else hospital
     assert train(later, 2, "small")["num_examples"] == 48
     later.commit(2)
-    assert card(hospital)["network"] == "small"
+    assert card(hospital).network == "small"
     train(later, 3, "small")
     later.commit(3)
 
@@ -168,7 +172,7 @@ def test_predictions_are_those_of_the_network_that_the_card_names(hospital: Hosp
     out = tmp_path / "out.csv"
     told = hospital.ask("predict", study=NAME, checkpoint="latest", table=str(hospital.test), out=str(out))
     assert told["rows"] == len(out.read_text().splitlines()) - 1 == 20
-    assert card(hospital)["network"] == "small"
+    assert card(hospital).network == "small"
 
 
 def test_a_card_of_a_study_of_one_network_names_none(hospital: Hospital) -> None:
@@ -176,8 +180,8 @@ def test_a_card_of_a_study_of_one_network_names_none(hospital: Hospital) -> None
     for number in (1, 2):
         hospital.train(number)
         hospital.commit(number)
-    assert "network" not in card(hospital)
-    assert json.loads(json.dumps(card(hospital)))["kind"] == "latest"
+    assert card(hospital).network == ""
+    assert json.loads(card(hospital).to_text())["kind"] == "latest"
 
 
 @pytest.mark.parametrize(("chosen", "label", "side"), [("", "large", 16), ("default", "default", 8)])
@@ -187,14 +191,14 @@ def test_images_are_trained_and_predicted_at_the_size_of_the_sites_network(
     large = {**RESNET, "size": [16, 16]}
     hospital.study = several(task=IMAGES, model=RESNET, networks={"large": large}, assigned={"north": "large"})
     fields = {"arrays": str(packed(tmp_path / "train.npz", n=20)), "label": "shape"}
-    source = sources.DataSource(**fields, digest=inspection.inspect(fields).digest, network=chosen)
+    source = sources.DataSource(**fields, digest=inspection.inspect(DataFiles(**fields)).digest, network=chosen)
     sources.add(hospital.state, "patients", source, replace=True)
     assert hospital.ask("check", study=hospital.document, site="north", data="patients")["rows"] == 20
     for number in (1, 2):
         train(hospital, number, label)
         hospital.commit(number)
-    [latest] = [kept for kept in Vault(hospital.state, NAME, 1).checkpoints() if kept.card["kind"] == "latest"]
-    assert (latest.card["network"], latest.preprocessing()["shape"]) == (label, [1, side, side])
+    [latest] = [kept for kept in Vault(hospital.state, NAME, 1).checkpoints() if kept.card.kind == "latest"]
+    assert (latest.card.network, latest.preprocessing()["shape"]) == (label, [1, side, side])
     write_images(tmp_path / "new", list(pictures(3, side=24)[0]))
     out = tmp_path / "out.csv"
     told = hospital.ask("predict", study=NAME, checkpoint="latest", images=str(tmp_path / "new"), out=str(out))
@@ -218,9 +222,9 @@ def test_the_consent_has_the_network_and_another_one_is_another_consent(world: S
         world.approve()
         consents.append(world.state.consent(STUDY))
     found = [consent for consent in consents if consent is not None]
-    assert [consent.data.get("network") for consent in found] == [None, "deep", "small"]
-    assert len({consent.data["digest"] for consent in found}) == 1
-    assert all(consent.leaves == found[0].leaves for consent in found)
+    assert [consent.data.network for consent in found] == ["", "deep", "small"]
+    assert len({consent.data.digest for consent in found}) == 1
+    assert all(consent.upload == found[0].upload for consent in found)
 
 
 # Unlike networks, of which the study's initial model has each in a bundle of its own
@@ -242,7 +246,7 @@ def offered(study: StudyFile) -> pb.StudyOffer:
         revision=1,
         digest=digest,
         document=canonical.dumps(study.document()),
-        initial_model=rpc.manifest_message(manifest),
+        initial_model=manifest_message(manifest),
         state="created",
     )
 
@@ -251,17 +255,21 @@ def offered(study: StudyFile) -> pb.StudyOffer:
 def test_an_offer_asks_a_site_for_exactly_what_its_own_network_shares(site: str, hospital: Hospital) -> None:
     hospital.study = apart()
     offer = offer_from(offered(hospital.study), site)
-    said = hospital.ask("describe", study=hospital.document, site=site)
-    assert offer.leaves == [{key: row[key] for key in LEAF_FIELDS} for row in said["leaves"]]
-    assert {row["bundle"] for row in offer.leaves} == {"model"}
-    first = next(row["shape"] for row in offer.leaves if row["name"] == "body.layers.0.weight")
-    assert first == {"north": [5, 2], "south": [4, 2]}[site]
+    described = Described.model_validate(hospital.ask("describe", study=hospital.document, site=site))
+    assert offer.upload == specs_from(described.upload)
+    assert {spec.bundle for spec in offer.upload} == {"model"}
+    first = next(spec.shape for spec in offer.upload if spec.name == "body.layers.0.weight")
+    assert first == {"north": (5, 2), "south": (4, 2)}[site]
     other = offer_from(offered(hospital.study), {"north": "south", "south": "north"}[site])
     with pytest.raises(NeedsPerson) as refused:
-        refuse_other_tensors(other, said)
+        refuse_other_tensors(other, described)
     assert refused.value.code == "DECLINED_MODEL_MISMATCH"
-    refuse_other_tensors(offer, said)
-    consent = grant(offer, said, {}, {"rows": 1, "validation_rows": 1}, {}, Shown("", "", 1, "", {}))
+    refuse_other_tensors(offer, described)
+    checked = Checked(
+        digest="ab" * 32, rows=1, train_rows=0, validation_rows=1, test_rows=None, gives="columns", classes={},
+        common="", weights=None, warnings=[], status=FilesStatus(data="ab" * 32, weights=""),
+    )  # fmt: skip
+    consent = grant(offer, described, TrainedData("", ""), checked, Person("dpo", 1), Shown("", "", 1, "", {}))
     assert consent.exposure == "coordinator"
 
 

@@ -1,15 +1,11 @@
 """How many offers are kept: what makes room, what never does, and what is said of the rest."""
 
-import pytest
-
 from site_agent.gateway.consent.offers import (
     MAX_BYTES,
-    MAX_DEPTH,
     MAX_OFFERS,
     MAX_TOTAL_BYTES,
     Kept,
     room_for,
-    too_deep,
 )
 
 OFFERED, APPROVED, ENDED = Kept(100, False, False), Kept(100, True, False), Kept(100, False, True)
@@ -21,8 +17,8 @@ def kept(count: int, kind: Kept = OFFERED) -> dict[str, Kept]:
 
 def test_the_last_offer_that_fits_is_kept_and_the_next_is_not() -> None:
     assert room_for("new", 100, kept(MAX_OFFERS - 1)) == ([], "")
-    going, why = room_for("new", 100, kept(MAX_OFFERS))
-    assert (going, why) == (
+    dropped, why = room_for("new", 100, kept(MAX_OFFERS))
+    assert (dropped, why) == (
         [],
         f"64 offers of 6400 bytes are kept that nobody approved, and at most 64 of {16 << 20} are",
     )
@@ -46,11 +42,3 @@ def test_one_offer_and_all_together_are_bounded_in_bytes() -> None:
     assert room_for("new", MAX_BYTES, {}) == ([], "")
     assert room_for("new", MAX_BYTES + 1, {})[1] == f"it has {MAX_BYTES + 1} bytes, and an offer may have {MAX_BYTES}"
     assert room_for("new", 101, {"large": Kept(MAX_TOTAL_BYTES - 100, False, False)})[1]
-
-
-@pytest.mark.parametrize(("depth", "refused"), [(MAX_DEPTH - 1, False), (MAX_DEPTH, True), (900, True)])
-def test_tables_within_tables_are_bounded(depth: int, refused: bool) -> None:
-    document: object = 1
-    for _ in range(depth):
-        document = {"a": document}
-    assert too_deep(document) is refused

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from site_agent.state import person
+from site_agent.state.person import Account, Person
+from wardround.records.ledger import entries
 
-ROOT = {"name": pwd.getpwuid(0).pw_name, "uid": 0}
+ROOT = Account(pwd.getpwuid(0).pw_name, 0)
 SOMEBODY = next(entry for entry in pwd.getpwall() if entry.pw_uid)
 
 
@@ -22,15 +24,22 @@ SOMEBODY = next(entry for entry in pwd.getpwall() if entry.pw_uid)
 )
 def test_the_person_and_not_the_account_is_named(login: int | None, environment: dict[str, str], source: str) -> None:
     by = person.judged(login, environment, 0)
-    assert by == {"name": SOMEBODY.pw_name, "uid": SOMEBODY.pw_uid, "source": source, "account": ROOT}
-    assert person.text(by) == f"{SOMEBODY.pw_name} ({source}), as {ROOT['name']}"
+    assert by == Person(SOMEBODY.pw_name, SOMEBODY.pw_uid, source, ROOT)
+    assert by.document() == {
+        "name": SOMEBODY.pw_name, "uid": SOMEBODY.pw_uid, "source": source, "account": {"name": ROOT.name, "uid": 0}
+    }  # fmt: skip
+    assert (
+        by.text
+        == entries.Person.from_document(by.document()).words()
+        == f"{SOMEBODY.pw_name} ({source}), as {ROOT.name}"
+    )
 
 
 @pytest.mark.parametrize("written", ["", "-1", "x", "4294967295", "1 ", "²"])
 def test_an_environment_that_holds_no_uid_names_nobody(written: str) -> None:
     by = person.judged(None, {"SUDO_UID": written}, 0)
-    assert by == {**ROOT, "source": "account", "account": ROOT}
-    assert person.text(by) == ROOT["name"]
+    assert by == Person(ROOT.name, 0, "account", ROOT)
+    assert by.text == ROOT.name
 
 
 def test_an_unset_login_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,15 +49,13 @@ def test_an_unset_login_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_service_believes_the_kernel_rather_than_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    claimed = {**ROOT, "source": "sudo", "account": ROOT}
+    claimed = Person(ROOT.name, 0, "sudo", ROOT)
     monkeypatch.setattr(person, "login_of", lambda process: SOMEBODY.pw_uid)
-    assert person.behind(claimed, 1, 0) == {
-        "name": SOMEBODY.pw_name, "uid": SOMEBODY.pw_uid, "source": "loginuid", "account": ROOT
-    }  # fmt: skip
+    assert person.behind(claimed, 1, 0) == Person(SOMEBODY.pw_name, SOMEBODY.pw_uid, "loginuid", ROOT)
     monkeypatch.setattr(person, "login_of", lambda process: None)
-    assert person.behind({"name": "dpo", "uid": 5}, 1, 0) == {"name": "dpo", "uid": 5, "account": ROOT}
+    assert person.behind(Person("dpo", 5), 1, 0) == Person("dpo", 5, account=ROOT)
 
 
 def test_a_uid_without_a_name_is_its_own() -> None:
     assert person.user_name(3_999_999_999) == "3999999999"
-    assert person.who()["account"]["uid"] == os.geteuid()
+    assert person.who().account == Account(person.user_name(os.geteuid()), os.geteuid())

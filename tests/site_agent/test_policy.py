@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from site_agent.gateway.exit import policy
-from site_agent.gateway.exit.policy import Asked
+from site_agent.gateway.exit.decisions import StudyRequest, decide, quotas
+from site_agent.gateway.exit.policy_text import differences, draft
 from wardround.errors import BadData, NeedsPerson
 from wardround.tensors.manifests import TensorSpec
 
 COORDINATOR = "spiffe://test/coordinator"
 WEIGHT = TensorSpec("head.weight", "F32", (4, 8))
 BIAS = TensorSpec("head.bias", "F32", (4,))
-ASKED = Asked("hearts", COORDINATOR, (WEIGHT, BIAS), ("val_loss",), 4, "bucketed", 100, 3)
+ASKED = StudyRequest("hearts", COORDINATOR, (WEIGHT, BIAS), ("val_loss",), 4, "bucketed", 100, 3)
 
 LEAST = """
 [study]
@@ -31,25 +32,25 @@ def parse(text: str) -> policy.Policy:
     return policy.parse(text.encode(), Path("policy.toml"))
 
 
-def denials(text: str, asked: Asked = ASKED) -> list[tuple[str, str]]:
-    return [(one.what, one.rule) for one in policy.decide(parse(text), asked) if not one.allowed]
+def denials(text: str, request: StudyRequest = ASKED) -> list[tuple[str, str]]:
+    return [(one.what, one.rule) for one in decide(parse(text), request) if not one.allowed]
 
 
-def edited(*edits: tuple[str, str], asked: Asked = ASKED) -> str:
-    text = policy.draft(asked, "st-olav")
+def edited(*edits: tuple[str, str], request: StudyRequest = ASKED) -> str:
+    text = draft(request, "st-olav")
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
     return text
 
 
-def with_tensor(spec: TensorSpec) -> Asked:
-    return Asked("hearts", COORDINATOR, (WEIGHT, spec), ("val_loss",), 4, "bucketed", 100, 3)
+def with_tensor(spec: TensorSpec) -> StudyRequest:
+    return StudyRequest("hearts", COORDINATOR, (WEIGHT, spec), ("val_loss",), 4, "bucketed", 100, 3)
 
 
 def test_a_draft_allows_exactly_what_the_study_asks() -> None:
-    assert denials(policy.draft(ASKED, "st-olav")) == []
-    (extra,) = denials(policy.draft(ASKED, "st-olav"), with_tensor(TensorSpec("encoder.weight", "F32", (2,))))
+    assert denials(draft(ASKED, "st-olav")) == []
+    (extra,) = denials(draft(ASKED, "st-olav"), with_tensor(TensorSpec("encoder.weight", "F32", (2,))))
     assert extra == ("encoder.weight", "no rule of tensors.allow names it")
 
 
@@ -79,7 +80,7 @@ def test_deny_beats_allow_and_names_the_rule() -> None:
         ),
         pytest.param(
             ("digits = 4", "digits = 3"),
-            ("metric val_loss", "metrics.allow 'val_loss' allows 3 digits, it is told with 4"),
+            ("metric val_loss", "metrics.allow 'val_loss' allows 3 digits, the study reports 4"),
             id="digits",
         ),
         pytest.param(
@@ -119,37 +120,37 @@ def test_a_denial_names_what_and_the_rule(edit: tuple[str, str], said: tuple[str
 
 
 @pytest.mark.parametrize("name", ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"])
-def test_normalisation_statistics_pass_only_when_named_in_full(name: str) -> None:
-    asked = with_tensor(TensorSpec(name, "F32", (2,)))
+def test_normalization_statistics_pass_only_when_named_in_full(name: str) -> None:
+    request = with_tensor(TensorSpec(name, "F32", (2,)))
     wide = edited(("allow = [\n  { match", 'allow = [\n  { match = "*" },\n  { match'))
-    ((what, rule),) = denials(wide, asked)
+    ((what, rule),) = denials(wide, request)
     assert what == name
-    assert rule == "tensors.allow 1: '*' matches it, but counters and normalisation statistics must be named in full"
+    assert rule == "tensors.allow 1: '*' matches it, but counters and normalization statistics must be named in full"
     named = edited(("allow = [\n  { match", f'allow = [\n  {{ match = "{name}" }},\n  {{ match'))
-    assert denials(named, asked) == []
+    assert denials(named, request) == []
 
 
 def test_an_integer_tensor_passes_only_when_named_in_full() -> None:
-    asked = with_tensor(TensorSpec("steps", "I64", (1,)))
+    request = with_tensor(TensorSpec("steps", "I64", (1,)))
     wide = edited(("allow = [\n  { match", 'allow = [\n  { match = "st*", dtype = ["I64"] },\n  { match'))
-    assert [what for what, _ in denials(wide, asked)] == ["steps"]
-    assert denials(wide.replace('"st*"', '"steps"'), asked) == []
+    assert [what for what, _ in denials(wide, request)] == ["steps"]
+    assert denials(wide.replace('"st*"', '"steps"'), request) == []
 
 
 @pytest.mark.parametrize("form", ["exact", "bucketed", "uniform"])
 def test_counts_may_be_told_less_exactly_than_the_policy_allows(form: str) -> None:
-    asked = Asked("hearts", COORDINATOR, (), (), 4, "uniform", 100)
-    assert denials(edited(('form = "bucketed"', f'form = "{form}"')), asked) == []
+    request = StudyRequest("hearts", COORDINATOR, (), (), 4, "uniform", 100)
+    assert denials(edited(('form = "bucketed"', f'form = "{form}"')), request) == []
 
 
 @pytest.mark.parametrize("exposure", ["", "coordinator", "sites"])
 def test_a_draft_says_what_a_study_needs_and_lets_nobody_have_the_sites_own_model(exposure: str) -> None:
-    asked = replace(ASKED, exposure=exposure)
-    text = policy.draft(asked, "st-olav")
+    request = replace(ASKED, exposure=exposure)
+    text = draft(request, "st-olav")
     found = parse(text).models
     assert (found.kept_by_coordinator, found.sent_to_other_sites) == (False, False)
     assert ("it needs" in text) == bool(exposure)
-    assert len(denials(text, asked)) == {"": 0, "coordinator": 1, "sites": 2}[exposure]
+    assert len(denials(text, request)) == {"": 0, "coordinator": 1, "sites": 2}[exposure]
 
 
 def test_a_policy_that_does_not_speak_of_models_lets_nobody_have_the_sites_own() -> None:
@@ -162,16 +163,16 @@ def test_a_policy_that_does_not_speak_of_models_lets_nobody_have_the_sites_own()
 
 
 def test_what_is_sent_to_other_sites_is_kept_by_the_coordinator_too() -> None:
-    asked = replace(ASKED, exposure="sites")
-    text = edited(("sent_to_other_sites = false", "sent_to_other_sites = true"), asked=asked)
-    assert [rule for _, rule in denials(text, asked)] == ["models.kept_by_coordinator = false"]
+    request = replace(ASKED, exposure="sites")
+    text = edited(("sent_to_other_sites = false", "sent_to_other_sites = true"), request=request)
+    assert [rule for _, rule in denials(text, request)] == ["models.kept_by_coordinator = false"]
 
 
 def test_quotas_count_what_left_before() -> None:
     found = parse(LEAST)
-    assert [one.allowed for one in policy.quotas(found, 400, 600, 600)] == [True, True]
-    assert [one.allowed for one in policy.quotas(found, 400, 601, 601)] == [False, False]
-    assert policy.quotas(found, 1, 0, 1000)[1].what == "1001 bytes in this day"
+    assert [one.allowed for one in quotas(found, 400, 600, 600)] == [True, True]
+    assert [one.allowed for one in quotas(found, 400, 601, 601)] == [False, False]
+    assert quotas(found, 1, 0, 1000)[1].what == "1001 bytes in this day"
 
 
 @pytest.mark.parametrize(
@@ -222,15 +223,15 @@ def test_a_missing_policy_names_the_command_that_drafts_one(tmp_path: Path) -> N
 def test_differences_are_sentences() -> None:
     old = parse(edited())
     new = parse(edited(("digits = 4", "digits = 5"), ('updates = "none"', 'updates = "every"')))
-    assert policy.differences(old, new) == [
+    assert differences(old, new) == [
         "metrics.allow: no longer name val_loss, digits 4, min_records 1",
         "metrics.allow: now name val_loss, digits 5, min_records 1",
         "release.updates: none before, every now",
     ]
-    assert policy.differences(old, old) == []
+    assert differences(old, old) == []
 
 
 def test_a_drafted_name_cannot_break_out_of_its_string() -> None:
-    asked = Asked('x"]\n[release', COORDINATOR, (WEIGHT,), (), 4, "exact", None)
+    request = StudyRequest('x"]\n[release', COORDINATOR, (WEIGHT,), (), 4, "exact", None)
     with pytest.raises(BadData):
-        parse(policy.draft(asked, "st-olav"))
+        parse(draft(request, "st-olav"))

@@ -8,22 +8,26 @@ from types import SimpleNamespace
 import pytest
 from rich.cells import cell_len
 
-from site_agent.cli.study import _print_account, wrapped
-from site_agent.gateway.consent.facts import row
+from site_agent.cli.study import print_account, wrapped
+from site_agent.gateway.consent.account import Account, Group, Line
+from site_agent.gateway.consent.rows import study_row
 from site_agent.state.directory import Journal, Offer
+from wardround.tensors.manifests import Manifest
 from wardround.terminal import escaped
 
-OFFER = Offer("trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "reported": {"metrics": []}}, [])
+OFFER = Offer(
+    "trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "reported": {"metrics": []}}, Manifest(())
+)
 
 
 @pytest.mark.parametrize(("journal", "round_"), [(2, 2), (3, 3), (4, 3)])
 def test_the_closing_numbers_are_no_round_of_their_own(journal: int, round_: int) -> None:
-    shown = row(OFFER, None, Journal("trial", 1, "d", journal, phase="decided"), [])
-    assert (shown["round"], shown["rounds"]) == (round_, 3)
+    shown = study_row(OFFER, None, Journal("trial", 1, "d", journal, phase="decided"), [])
+    assert (shown.round, shown.rounds) == (round_, 3)
 
 
 def test_a_journal_of_another_revision_says_nothing_of_this_one() -> None:
-    assert row(OFFER, None, Journal("trial", 1, "other", 2), [])["round"] == 0
+    assert study_row(OFFER, None, Journal("trial", 1, "other", 2), []).round == 0
 
 
 WIDE = {
@@ -62,11 +66,8 @@ def test_an_account_in_wide_characters_keeps_its_columns(monkeypatch: pytest.Mon
     monkeypatch.setattr("site_agent.cli.study.shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
     monkeypatch.setattr(sys, "stdout", terminal := SimpleNamespace(written=[], isatty=lambda: True))
     terminal.write, terminal.flush = terminal.written.append, lambda: None
-    lines = [{"name": "metric " + "\u5fc3" * n, "value": "\u810f" * 99} for n in (3, 12, 13, 60)]
-    _print_account({
-        "study": "hearts", "title": "\u75c5" * 70, "groups": [{"heading": "What", "lines": lines}], "since": "",
-        "study_digest": "ab" * 32, "revision": 1, "digest": "cd" * 32,
-    })  # fmt: skip
+    lines = tuple(Line("metric " + "\u5fc3" * n, "\u810f" * 99) for n in (3, 12, 13, 60))
+    print_account(Account("hearts", 1, "ab" * 32, "\u75c5" * 70, (Group("What", lines),)))
     shown = "".join(terminal.written).splitlines()
     assert max(map(cell_len, shown)) <= 80
     firsts = [line for line in shown if "\u5fc3" in line and "\u810f" in line]

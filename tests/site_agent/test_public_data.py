@@ -54,16 +54,16 @@ def round_of(hospital: Hospital, number: int) -> dict[str, Any]:
 
 
 def train(hospital: Hospital, number: int) -> dict[str, Any]:
-    answer: dict[str, Any] = hospital.requests.answer(round_of(hospital, number), lambda _: None)
+    answer: dict[str, Any] = hospital.answer(round_of(hospital, number))
     return answer
 
 
 def test_predictions_on_the_public_data_set_leave_and_no_tensor_of_the_network(hospital: Hospital) -> None:
     described = hospital.ask("describe", study=hospital.document, site="north")
-    assert [(leaf["bundle"], leaf["name"], leaf["shape"]) for leaf in described["leaves"]] == [
+    assert [(leaf["bundle"], leaf["name"], leaf["shape"]) for leaf in described["upload"]] == [
         ("predictions", "logits", [ROWS, 1])
     ]
-    assert [(one["bundle"], one["name"]) for one in described["comes"]] == [("consensus", "logits")]
+    assert [(one["bundle"], one["name"]) for one in described["download"]] == [("consensus", "logits")]
     with TensorFile(hospital.state / "staging" / train(hospital, 1)["update"]) as update:
         assert [spec.key for spec in update.specs] == ["predictions/logits"]
     hospital.commit(1)

@@ -150,6 +150,6 @@ def test_connections_that_pass_at_a_time_are_bounded(
         assert first.recv(1) == b"x"
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as second:
             assert second.recv(1) == b""
-    assert "1 connections pass here; one more is turned away" in caplog.text
+    assert "1 connections are forwarded here; one more is turned away" in caplog.text
     relay.close()
-    assert len(relay.passages) == 1
+    assert len(relay.connections) == 1

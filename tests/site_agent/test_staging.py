@@ -117,10 +117,11 @@ LARGE = """
 import pathlib, resource, sys
 
 import numpy
-from site_agent.gateway import egress
-from site_agent.gateway.staging import Staging
+from site_agent.gateway.exit import egress
+from site_agent.gateway.exit.measure import measure
+from site_agent.gateway.exit.staging import Staging
 from tests.site_agent.fake_trainer import leaf
-from wardround.tensors import TensorSpec, file_header
+from wardround.tensors.manifests import TensorSpec, file_header
 
 class Consent:
     study, leaves = "large", [leaf(TensorSpec("w", "F32", (8192, 8192)))]
@@ -132,7 +133,7 @@ with (folder / "update").open("wb") as file:
     file.truncate(len(header) + 4 * 8192 * 8192)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 digest = egress.take(Staging(folder), "update", Consent, own)
-manifest, rows = egress.measure(own, Consent)
+manifest, rows = measure(own, Consent)
 assert manifest.digest() == digest
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

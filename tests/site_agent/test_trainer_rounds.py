@@ -16,13 +16,15 @@ from fl_algorithms.client.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
-from site_agent.trainer import rounds as rounds_module
-from site_agent.trainer import vault
+from site_agent.handoff import staged
 from site_agent.trainer.data.sources import sources
+from site_agent.trainer.rounds import installing, sessions, training
+from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.records.study import Named, StudyFile
+from wardround.records.trainer import Checkpoint, Progress, request_from
 from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
 
 CONTROL = TensorSpec("c", "F32", (2,), "control")
@@ -44,11 +46,15 @@ def run(hospital: Hospital, first: int, last: int, *, restarts: bool = False) ->
     return digests
 
 
+def listed(hospital: Hospital) -> dict[str, Checkpoint]:
+    return {row.kind: row for row in models.listing(hospital.state, NAME).checkpoints}
+
+
 def test_description_says_which_tensors_leave_and_why_the_others_stay(hospital: Hospital) -> None:
     said = hospital.ask("describe", study=hospital.document, site="north")
-    assert [leaf["name"] for leaf in said["leaves"]] == sorted(leaf["name"] for leaf in said["leaves"])
-    assert all(leaf["dtype"] == "F32" and leaf["bundle"] == "model" for leaf in said["leaves"])
-    kept = {stay["name"]: stay["why"] for stay in said["stays"]}
+    assert [leaf["name"] for leaf in said["upload"]] == sorted(leaf["name"] for leaf in said["upload"])
+    assert all(leaf["dtype"] == "F32" and leaf["bundle"] == "model" for leaf in said["upload"])
+    kept = {stay["name"]: stay["why"] for stay in said["private"]}
     assert {name.split(".")[0] for name in kept} == {"private_extractor", "head"}
     assert all(kept.values())
 
@@ -59,7 +65,7 @@ def test_update_holds_exactly_the_tensors_that_were_described_in_the_order_of_th
     with TensorFile(hospital.state / "staging" / answer["update"]) as update:
         with TensorFile(hospital.state / "staging" / "base-1.safetensors") as base:
             assert update.specs == base.specs
-        assert [spec.name for spec in update.specs] == [leaf["name"] for leaf in said["leaves"]]
+        assert [spec.name for spec in update.specs] == [leaf["name"] for leaf in said["upload"]]
 
 
 def test_answer_of_a_round_has_counts_and_declared_metrics_in_the_form_that_the_study_says(hospital: Hospital) -> None:
@@ -71,9 +77,9 @@ def test_answer_of_a_round_has_counts_and_declared_metrics_in_the_form_that_the_
 
 
 def test_progress_ends_with_the_last_step(hospital: Hospital) -> None:
-    told: list[dict[str, int]] = []
-    hospital.requests.answer(hospital.round(1), told.append)
-    assert told[-1] == {"step": 5, "steps": 5}
+    steps: list[Progress] = []
+    hospital.requests.answer(request_from(hospital.round(1)), steps.append)
+    assert steps[-1] == Progress(step=5, steps=5)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup"])
@@ -125,13 +131,13 @@ def test_two_hospitals_and_the_mean_of_their_updates_reach_the_labs_model(tmp_pa
 
 def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the installed method begin a round with one tensor more than leaves."""
-    real = rounds_module.describe
+    real = installing.describe
 
     def describe(study: StudyFile, site: str, chosen: str) -> Partition:
         partition = real(study, site, chosen)
         return replace(partition, download=(*partition.upload, CONTROL), exposure="coordinator")
 
-    monkeypatch.setattr(rounds_module, "describe", describe)
+    monkeypatch.setattr(installing, "describe", describe)
 
 
 def stage_view(hospital: Hospital) -> dict[str, Any]:
@@ -148,13 +154,13 @@ def test_more_may_come_than_leaves_and_the_update_holds_what_leaves(
 ) -> None:
     with_control(monkeypatch)
     said = hospital.ask("describe", study=hospital.document, site="north")
-    assert [row for row in said["comes"] if row not in said["leaves"]] == [
+    assert [row for row in said["download"] if row not in said["upload"]] == [
         {"bundle": "control", "name": "c", "dtype": "F32", "shape": [2], "bytes": 8}
     ]
     assert said["exposure"] == "coordinator"
     answer = hospital.train(1, **stage_view(hospital))
     with TensorFile(hospital.state / "staging" / answer["update"]) as update:
-        assert [spec.name for spec in update.specs] == [leaf["name"] for leaf in said["leaves"]]
+        assert [spec.name for spec in update.specs] == [leaf["name"] for leaf in said["upload"]]
 
 
 def test_download_of_other_tensors_than_the_installed_method_begins_with_is_refused(
@@ -177,11 +183,10 @@ def test_closing_round_of_a_study_that_fine_tunes_keeps_the_tuned_copy_too(hospi
     run(hospital, 1, 4)
     answer = hospital.ask(**hospital.round(5, "validate"))
     assert "update" not in answer
-    rows = vault.listing(hospital.state, NAME)["checkpoints"]
-    assert [row["kind"] for row in rows] == ["best_local", "fine_tuned", "latest"]
-    assert {row["round"] for row in rows if row["kind"] != "best_local"} == {4}
-    digests = {row["kind"]: row["digest"] for row in rows}
-    assert digests["fine_tuned"] != digests["latest"]
+    rows = listed(hospital)
+    assert list(rows) == ["best_local", "fine_tuned", "latest"]
+    assert (rows["fine_tuned"].round, rows["latest"].round) == (4, 4)
+    assert rows["fine_tuned"].digest != rows["latest"].digest
 
 
 def test_round_asked_again_before_it_is_decided_is_not_trained_again(
@@ -189,7 +194,7 @@ def test_round_asked_again_before_it_is_decided_is_not_trained_again(
 ) -> None:
     first = hospital.train(1)
     again = hospital.restarted()
-    monkeypatch.setattr(rounds_module.SiteSession, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(sessions.SiteSession, "train", lambda *_: pytest.fail("trained again"))
     assert again.train(1) == first
 
 
@@ -219,7 +224,7 @@ def test_discarded_round_is_trained_again_from_the_state_before_it(hospital: Hos
 
 def test_committed_round_that_the_coordinator_repeats_starts_where_it_started(hospital: Hospital) -> None:
     first = run(hospital, 1, 2)
-    assert hospital.update_digest(hospital.train(2, attempt=2)) == first[1]
+    assert hospital.update_digest(hospital.train(2)) == first[1]
     hospital.commit(2)
     assert run(hospital, 3, 3) == run(hospital.restarted(), 3, 3)
 
@@ -244,7 +249,7 @@ def test_table_changed_since_approval_is_refused_with_the_command_that_approves_
     request = hospital.round(2)
     hospital.table.write_text(hospital.table.read_text() + "50,0.1,no,Ines\n")
     with pytest.raises(BadData, match=r"data `patients` is not what was approved for study `small`") as refused:
-        hospital.requests.answer(request, lambda _: None)
+        hospital.answer(request)
     assert refused.value.code == "DECLINED_DATA_CHANGED"
     assert refused.value.hint.startswith("`site-agent approve small --data patients`")
 
@@ -253,7 +258,7 @@ def test_table_that_is_gone_is_refused_by_name(hospital: Hospital) -> None:
     request = hospital.round(1)
     hospital.table.unlink()
     with pytest.raises(BadData, match=r"train\.csv: No such file") as refused:
-        hospital.requests.answer(request, lambda _: None)
+        hospital.answer(request)
     assert refused.value.code == "DECLINED_DATA_INVALID"
 
 
@@ -282,9 +287,11 @@ def test_base_of_another_network_is_refused_by_the_tensors_name(hospital: Hospit
 
 @pytest.mark.parametrize("name", ["../base", "a/b", "", ".hidden", "a b"])
 def test_name_that_could_leave_the_staging_folder_is_refused(hospital: Hospital, name: str) -> None:
-    with pytest.raises(BadData, match="no file name of the staging folder") as refused:
+    with pytest.raises(TryAgain, match='not a request `train` to the trainer: "base": string_pattern') as refused:
         hospital.train(1, base=name)
     assert refused.value.code.startswith("DECLINED_")
+    with pytest.raises(BadData, match="no file name of the staging folder"):
+        staged(hospital.state, name)
 
 
 def test_revision_with_another_digest_is_refused(hospital: Hospital) -> None:
@@ -308,8 +315,8 @@ def test_study_resolved_by_another_version_is_refused(hospital: Hospital) -> Non
 
 
 def test_full_disk_is_found_before_the_training(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "RESERVED_BYTES", 1 << 60)
-    monkeypatch.setattr(rounds_module.SiteSession, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(training, "RESERVED_BYTES", 1 << 60)
+    monkeypatch.setattr(sessions.SiteSession, "train", lambda *_: pytest.fail("trained"))
     with pytest.raises(CannotWrite, match=r"staging has \d+ MiB free, a round needs \d+ MiB") as refused:
         hospital.train(1)
     assert refused.value.code == "DECLINED_RESOURCES"
@@ -342,11 +349,10 @@ def test_round_older_than_what_is_kept_is_refused(hospital: Hospital) -> None:
 
 def test_closing_round_tells_metrics_and_no_update(hospital: Hospital) -> None:
     run(hospital, 1, 4)
-    answer = hospital.requests.answer(hospital.round(5, "validate"), lambda _: None)
+    answer = hospital.answer(hospital.round(5, "validate"))
     assert set(answer) == {"num_examples", "num_validation", "metrics"}
     hospital.commit(5)
-    rows = {row["kind"]: row for row in vault.listing(hospital.state, NAME)["checkpoints"]}
-    assert rows["latest"]["round"] == 4
+    assert listed(hospital)["latest"].round == 4
 
 
 def test_cards_say_where_a_model_comes_from_and_in_the_end_who_contributed(hospital: Hospital) -> None:
@@ -354,9 +360,9 @@ def test_cards_say_where_a_model_comes_from_and_in_the_end_who_contributed(hospi
     fields = {key: hospital.round(3)[key] for key in ("study", "revision", "study_digest", "site", "data")}
     contributors = {"north": [1, 2], "south": [1]}
     limited = {"capped": {"north": [2]}, "left_out": {"south": [2]}}
-    said = hospital.ask("finish", **fields, best_round=None, best=None, contributors=contributors, **limited)
-    row = next(row for row in said["checkpoints"] if row["kind"] == "latest")
-    folder = Path(row["path"]).parent
+    assert hospital.ask("finish", **fields, best=None, contributors=contributors, **limited) == {}
+    row = listed(hospital)["latest"]
+    folder = Path(row.path).parent
     card = json.loads((folder / "card.json").read_text())
     assert card["study_digest"] == STUDY_DIGEST
     assert card["contributors"] == contributors
@@ -364,10 +370,9 @@ def test_cards_say_where_a_model_comes_from_and_in_the_end_who_contributed(hospi
     assert card["torch"] == torch.__version__
     assert (card["device"], card["threads"], card["split"], card["metric"]) == ("cpu", 1, "test", "accuracy")
     assert card["data_digest"] == sources(hospital.state)["patients"].digest
-    with TensorFile(Path(row["path"])) as model:
+    with TensorFile(Path(row.path)) as model:
         assert json.loads(model.note["card"]) == card
-        assert model.manifest().digest() == row["digest"] == card["model_digest"]
-    assert set(row) == {"kind", "round", "score", "metric", "split", "val_loss", "path", "digest"}
+        assert model.manifest().digest() == row.digest == card["model_digest"]
 
 
 def test_best_global_model_is_kept_where_the_method_has_one(tmp_path: Path) -> None:
@@ -375,12 +380,14 @@ def test_best_global_model_is_kept_where_the_method_has_one(tmp_path: Path) -> N
     run(hospital, 1, 4)
     hospital.stage_base("best.safetensors", 1 / 3)
     fields = {key: hospital.round(5)[key] for key in ("study", "revision", "study_digest", "site", "data")}
-    said = hospital.ask("finish", **fields, best_round=2, best="best.safetensors")
-    again = hospital.restarted().ask("finish", **fields, best_round=2, best="best.safetensors")
-    rows = {row["kind"]: row for row in said["checkpoints"]}
+    best = {"round": 2, "file": "best.safetensors"}
+    hospital.ask("finish", **fields, best=best)
+    rows = listed(hospital)
+    hospital.restarted().ask("finish", **fields, best=best)
+    again = listed(hospital)
     assert set(rows) == {"best_local", "latest", "best_global"}
-    assert rows["best_global"]["round"] == 2
-    assert [row["digest"] for row in again["checkpoints"]] == [row["digest"] for row in said["checkpoints"]]
+    assert rows["best_global"].round == 2
+    assert {kind: row.digest for kind, row in again.items()} == {kind: row.digest for kind, row in rows.items()}
 
 
 @pytest.mark.parametrize("kind", ["latest", "best_local"])
@@ -397,8 +404,7 @@ def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     for _, row in pairs:
         assert float(row["probability_no"]) + float(row["probability_yes"]) == pytest.approx(1, abs=2e-6)
     right = sum(row["ill"] == predicted["predicted"] for row, predicted in pairs)
-    rows = {row["kind"]: row for row in vault.listing(hospital.state, NAME)["checkpoints"]}
-    assert right / len(pairs) == rows[kind]["score"]
+    assert right / len(pairs) == listed(hospital)[kind].score
 
 
 def test_predictions_do_not_need_the_training_table(hospital: Hospital, tmp_path: Path) -> None:
@@ -442,7 +448,7 @@ def test_what_a_library_says_stays_in_the_hospitals_log(
     def fail(*_: object) -> None:
         raise RuntimeError("value 71.3 of Ines")
 
-    monkeypatch.setattr(rounds_module.SiteSession, "train", fail)
+    monkeypatch.setattr(sessions.SiteSession, "train", fail)
     with pytest.raises(WardroundError) as failed:
         hospital.train(1)
     assert (failed.value.message, failed.value.code) == ("the trainer failed at `train`", "DECLINED_TRAINING_FAILED")
@@ -453,7 +459,7 @@ def test_running_out_of_memory_is_declined_for_resources(hospital: Hospital, mon
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(rounds_module.SiteSession, "train", fail)
+    monkeypatch.setattr(sessions.SiteSession, "train", fail)
     with pytest.raises(TryAgain, match="there is not enough memory for this") as failed:
         hospital.train(1)
     assert failed.value.code == "DECLINED_RESOURCES"
@@ -470,20 +476,20 @@ def test_round_that_failed_halfway_is_trained_anew_from_the_kept_state(
     def stop(_: object) -> None:
         raise RuntimeError("interrupted in the middle of the steps")
 
-    monkeypatch.setattr("site_agent.trainer.requests._seldom", lambda _: lambda *_: stop(None))
+    monkeypatch.setattr("site_agent.trainer.requests._throttled", lambda _: lambda *_: stop(None))
     with pytest.raises(WardroundError):
-        hospital.requests.answer(request, lambda _: None)
+        hospital.answer(request)
     monkeypatch.undo()
     assert hospital.update_digest(hospital.train(2)) == whole[1]
 
 
 def test_unknown_request_is_refused(hospital: Hospital) -> None:
-    with pytest.raises(TryAgain, match="the trainer knows no request `fly`"):
+    with pytest.raises(TryAgain, match='the trainer knows no request "fly"'):
         hospital.ask("fly")
 
 
 def test_site_without_torch_is_told_what_to_install(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "site_agent.trainer.rounds", None)
+    monkeypatch.setitem(__import__("sys").modules, "site_agent.trainer.rounds.training", None)
 
     class Missing(ModuleNotFoundError):
         name = "torch"
@@ -496,7 +502,7 @@ def test_site_without_torch_is_told_what_to_install(hospital: Hospital, monkeypa
 
 def _refusing(really, error):  # type: ignore[no-untyped-def]
     def importing(name, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if name == "site_agent.trainer.rounds":
+        if name == "site_agent.trainer.rounds.training":
             raise error
         return really(name, *args, **kwargs)
 

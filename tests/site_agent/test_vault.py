@@ -1,5 +1,6 @@
 """The vault keeps the old or the new, whatever instant the process ends at."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -10,15 +11,24 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given, settings
 
-from site_agent.trainer import vault as vaults
-from site_agent.trainer.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
-from site_agent.trainer.vault import Vault
+from fl_algorithms.client.session import SessionState
+from site_agent.trainer.rounds import sessions
+from site_agent.trainer.rounds.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
+from site_agent.trainer.vault import models
+from site_agent.trainer.vault.cards import Card
+from site_agent.trainer.vault.index import Index, Origin
+from site_agent.trainer.vault.states import StoredState, Vault
+from tests.drawn_records import of
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local import durable
+from wardround.records.trainer import Trained
+from wardround.signing import canonical
 from wardround.tensors.manifests import TensorFile
 
 DIGEST = "ab" * 32
+ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)
 
 
 class Crash(BaseException):
@@ -69,19 +79,31 @@ def tensors(value: int) -> dict[str, torch.Tensor]:
     return {"private/w": torch.full((3, 2), float(value)), "optimizer/step": torch.tensor(value)}
 
 
+def answer(number: int) -> Trained:
+    return Trained(num_examples=8, num_validation=2, metrics={"val_loss": "0.5"}, update=f"u{number}")
+
+
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
-    vault.keep_pending(number, to_bytes(tensors(number)), {"round": number}, {"base": "b"}, {"update": f"u{number}"})
+    state = StoredState(to_bytes(tensors(number)), canonical.dumps({"round": number}))
+    vault.keep_pending(number, state, ORIGIN, answer(number), DIGEST)
+
+
+def card(number: int, model_digest: str, preprocessing: bytes) -> Card:
+    return Card(
+        study="small", revision=1, study_digest=DIGEST, site="north", kind="latest", round=number, score=0.5,
+        metric="accuracy", split="test", scores={"accuracy": 0.5}, val_loss=None, model_digest=model_digest,
+        data_digest=DIGEST, created="2026-03-01T09:00:00+00:00", wardround="0.1", torch="2", device="cpu", threads=1,
+        instruction_set="AVX2", preprocessing_sha256=hashlib.sha256(preprocessing).hexdigest(),
+    )  # fmt: skip
 
 
 def keep_model(vault: Vault, number: int) -> None:
     model = {"w": torch.full((2,), float(number)), "count": torch.tensor(number)}
     specs = specs_of(model)
-    card = {
-        "kind": "latest", "round": number, "score": 0.5, "metric": "accuracy", "split": "test", "val_loss": None,
-        "model_digest": manifest_of(model, specs).digest(),
-    }  # fmt: skip
-    vault.keep_checkpoint(card, specs, payload(model, specs), b'{"mean": ["0.5"]}')
+    preprocessing = b'{"mean": ["0.5"]}'
+    written = card(number, manifest_of(model, specs).digest(), preprocessing)
+    vault.keep_checkpoint(written, specs, payload(model, specs), preprocessing)
 
 
 def current(vault: Vault, before: int = 100) -> int:
@@ -90,7 +112,7 @@ def current(vault: Vault, before: int = 100) -> int:
     if kept is None:
         return 0
     stored = vault.load(kept)
-    assert stored.meta == {"round": kept.round}
+    assert canonical.loads(stored.meta) == {"round": kept.round}
     assert torch.equal(from_bytes(stored.tensors)["private/w"], tensors(kept.round)["private/w"])
     return kept.round
 
@@ -107,7 +129,8 @@ def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
         "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
     }  # fmt: skip
-    back = from_bytes(vault.load(vault.keep_pending(1, to_bytes(odd), {"x": ["1e-05"]}, {}, {})).tensors)
+    kept = vault.keep_pending(1, StoredState(to_bytes(odd), b"{}"), ORIGIN, answer(1), DIGEST)
+    back = from_bytes(vault.load(kept).tensors)
     assert back.keys() == odd.keys()
     for name, tensor in odd.items():
         assert back[name].dtype == tensor.dtype
@@ -125,15 +148,17 @@ def test_pending_state_counts_only_when_it_is_committed(vault: Vault) -> None:
 
 def test_pending_answer_is_given_for_the_same_question_alone(vault: Vault) -> None:
     keep(vault, 1)
-    assert vault.pending(1, {"base": "b"}) == {"update": "u1"}
-    assert vault.pending(1, {"base": "other"}) is None
-    assert vault.pending(2, {"base": "b"}) is None
+    pending = vault.pending(1, ORIGIN)
+    assert pending is not None
+    assert (pending.answer, pending.update_digest) == (answer(1), DIGEST)
+    assert vault.pending(1, ORIGIN.model_copy(update={"base_digest": "cc" * 32})) is None
+    assert vault.pending(2, ORIGIN) is None
 
 
 def test_discarded_state_is_gone(vault: Vault) -> None:
     keep(vault, 1)
     vault.discard(1)
-    assert vault.pending(1, {"base": "b"}) is None
+    assert vault.pending(1, ORIGIN) is None
     assert not list(vault.folder.glob("state-*"))
     Vault(vault.folder, "other", 1).discard(1)  # a study that was never begun here
 
@@ -162,7 +187,7 @@ def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
         vault.open(DIGEST, {"study": "small"})
         assert current(vault) in (1, 2)
         if current(vault) == 1:
-            if vault.pending(2, {"base": "b"}) is None:
+            if vault.pending(2, ORIGIN) is None:
                 keep(vault, 2)
             vault.commit(2)
         assert current(vault) == 2
@@ -180,8 +205,8 @@ def test_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(
 
     for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=4):
         (found,) = vault.checkpoints()
-        assert found.card["round"] in (1, 2)
-        vaults.verify_model(found)
+        assert found.card.round in (1, 2)
+        found.verify_model()
         assert found.preprocessing() == {"mean": ["0.5"]}
 
 
@@ -237,7 +262,7 @@ def test_card_inside_the_model_counts_and_other_tools_read_the_model(vault: Vaul
     (found,) = vault.checkpoints()
     (found.folder / "card.json").write_text("{}")
     (again,) = vault.checkpoints()
-    assert again.row()["round"] == 3
+    assert again.row().round == 3
     assert safetensors.torch.load_file(again.model)["w"].tolist() == [3.0, 3.0]
 
 
@@ -260,7 +285,7 @@ def test_model_whose_tensors_were_changed_is_refused(vault: Vault) -> None:
     data = found.model.read_bytes()
     found.model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(BadData, match=r"model\.safetensors is damaged: its digest is"):
-        vaults.verify_model(found)
+        found.verify_model()
 
 
 def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
@@ -273,8 +298,8 @@ def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
 
 def test_export_copies_the_three_files(vault: Vault, tmp_path: Path) -> None:
     keep_model(vault, 1)
-    said = vaults.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
-    files = [Path(file) for file in said["files"]]
+    exported = models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
+    files = [Path(file) for file in exported.files]
     assert [file.name for file in files] == ["model.safetensors", "card.json", "preprocessing.json"]
     with TensorFile(files[0]) as model:
         assert model.manifest().digest() == json.loads(files[1].read_text())["model_digest"]
@@ -282,19 +307,35 @@ def test_export_copies_the_three_files(vault: Vault, tmp_path: Path) -> None:
 
 def test_missing_models_are_told_with_what_there_is(vault: Vault, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="study `small` has no models here yet"):
-        vaults.listing(tmp_path, "small")
+        models.listing(tmp_path, "small")
     keep_model(vault, 1)
     with pytest.raises(UsageProblem, match="study `small` has no checkpoint `best_global`") as refused:
-        vaults.checkpoint(tmp_path, "small", "best_global")
+        models.checkpoint(tmp_path, "small", "best_global")
     assert refused.value.hint == "it has: latest"
     with pytest.raises(UsageProblem, match="is not a study's name"):
-        vaults.listing(tmp_path, "../small")
+        models.listing(tmp_path, "../small")
 
 
 def test_newest_revision_with_a_model_is_shown(vault: Vault, tmp_path: Path) -> None:
     keep_model(vault, 1)
     second: Any = Vault(tmp_path, "small", 10)
     second.open(DIGEST, {"study": "small"})
-    assert vaults.newest(tmp_path, "small").revision == 1
+    assert models.newest(tmp_path, "small").revision == 1
     keep_model(second, 4)
-    assert vaults.newest(tmp_path, "small").revision == 10
+    assert models.newest(tmp_path, "small").revision == 10
+
+
+@settings(max_examples=50)
+@given(of(Index), of(Card))
+def test_index_and_card_survive_being_written(index: dict[str, Any], card: dict[str, Any]) -> None:
+    kept = Index.model_validate({**index, "forgotten": index["forgotten"] if index["committed"] else 0})
+    assert Index.from_bytes(kept.to_bytes()) == kept
+    written = Card.model_validate(card)
+    assert Card.from_text(written.to_text()) == written
+
+
+def test_session_survives_being_kept() -> None:
+    state = SessionState({"private/w": torch.ones(2)}, {"algorithm": "fedavg", "round": 3, "notes": {"mu": "0.1"}})
+    back, network = sessions.decoded(sessions.encoded(state, "small"))
+    assert (network, back.meta) == ("small", state.meta)
+    assert torch.equal(back.tensors["private/w"], state.tensors["private/w"])

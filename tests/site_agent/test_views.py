@@ -11,10 +11,10 @@ import pytest
 
 from site_agent.state.directory import SiteState
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.site_world import DPO, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
-from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, NotPermitted
+from wardround.records.messages import manifest_from
 from wardround.tensors.manifests import TensorFile, TensorSpec
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_more_may_come_than_leaves_and_only_what_leaves_is_sent(world: SiteWorld
     (taken,) = world.coordinator.wait_receipts(1)
     assert world.trainer is not None
     assert world.trainer.bases == [digest]
-    assert rpc.manifest_from(taken.opening.manifest).specs == SHARED
+    assert manifest_from(taken.opening.manifest).specs == SHARED
     (upload,) = world.lines("upload")
     assert [(row["bundle"], row["name"]) for row in upload["tensors"]] == [(spec.bundle, spec.name) for spec in SHARED]
 
@@ -139,23 +139,22 @@ def test_a_consent_keeps_what_comes_and_who_has_the_sites_own_model(world: SiteW
     ready(world, "sites")
     consent = world.state.consent(STUDY)
     assert consent is not None
-    assert consent.comes == [leaf(spec) for spec in COMES]
-    assert consent.leaves == [leaf(spec) for spec in SHARED]
+    assert consent.download == tuple(COMES)
+    assert consent.upload == tuple(SHARED)
     assert consent.exposure == "sites"
 
 
-def test_a_consent_of_an_older_release_still_counts(world: SiteWorld) -> None:
+def test_a_consent_without_one_of_its_fields_is_named(world: SiteWorld) -> None:
+    """What a release before the first one wrote is not filled in: who approved it did not see that field."""
     world.ready()
     path = world.state.root / "consents" / f"{STUDY}.json"
     stored = json.loads(path.read_text())
-    del stored["comes"], stored["exposure"]
+    for name in ("comes", "exposure", "attempts", "account", "withdrawn_at"):
+        path.write_text(json.dumps({key: value for key, value in stored.items() if key != name}))
+        with pytest.raises(BadData, match=r"consents/hearts\.json is damaged or of another version"):
+            world.state.consent(STUDY)
     path.write_text(json.dumps(stored))
-    consent = world.state.consent(STUDY)
-    assert consent is not None
-    assert (consent.comes, consent.exposure) == (consent.leaves, "")
-    assert world.state.consents() == [consent]
-    world.coordinator.assign(STUDY, 1)
-    world.coordinator.wait_receipts(1)
+    assert world.state.consents() == [world.state.consent(STUDY)]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "5", '{"leaves": []}'])
@@ -176,7 +175,7 @@ def test_approving_again_says_that_others_would_now_have_the_sites_own_model(wor
     world.command("refresh")
     said: list[str] = []
     world.draft(KEPT, SENT)
-    world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append)
+    world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, said.append)
     assert said[:2] == [
         "changed since it was approved: revision 2, approved was 1",
         "changed since it was approved: now the coordinator keeps apart the site's head, and sends it to the other "

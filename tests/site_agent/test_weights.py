@@ -23,14 +23,16 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.audit.show import words
 from site_agent.cli import data
+from site_agent.state.consent import TrainedData
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.fl_algorithms.toys import start_of
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
+from tests.site_agent.site_world import DPO, STUDY, SiteWorld
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study
 from wardround.errors import BadData
+from wardround.records.ledger.lines import Line
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.manifests import Manifest, TensorFile
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -256,7 +258,7 @@ def test_data_add_names_the_weights_and_data_list_shows_them_and_the_public_data
 
 def test_data_check_says_what_begins_with_the_weights(hospital: Hospital) -> None:
     state = SiteState(hospital.state)
-    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, []))
+    state.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", hospital.document, Manifest(())))
     state.save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
     path = name_weights(hospital, {name: pretrained(hospital.study)[name] for name in private(hospital.study)[:2]})
     said = give(hospital, "data", "check", "patients", "--study", NAME).stdout
@@ -284,21 +286,21 @@ def test_consent_and_ledger_have_network_public_data_set_and_weights_and_the_coo
     world.trainer.weights = {"digest": "3e" * 32, "used": 1, "drawn": [], "unused": ["fc.weight"]}
     told: list[str] = []
     assert world.agent is not None
-    consent = world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, told.append)
-    assert consent.data == {
-        "name": "patients", "digest": "ab" * 32, "network": "the-smallest", "common": "c0" * 32, "weights": "3e" * 32,
-    }  # fmt: skip
+    consent = world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, told.append)
+    assert consent.data == TrainedData("patients", "ab" * 32, "the-smallest", "c0" * 32, "3e" * 32)
     change = f"its own tensors begin with the weights {'3e' * 6}…, approved was: what the study's seed draws"
     assert f"changed since it was approved: {change}" in told
     assert any("3e" * 32 in line and "not used: fc.weight" in line for line in told)
     line = world.lines("consent")[-1]
     assert (line["network"], line["common_digest"], line["weights_digest"]) == ("the-smallest", "c0" * 32, "3e" * 32)
-    assert words(line) == f"{STUDY} approved by {PERSON['name']}, network the-smallest, weights {'3e' * 6}"
+    assert (
+        words(Line.from_document(line)) == f"{STUDY} approved by {DPO.name}, network the-smallest, weights {'3e' * 6}"
+    )
     assert world.agent.approved(consent)
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
     (asked,) = world.trainer.wait_asked("train")
-    assert asked["data"] == consent.data
+    assert asked["data"] == {"name": "patients", "digest": "ab" * 32, "network": "the-smallest", "weights": "3e" * 32}
     world.trainer.wait_asked("commit")
     world.agent.stop()
     world.agent = None

@@ -12,6 +12,7 @@ from fl_algorithms.resolving import resolve
 from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests
 from wardround.records.study import StudyFile
+from wardround.records.trainer import DataFiles, request_from
 from wardround.tensors.manifests import TensorFile
 
 STUDY_DIGEST = "5d" * 32
@@ -69,7 +70,7 @@ class Hospital:
 
     def name_data(self) -> None:
         fields = {"table": str(self.table), "test": str(self.test), "label": "ill"}
-        source = sources.DataSource(**fields, digest=inspection.inspect(fields).digest)
+        source = sources.DataSource(**fields, digest=inspection.inspect(DataFiles(**fields)).digest)
         sources.add(self.state, "patients", source, replace=True)
 
     @property
@@ -84,21 +85,24 @@ class Hospital:
             return file.manifest().digest()
 
     def round(self, number: int, command: str = "train", **replaced: Any) -> dict[str, Any]:
-        """The gateway's request of a round whose base is the initial model, scaled by the round's number."""
+        """The gateway's request, as it is sent, of a round whose base is the initial model over the round's number."""
         base = f"base-{number}.safetensors"
         request = {
             "command": command, "study": self.document, "revision": 1, "study_digest": STUDY_DIGEST, "site": "north",
-            "round": number, "attempt": 1, "base": base, "base_digest": self.stage_base(base, 1 / number),
+            "round": number, "base": base, "base_digest": self.stage_base(base, 1 / number),
             "data": {"name": "patients", "digest": sources.sources(self.state)["patients"].digest},
         }  # fmt: skip
         return {**request, **replaced}
 
-    def ask(self, command: str, **fields: Any) -> Any:
-        return self.requests.answer({**fields, "command": command}, lambda _: None)
+    def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        """A request and its answer, both as they are on the socket."""
+        return self.answer({**fields, "command": command})
+
+    def answer(self, document: dict[str, Any]) -> dict[str, Any]:
+        return self.requests.answer(request_from(document), lambda _: None).to_document()
 
     def train(self, number: int, **replaced: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self.requests.answer(self.round(number, **replaced), lambda _: None)
-        return answer
+        return self.answer(self.round(number, **replaced))
 
     def commit(self, number: int) -> None:
         self.ask("commit", study=NAME, revision=1, round=number)

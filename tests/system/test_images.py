@@ -149,7 +149,7 @@ class Federation:
             about = {"study": study.study.name, "data": name}
             shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
             request = {"command": "approve", **about, "digest": shown, "by": person}
-            assert control.call(service, request, timeout_s=WAIT_S)["told"]
+            assert control.call(service, request, timeout_s=WAIT_S)["reported"]
 
         in_parallel(approve, SITES)
         self._ask("start", study=study.study.name)
@@ -238,8 +238,10 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     for site in SITES:
         consent = SiteState(federation.world.state / site).consent(study.study.name)
         assert consent is not None
-        row = registry.METHODS[method]
-        assert (consent.exposure, consent.apart) == (row.exposure, row.personalized)
+        assert (consent.exposure, consent.personalized) == (
+            registry.METHODS[method].exposure,
+            registry.METHODS[method].apart,
+        )
 
 
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:

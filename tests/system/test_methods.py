@@ -160,7 +160,7 @@ class Federation:
             about = {"study": name, "data": "patients"}
             shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
             request = {"command": "approve", **about, "digest": shown, "by": person}
-            assert control.call(service, request, timeout_s=WAIT_S)["told"]
+            assert control.call(service, request, timeout_s=WAIT_S)["reported"]
 
         in_parallel(approve, SITES)
         self._ask("start", study=name)

@@ -19,7 +19,7 @@ from tools.fuzz import formats, mutate, pool, targets, wire
 from tools.fuzz.engine import Door, Finding, Runner, Target, Uncoded, case, scratch
 from tools.fuzz.examples import SiteFiles
 from wardround.errors import BadData, WardroundError
-from wardround.local import control
+from wardround.local import frames
 from wardround.records.invitation import Invitation
 from wardround.records.receipts import Receipt
 from wardround.signing import canonical, dsse
@@ -172,7 +172,7 @@ SHORT = settings(max_examples=150, deadline=None, database=None, suppress_health
 @given(VALUES)
 def test_any_json_value_is_a_control_answer_or_refused(value: object) -> None:
     try:
-        error = control.failure_from(value)
+        error = frames.failure_from(value)
     except BadData:
         return
     assert isinstance(error, WardroundError)

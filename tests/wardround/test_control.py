@@ -25,7 +25,7 @@ from wardround.errors import (
     UsageProblem,
     WardroundError,
 )
-from wardround.local import control
+from wardround.local import control, frames, sockets
 from wardround.local.control import ControlServer, call
 
 
@@ -116,7 +116,7 @@ def test_a_crash_is_logged_where_it_happened_and_told_without_its_text(
 
 @pytest.mark.parametrize("line", [b"5\n", b"{\n", b"\xff\n", b"[1]\n"])
 def test_what_is_no_request_is_refused(path: Path, line: bytes) -> None:
-    with control.connect(path) as connection, connection.makefile("rb") as stream:
+    with sockets.connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(10)
         connection.sendall(line)
         answer = json.loads(stream.readline())
@@ -136,7 +136,7 @@ def test_a_look_whether_someone_listens_is_no_failed_command(path: Path, caplog:
 def test_a_command_that_goes_away_does_not_trouble_the_service(
     path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = control.connect(path)
+    connection = sockets.connect(path)
     connection.sendall(b'{"command":"talk until nobody listens"}\n')
     assert connection.recv(10)
     connection.close()
@@ -158,7 +158,7 @@ def test_nobody_listening_is_said(tmp_path: Path) -> None:
 
 
 def test_a_service_that_goes_away_is_said(tmp_path: Path) -> None:
-    listener = control.listen(tmp_path / "s")
+    listener = sockets.listen(tmp_path / "s")
 
     def take_and_leave() -> None:
         connection, _ = listener.accept()
@@ -183,7 +183,7 @@ def test_a_state_folder_may_be_longer_than_a_sockets_path(tmp_path: Path, servic
 
 
 def test_a_stale_socket_is_replaced_and_the_mode_is_as_asked(tmp_path: Path, service: Service) -> None:
-    control.listen(tmp_path / "s").close()
+    sockets.listen(tmp_path / "s").close()
     server = ControlServer(tmp_path / "s", service, mode=0o660)
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     assert call(tmp_path / "s", {"command": "echo", "text": "x"}) == "x"
@@ -192,7 +192,7 @@ def test_a_stale_socket_is_replaced_and_the_mode_is_as_asked(tmp_path: Path, ser
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite) as caught:
-        control.listen(tmp_path / "missing" / "s")
+        sockets.listen(tmp_path / "missing" / "s")
     assert (
         caught.value.message == f"{tmp_path / 'missing' / 's'}: no socket can be made there (No such file or directory)"
     )
@@ -213,38 +213,38 @@ def test_the_peers_user_is_the_one_that_connected() -> None:
     """The kernel notes the user at the moment of connecting."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        listener = control.listen(Path(folder, "s"), mode=0o666)
+        listener = sockets.listen(Path(folder, "s"), mode=0o666)
         os.seteuid(12345)
         try:
-            asking = control.connect(Path(folder, "s"))
+            asking = sockets.connect(Path(folder, "s"))
         finally:
             os.seteuid(0)
         connection, _ = listener.accept()
-        assert control.peer_user(connection) == 12345
+        assert sockets.peer_user(connection) == 12345
         for opened in (asking, connection, listener):
             opened.close()
 
 
-@pytest.mark.parametrize("size", [control.PIECE - 20, control.PIECE, 3 * control.PIECE, 9 * control.PIECE + 7])
+@pytest.mark.parametrize("size", [frames.PIECE - 20, frames.PIECE, 3 * frames.PIECE, 9 * frames.PIECE + 7])
 def test_an_answer_of_any_length_comes_whole(path: Path, size: int) -> None:
     text = ('"\\ø\n' * size)[:size]
-    asked = text[: control.MAX_LINE // 4]
+    asked = text[: frames.MAX_LINE // 4]
     assert call(path, {"command": "echo", "text": asked}) == asked
-    (whole,) = control.texts(io.BytesIO(b"".join(control.lines_of({"result": text}))))
-    assert control.parsed(whole) == {"result": text}
+    (whole,) = frames.texts(io.BytesIO(b"".join(frames.lines_of({"result": text}))))
+    assert frames.parsed(whole) == {"result": text}
 
 
 def test_an_answer_is_not_longer_than_the_asker_takes(path: Path) -> None:
-    text = "x" * (2 * control.PIECE)
+    text = "x" * (2 * frames.PIECE)
     with pytest.raises(BadData, match="the service's answer is longer than is taken here"):
-        call(path, {"command": "echo", "text": text}, most=control.PIECE)
+        call(path, {"command": "echo", "text": text}, most=frames.PIECE)
     with pytest.raises(BadData, match="not an answer: one JSON object on one line was wanted"):
-        control.parsed(b"[1]\n")
+        frames.parsed(b"[1]\n")
 
 
 def test_a_request_that_does_not_come_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "REQUEST_S", 0.2)
-    with control.connect(path) as connection, connection.makefile("rb") as stream:
+    with sockets.connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(10)
         connection.sendall(b'{"command":')
         answer = json.loads(stream.readline())
@@ -252,8 +252,8 @@ def test_a_request_that_does_not_come_is_not_waited_for(path: Path, monkeypatch:
 
 
 def test_a_request_has_a_length(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MAX_LINE", 1000)
-    with control.connect(path) as connection, connection.makefile("rb") as stream:
+    monkeypatch.setattr(frames, "MAX_LINE", 1000)
+    with sockets.connect(path) as connection, connection.makefile("rb") as stream:
         connection.settimeout(10)
         connection.sendall(b"x" * 1001)
         assert json.loads(stream.readline())["error"]["message"] == "a request of more than 1000 bytes"
@@ -261,7 +261,7 @@ def test_a_request_has_a_length(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_connections_are_bounded_and_one_more_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "MAX_CONNECTIONS", 3)
-    held = [control.connect(path) for _ in range(3)]
+    held = [sockets.connect(path) for _ in range(3)]
     with pytest.raises(TryAgain, match="3 commands are under way here"):
         call(path, {"command": "echo", "text": "x"})
     for connection in held:

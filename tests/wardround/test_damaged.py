@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.errors import BadData, UsageProblem, WardroundError
-from wardround.local import control
+from wardround.local import control, frames
 from wardround.records.schema import parse_toml, read_toml
 from wardround.records.study import load
 from wardround.signing import canonical, certificates
@@ -122,9 +122,9 @@ def test_an_answer_that_is_none_is_refused(line: bytes) -> None:
 
 
 def test_an_error_crosses_the_control_socket_as_itself() -> None:
-    error = control.failure_from({"message": "no", "hint": "look", "code": "STUDY_UNKNOWN", "exit_code": 65})
+    error = frames.failure_from({"message": "no", "hint": "look", "code": "STUDY_UNKNOWN", "exit_code": 65})
     assert (type(error), error.message, error.hint, error.code) == (BadData, "no", "look", "STUDY_UNKNOWN")
-    assert type(control.failure_from({"message": "no", "hint": "", "code": "", "exit_code": 1000})) is WardroundError
+    assert type(frames.failure_from({"message": "no", "hint": "", "code": "", "exit_code": 1000})) is WardroundError
 
 
 def test_a_requests_fields_are_of_their_kind() -> None:
@@ -147,4 +147,4 @@ def test_a_message_is_cut_whatever_it_quotes() -> None:
 def test_a_request_that_is_none_is_refused(line: bytes) -> None:
     """Half a character in a site's name reached the database, which failed."""
     with pytest.raises(UsageProblem, match="not a request"):
-        control._request(line)
+        frames.request_from(line)

@@ -20,6 +20,7 @@ from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround import cli
 from wardround.errors import CannotWrite, NotPermitted
 from wardround.local import outputs
+from wardround.tensors.manifests import Manifest
 
 PROGRAMS = {
     "site-agent": site_agent.cli.main.app,
@@ -74,7 +75,7 @@ class Place:
         self.hospital = Hospital.make(folder)
         self.state = self.hospital.state
         here = SiteState(self.state)
-        here.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", self.hospital.document, []))
+        here.save_offer(Offer(NAME, 1, STUDY_DIGEST, "waiting", self.hospital.document, Manifest(())))
         here.save_site(Site("north", "demo", "127.0.0.1:1", "00", "00", 0))
         here.policy.write_text("# in force\n")
         own = Identity(here.identity)

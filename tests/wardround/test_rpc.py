@@ -12,6 +12,13 @@ from hypothesis import strategies as st
 import wardround
 from wardround import errors, refusals, rpc
 from wardround.errors import BadData, RefusedForGood
+from wardround.records.messages import (
+    envelope_from,
+    envelope_message,
+    manifest_from,
+    manifest_message,
+    manifest_most_bytes,
+)
 from wardround.signing import dsse
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -106,7 +113,7 @@ def test_every_code_that_a_coordinator_may_say_has_a_meaning() -> None:
 def test_a_failure_without_a_code_is_told_by_the_lines_state(status: grpc.StatusCode, details: str | None) -> None:
     error = rpc.explain(Failed(status, details), "upload")
     if status.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
-        said = f"upload: the line to the coordinator broke or does not answer ({status.name.lower()})"
+        said = f"upload: the connection to the coordinator broke or does not answer ({status.name.lower()})"
         assert (type(error), error.message) == (errors.Unavailable, said)
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         assert (type(error), error.message) == (errors.TryAgain, "upload: the coordinator is busy (TOO_BUSY)")
@@ -152,9 +159,9 @@ def test_our_own_version_works_with_itself() -> None:
 @given(ENTRIES)
 def test_a_manifest_arrives_in_its_order(entries: list[Entry]) -> None:
     manifest = Manifest(tuple(entries))
-    sent = tensors_pb2.Manifest.FromString(rpc.manifest_message(manifest).SerializeToString())
-    assert rpc.manifest_from(sent) == manifest
-    assert rpc.manifest_from(sent).digest() == manifest.digest()
+    sent = tensors_pb2.Manifest.FromString(manifest_message(manifest).SerializeToString())
+    assert manifest_from(sent) == manifest
+    assert manifest_from(sent).digest() == manifest.digest()
 
 
 def one_tensor(**changes: object) -> tensors_pb2.Manifest:
@@ -192,22 +199,22 @@ def one_tensor(**changes: object) -> tensors_pb2.Manifest:
 )
 def test_a_manifest_that_contradicts_itself_is_refused(changes: dict[str, object], code: str, said: str) -> None:
     with pytest.raises(BadData) as caught:
-        rpc.manifest_from(one_tensor(**changes))
+        manifest_from(one_tensor(**changes))
     assert (caught.value.code, caught.value.message) == (code, said)
 
 
 def test_a_bundle_without_a_name_is_the_model_and_names_one_tensor_once() -> None:
     message = one_tensor()
     message.bundles[0].name = ""
-    assert rpc.manifest_from(message).entries[0].spec.bundle == "model"
+    assert manifest_from(message).entries[0].spec.bundle == "model"
     message.MergeFrom(one_tensor())
     with pytest.raises(BadData, match="`a` stands twice"):
-        rpc.manifest_from(message)
+        manifest_from(message)
 
 
 def test_an_envelope_arrives() -> None:
     envelope = dsse.Envelope("t", b"{}", "ab", b"sig")
-    assert rpc.envelope_from(rpc.envelope_message(envelope)) == envelope
+    assert envelope_from(envelope_message(envelope)) == envelope
 
 
 def codes_in(source: str) -> set[str]:
@@ -242,8 +249,8 @@ def test_no_manifest_is_longer_than_what_its_tensors_can_take() -> None:
         TensorSpec("scalar", "F64", ()), *(TensorSpec(f"layer.{n}.weight", "F32", (64, 3, 7, 7)) for n in range(300)),
     ]  # fmt: skip
     manifest = Manifest(tuple(Entry(spec, "ab" * 32) for spec in specs))
-    found = rpc.manifest_message(manifest).ByteSize()
-    assert found <= rpc.manifest_most_bytes(specs) < 2 * found
+    found = manifest_message(manifest).ByteSize()
+    assert found <= manifest_most_bytes(specs) < 2 * found
 
 
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 300, 20_000, 3_000_000])
@@ -256,12 +263,12 @@ def test_a_message_of_one_field_is_known_from_its_bytes(size: int) -> None:
 
 
 def test_a_manifest_of_too_many_tensors_or_bundles_is_refused_before_they_are_looked_at() -> None:
-    message = rpc.manifest_message(Manifest((Entry(TensorSpec("a", "F32", (1,)), "0" * 64),)))
-    assert len(rpc.manifest_from(message, 1).entries) == 1
+    message = manifest_message(Manifest((Entry(TensorSpec("a", "F32", (1,)), "0" * 64),)))
+    assert len(manifest_from(message, 1).entries) == 1
     with pytest.raises(BadData, match="a manifest of 1 tensors or bundles, at most 0 are taken"):
-        rpc.manifest_from(message, 0)
+        manifest_from(message, 0)
     with pytest.raises(BadData, match="a manifest of 3 tensors or bundles, at most 2 are taken"):
-        rpc.manifest_from(tensors_pb2.Manifest(bundles=[tensors_pb2.Bundle()] * 3), 2)
+        manifest_from(tensors_pb2.Manifest(bundles=[tensors_pb2.Bundle()] * 3), 2)
 
 
 @pytest.mark.parametrize(("method", "most"), [("Declare", rpc.MAX_REQUEST), ("Studies", rpc.MAX_MESSAGE)])

@@ -32,7 +32,7 @@ ARGUMENTS = {
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
     "coordinator receipts": ["north", "--out", "OUT"],
-    "coordinator reopen": ["north", "--ledger", "00" * 16],
+    "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
     **{f"coordinator study {one}": ["s"] for one in ("report", "start", "status", "stop")},
     "coordinator study create": ["TABLE"],

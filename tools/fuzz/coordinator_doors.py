@@ -85,10 +85,10 @@ def _renew(world: CoordinatorWorld) -> list[Message]:
 def _declare(world: CoordinatorWorld) -> list[Message]:
     common: dict[str, Any] = {"study": STUDY, "revision": 1, "digest": bytes.fromhex(world.study.digest)}
     return [
-        pb.DeclareRequest(standing=pb.READY, **common),
-        pb.DeclareRequest(standing=pb.WITHDRAWN, **common),
-        pb.DeclareRequest(standing=pb.DECLINED, round=1, attempt=1, code=pb.DECLINED_POLICY, **common),
-        pb.DeclareRequest(standing=pb.HELD, round=1, attempt=1, **common),
+        pb.DeclareRequest(status=pb.READY, **common),
+        pb.DeclareRequest(status=pb.WITHDRAWN, **common),
+        pb.DeclareRequest(status=pb.DECLINED, round=1, attempt=1, code=pb.DECLINED_POLICY, **common),
+        pb.DeclareRequest(status=pb.HELD, round=1, attempt=1, **common),
     ]
 
 
@@ -117,13 +117,13 @@ def refuse_some(world: CoordinatorWorld) -> None:
 def _watch(folder: Path) -> Door:
     """The line breaks as soon as what is known has been told, or there would be no end."""
     world = CoordinatorWorld(folder)
-    watch = world.parts.engine.watch
+    watch = world.context.engine.watch
 
     def watched(site: str, stream: Any) -> None:
         watch(site, stream)
         stream.end()
 
-    world.parts.engine.watch = watched  # type: ignore[method-assign]
+    world.context.engine.watch = watched  # type: ignore[method-assign]
 
     def take(data: bytes) -> None:
         _called(world, lambda context: world.federation.Watch(iter([data]), context), world.pems["alpha"])
@@ -166,7 +166,7 @@ def _certificate(folder: Path) -> Door:
 
     request = pb.StudiesRequest(agent_version=__version__).SerializeToString()
 
-    seeds = [world.pems["alpha"], world.unused.certificate.encode(), world.parts.authority.pem]
+    seeds = [world.pems["alpha"], world.unused.certificate.encode(), world.context.authority.pem]
     return Door(seeds, in_pem, take, refusals=frozenset({1, 2}), close=world.close)
 
 
@@ -234,14 +234,14 @@ def _control(folder: Path) -> Door:
     def take(data: bytes) -> None:
         try:
             told = data.replace(b"@initial@", str(world.initial).encode())  # the folder is another each time
-            served(world.operations.run, told, frozenset({os.geteuid()}))
+            served(world.administration.run, told, frozenset({os.geteuid()}))
         finally:
             world.restore()
 
     commands: list[dict[str, Any]] = [
         {"command": "status", "study": STUDY}, {"command": "sites"}, {"command": "report", "study": STUDY},
         {"command": "invite", "site": "delta", "expires_s": 3600}, {"command": "revoke", "site": "charlie"},
-        {"command": "receipts", "site": "alpha"}, {"command": "reopen", "site": "alpha", "ledger": "ab" * 16},
+        {"command": "receipts", "site": "alpha"}, {"command": "rollover", "site": "alpha", "ledger": "ab" * 16},
         {"command": "stop", "study": STUDY}, {"command": "start", "study": STUDY},
         {"command": "create", "document": {**document, "study": {**document["study"], "name": "second"}},
          "initial": "@initial@"},
@@ -253,7 +253,7 @@ def _control(folder: Path) -> Door:
 def _state_files(folder: Path) -> Door:
     """The coordinator's own files, damaged."""
     from coordinator import state_directory as places
-    from coordinator.members.enrolment import Authority
+    from coordinator.members.authority import Authority
     from coordinator.state_directory import State
 
     with drawn("coordinator files"):

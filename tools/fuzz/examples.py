@@ -8,7 +8,6 @@ import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -24,24 +23,34 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import state_directory as places
-from coordinator.administration import Operations, Parts
+from coordinator.administration import Administration
+from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
-from coordinator.members.enrolment import Authority
-from coordinator.servicers import EnrolmentServicer, FederationServicer, Guard, offer_message
+from coordinator.context import Context
+from coordinator.members.authority import Authority
+from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
-from site_agent.gateway.connection.messages import offer_from
-from site_agent.gateway.consent.approvals import ATTEMPTS, asked
-from site_agent.gateway.exit import policy as policies
-from site_agent.state.directory import APPROVED, Consent, Journal, Offer, Shown, Site
+from site_agent.gateway.connection.client import offer_from
+from site_agent.gateway.consent.approvals import ATTEMPTS, study_request
+from site_agent.gateway.exit import policy_text
+from site_agent.state import codec
+from site_agent.state.consent import APPROVED, Consent, Shown, TrainedData
+from site_agent.state.journal import Journal
+from site_agent.state.offer import Offer
+from site_agent.state.person import Person
+from site_agent.state.site import Site
+from site_agent.state.tensors import spec_row
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
-from wardround import __version__, refusals, rpc
+from wardround import __version__, refusals
 from wardround.errors import BadData
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
+from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -50,10 +59,15 @@ from wardround.v1 import federation_pb2 as pb
 NOW = 1_780_000_000.0  # a day in 2026
 SPECS = (TensorSpec("layer.bias", "F32", (2,)), TensorSpec("layer.weight", "F32", (2, 3)))
 STUDY, SITES = "trial", ("alpha", "charlie")
-DESCRIBED: dict[str, Any] = {  # what a trainer says of an installed model
-    "leaves": [], "comes": [], "stays": [], "exposure": "", "apart": "", "network": "", "model": "mlp",
-    "parameters": 8, "weights": None,
-}  # fmt: skip
+
+
+def described(specs: Sequence[TensorSpec], private: Sequence[PrivateTensor] = ()) -> Described:
+    """What a trainer would send of an installed model with these tensors, whose bounds are not checked."""
+    rows = [TensorRow.model_construct(**spec_row(spec)) for spec in specs]
+    return Described.model_construct(
+        upload=rows, download=rows, private=list(private), exposure="", personalized="", network="", model="mlp",
+        parameters=8, weights=None,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -191,30 +205,30 @@ class CoordinatorWorld:
             places.create(self.state, "north", "127.0.0.1:9000", NOW)
             self.receipt_key = ledger_key("receipts")
             self.state.receipt_key_file.write_bytes(ledger_key_pem(self.receipt_key))
-            self.parts = Parts(self.state, clock=lambda: NOW, ticks=lambda: 1000.0, fatal=self._fatal)
-            parts = self.parts
+            context = Context(self.state, wall_clock=lambda: NOW, monotonic=lambda: 1000.0, fatal=self._fatal)
+            self.context = context
             self.uploads = Uploads(
-                parts.engine, parts.store, parts.blobs, "north", parts.receipt_key, wall_clock=lambda: NOW
+                context.engine, context.store, context.blobs, "north", context.receipt_key, wall_clock=lambda: NOW
             )
-            self.calls = Calls(parts.standing)
-            self.guard = Guard(parts.standing, parts.enrolment, self.calls, self._fatal)
+            self.calls = Calls(context.certificate_status)
+            authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
             public = self.receipt_key.public_key().public_bytes_raw()
-            self.enrolment = EnrolmentServicer(self.guard, parts.enrolment, parts.authority.pem, public)
-            self.federation = FederationServicer(self.guard, parts.engine, self.uploads, parts.store, parts.blobs)
-            self.operations = Operations(parts, after_revoke=lambda site: None, judging=self.uploads.receptions.judging)
+            self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, public)
+            self.federation = FederationServicer(
+                authenticator, context.engine, self.uploads, context.store, context.blobs
+            )
+            self.administration = Administration(context, undecided=self.uploads.receptions.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
             self.pems = {site: self._join(site) for site in SITES}
             self.unused = self.invite("bravo")
             document = study_document()
-            self.operations.create(document, str(self.initial))
+            self.administration.create(document, str(self.initial))
             study = self.study
             for site in SITES:
-                ready = pb.DeclareRequest(
-                    study=STUDY, revision=1, digest=bytes.fromhex(study.digest), standing=pb.READY
-                )
+                ready = pb.DeclareRequest(study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY)
                 self.call("Declare", [ready.SerializeToString()], site)
-            self.operations.start(STUDY)
+            self.administration.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
         self.fatal: BaseException | None = None
         self.keep()
@@ -222,7 +236,7 @@ class CoordinatorWorld:
     def keep(self) -> None:
         """From here on ``restore`` goes back to what is now."""
         self._rows = self._snapshot()
-        self._studies = dict(self.parts.engine._studies)
+        self._studies = dict(self.context.engine._studies)
         self._version = self._data_version()
         self._forget()
 
@@ -236,10 +250,10 @@ class CoordinatorWorld:
 
     @property
     def study(self) -> Any:
-        return self.parts.engine.find(STUDY)
+        return self.context.engine.find(STUDY)
 
     def invite(self, site: str) -> Invitation:
-        return Invitation.decode(self.operations.invite(site, 3600)["invitation"])
+        return Invitation.decode(self.administration.invite(site, 3600).invitation)
 
     def enrol_request(self, invitation: Invitation, site: str) -> enrolment_pb2.EnrolRequest:
         with drawn(f"request of {site}"):
@@ -265,7 +279,7 @@ class CoordinatorWorld:
         page = self.page(site, lines)
         values: dict[str, Any] = {
             "upload_id": upload, "study": STUDY, "revision": 1, "digest": bytes.fromhex(self.study.digest), "round": 1,
-            "attempt": 1, "manifest": rpc.manifest_message(manifest), "num_examples": 12, "num_validation": 5,
+            "attempt": 1, "manifest": manifest_message(manifest), "num_examples": 12, "num_validation": 5,
             "metrics": [pb.Metric(name="val_loss", value="0.5"), pb.Metric(name="accuracy", value="0.75")],
             "ledger": page.ledger, "new_line_hashes": page.new_line_hashes,
         }  # fmt: skip
@@ -299,7 +313,7 @@ class CoordinatorWorld:
         Raises:
             Broken: the case would have ended the coordinator, or left a slot occupied.
         """
-        engine, fatal = self.parts.engine, self.fatal
+        engine, fatal = self.context.engine, self.fatal
         self.fatal = None
         taken = [f"{call.method} of {call.peer.name.id}" for call in self.calls.all()]
         arrivals = len(self.uploads.receptions)
@@ -314,7 +328,7 @@ class CoordinatorWorld:
                     self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
             self._database.execute("COMMIT")
             engine._studies = dict(self._studies)
-            self.parts.standing.load()
+            self.context.certificate_status.load()
             for path in (self.state.blobs / "uploads").iterdir():
                 path.unlink()
             self._version = self._data_version()
@@ -325,7 +339,7 @@ class CoordinatorWorld:
 
     def _forget(self) -> None:
         """What is in memory alone."""
-        engine, uploads = self.parts.engine, self.uploads
+        engine, uploads = self.context.engine, self.uploads
         self.calls._calls.clear()
         uploads.receptions._under_way.clear()
         uploads._idle._times.clear()
@@ -339,7 +353,7 @@ class CoordinatorWorld:
     def close(self) -> None:
         self.calls.close()
         self._database.close()
-        self.parts.close()
+        self.context.close()
 
     def _fatal(self, error: BaseException) -> None:
         self.fatal = error
@@ -399,7 +413,7 @@ class SiteFiles:
             digest = StudyFile.from_document(document).digest(manifest.digest())
             self.offer_message = pb.StudyOffer(
                 study=STUDY, revision=1, digest=bytes.fromhex(digest), document=canonical.dumps(document),
-                initial_model=rpc.manifest_message(manifest), state="running",
+                initial_model=manifest_message(manifest), state="running",
             )  # fmt: skip
             self.offer = offer_from(self.offer_message, "alpha")
         self.site = Site(
@@ -411,18 +425,18 @@ class SiteFiles:
             STUDY, 1, self.offer.digest, 1, 1, "train", "uploading", "ab" * 32, "update-1.safetensors", "cd" * 32,
             self.consent.train_rows, self.consent.validation_rows, {"val_loss": "0.5"}, "ef" * 16,
         )  # fmt: skip
-        self.asked = asked(self.offer, "spiffe://north/coordinator", 5, "")
-        self.policy = policies.draft(self.asked, "alpha").encode()
-        self.shown = Shown(**self.consent.account)
+        self.request = study_request(self.offer, "spiffe://north/coordinator", 5, "")
+        self.policy = policy_text.draft(self.request, "alpha").encode()
+        self.shown = self.consent.account
 
     def files(self) -> dict[str, bytes]:
         return {
-            "identity/site.json": canonical.dumps(asdict(self.site)),
-            f"offers/{STUDY}.json": canonical.dumps(asdict(self.offer)),
-            f"consents/{STUDY}.json": canonical.dumps(asdict(self.consent)),
-            f"journal/{STUDY}.json": canonical.dumps(asdict(self.journal)),
-            f"previews/{STUDY}.json": canonical.dumps(asdict(self.shown)),
-            f"consents/{STUDY}/0001-approved-1-{self.offer.digest[:16]}.json": canonical.dumps(asdict(self.consent)),
+            "identity/site.json": codec.to_bytes(self.site),
+            f"offers/{STUDY}.json": codec.to_bytes(self.offer),
+            f"consents/{STUDY}.json": codec.to_bytes(self.consent),
+            f"journal/{STUDY}.json": codec.to_bytes(self.journal),
+            f"previews/{STUDY}.json": codec.to_bytes(self.shown),
+            f"consents/{STUDY}/0001-approved-1-{self.offer.digest[:16]}.json": codec.to_bytes(self.consent),
         }
 
     def write(self, root: Path) -> None:
@@ -446,14 +460,14 @@ class SiteFiles:
 def consent_to(offer: Offer) -> Consent:
     lines = {"study.rounds": "3", "reported.counts": "exact"}
     return Consent(
-        study=offer.study, revision=offer.revision, study_digest=offer.digest, leaves=offer.leaves,
+        study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
         metrics=offer.metrics, counts="exact",
-        stays=[{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}],
-        data={"name": "patients", "digest": "ab" * 32}, rows=20, validation_rows=5,
-        approved_by={"name": "dpo", "uid": 1000}, approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
-        comes=offer.leaves, exposure="", document=offer.document, attempts=ATTEMPTS,
-        account=asdict(Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines)),
-        seen={"data": "ab" * 32, "weights": ""},
+        private=(PrivateTensor(name="private.weight", dtype="F32", shape=[8, 8], bytes=256, why="private"),),
+        data=TrainedData("patients", "ab" * 32), rows=20, validation_rows=5,
+        approved_by=Person("dpo", 1000), approved_at="2026-06-01T10:00:00.000Z", state=APPROVED,
+        download=offer.upload, exposure="", personalized="", document=offer.document, attempts=ATTEMPTS,
+        account=Shown("cd" * 32, offer.digest, 1, "2026-06-01T09:00:00.000Z", lines),
+        files=FilesStatus(data="ab" * 32, weights=""),
     )  # fmt: skip
 
 
@@ -465,6 +479,6 @@ def _authority(federation: str, key: certificates.PrivateKey) -> Authority:
 
 
 __all__ = [
-    "DESCRIBED", "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles",
-    "consent_to", "drawn", "ledger_key", "offer_message", "private_key", "study_document", "tensor_file", "tensors",
+    "NOW", "SPECS", "STUDY", "Aborted", "CoordinatorWorld", "FakeContext", "FullLedger", "SiteFiles", "consent_to",
+    "described", "drawn", "ledger_key", "private_key", "study_document", "tensor_file", "tensors",
 ]  # fmt: skip

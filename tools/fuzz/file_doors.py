@@ -6,7 +6,7 @@ import json
 import shutil
 import tarfile
 import zlib
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,22 +16,27 @@ from site_agent.audit import bundle, export, reconcile, show
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.consent.account import account
 from site_agent.gateway.consent.account import changes as changed
-from site_agent.gateway.consent.facts import row
+from site_agent.gateway.consent.changes import data_differences, differences, since_shown
+from site_agent.gateway.consent.rows import study_row
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit import decisions, evidence, policy_text
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state import codec
 from site_agent.state.directory import SiteState, study_state
-from site_agent.trainer import vault
 from site_agent.trainer.data import sources as data_files
 from site_agent.trainer.requests import Requests
+from site_agent.trainer.vault import models
+from site_agent.trainer.vault.cards import Card
+from site_agent.trainer.vault.index import Index, Kept, Origin, Pending
+from site_agent.trainer.vault.states import Vault
 from tools import verify_ledger
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
-    DESCRIBED,
     STUDY,
     FullLedger,
     SiteFiles,
+    described,
     ledger_key,
     ledger_key_pem,
     study_document,
@@ -42,8 +47,10 @@ from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
 from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts, pick
 from wardround.errors import WardroundError
 from wardround.records.invitation import PREFIX, Invitation
+from wardround.records.ledger.entries import IdentityEntry, UploadEntry
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.records.study import load
+from wardround.records.trainer import DataFiles, Trained, request_from
 from wardround.signing import canonical, certificates, dsse
 from wardround.tensors.manifests import TensorFile, file_header
 
@@ -153,11 +160,11 @@ def _open(folder: Path) -> Door:
         ledger = Ledger(folder, mades[0].ledger_key)
         try:
             ledger.refuse_unbegun()
-            list(ledger.records("identity"))
+            list(ledger.entries(IdentityEntry))
             ledger.statement()
-            for upload_id, record in ledger.unresolved.items():
+            for upload_id, upload in ledger.unresolved.items():
                 ledger.tries(upload_id)
-                ledger.disputed(record["study"], record["revision"])
+                ledger.disputed(upload.study, upload.revision)
         finally:
             ledger.close()
 
@@ -168,15 +175,15 @@ def _open(folder: Path) -> Door:
 def _show(folder: Path) -> Door:
     """Everything that shows a ledger: `audit show`, `export`, `report`, `reconcile`."""
     site, made = SiteFiles(), FullLedger(again=True)
-    consent = canonical.dumps({**asdict(site.consent), "study": "hearts"})
+    consent = codec.to_bytes(replace(site.consent, study="hearts"))
     names = ("ledger/" + LINES, "ledger/" + HEADS, "consents/hearts.json", "receipts.jsonl")
 
     def take(data: bytes) -> None:
         _written(folder, names, data)
         ledger = folder / "ledger"
-        for record in show.chosen(ledger):
-            show.words(record)
-            for tensor in record.get("tensors", []):
+        for line in show.chosen(ledger):
+            show.words(line)
+            for tensor in line.entry.tensors if isinstance(line.entry, UploadEntry) else ():
                 show.tensor_words(tensor)
         list(show.chosen(ledger, study="hearts", round_=1, tensor="shared*"))
         for form in export.FORMATS.values():
@@ -348,28 +355,26 @@ def _state(folder: Path) -> Door:
         consent, journal = state.consent(STUDY), state.journal(STUDY)
         for offer in state.offers():
             study_state(offer, consent, journal)
-            wanted = consents.asked(offer, f"spiffe://{here.federation}/coordinator", 5, "")
-            policies.decide(policy, wanted)
-            changes = consents.differences(consent, offer) if consent is not None else []
-            row(offer, consent, journal, changes)
+            wanted = consents.study_request(offer, f"spiffe://{here.federation}/coordinator", 5, "")
+            decisions.decide(policy, wanted)
+            changes = differences(consent, offer) if consent is not None else []
+            study_row(offer, consent, journal, changes)
             before = state.preview(STUDY)
-            lines = policies.lines(policy, wanted)
-            for shown in (before, consent.shown() if consent is not None else None):
-                made = account(offer, {**DESCRIBED, "comes": offer.leaves}, lines, consents.ATTEMPTS, shown, "shown")
+            lines = policy_text.lines(policy, wanted)
+            for shown in (before, consent.account if consent is not None else None):
+                made = account(offer, described(offer.upload), lines, consents.ATTEMPTS, shown, "shown")
                 canonical.dumps(made.document())
                 changed(made)
                 if shown is not None:
-                    consents.since_shown(shown, made)
-        for one in state.consents():
-            consents.specs(one.leaves)
-            consents.specs(one.comes)
-            consents.pinned(one)
-            consents.data_differences(one.data, one.data)
-        for one in state.consent_histories():
-            one.shown(), one.rounds, one.kept_as()
+                    since_shown(shown, made)
+        for kept in state.consents():
+            consents.pinned(kept)
+            data_differences(kept.data, kept.data)
+        for act in state.consent_histories():
+            act.rounds, act.to_bytes()
         offer = state.offer(STUDY)
         known = consents.require(consent, STUDY, offer.digest)
-        told = consents.told_of(offer)
+        told = offer.reported
         consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, known, told)
         state.save_journal(journal)
         state.save_consent(known)
@@ -385,11 +390,11 @@ def _policy(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         policy = policies.parse(data, Path("policy.toml"))
-        policies.decide(policy, site.asked)
-        policies.quotas(policy, 1000, 1, 2)
-        policies.number_quotas(policy, 4, 1, 2)
-        policies.lines(policy, site.asked)
-        policies.differences(first, policy)
+        decisions.decide(policy, site.request)
+        decisions.quotas(policy, 1000, 1, 2)
+        decisions.number_quotas(policy, 4, 1, 2)
+        policy_text.lines(policy, site.request)
+        policy_text.differences(first, policy)
 
     rich = site.policy.replace(b"deny = []", b'deny = [{ match = "private.*" }]')
     return Door([site.policy, rich], in_toml, take)
@@ -452,28 +457,34 @@ def _vault(folder: Path) -> Door:
     """The trainer's private state and checkpoints of a study, damaged."""
     manifest, _ = tensors(1)
     preprocessing = b"{}"
-    card = {"kind": "best_local", "round": 1, "score": 0.5, "metric": "auc", "split": "validation", "val_loss": 0.5,
-            "model_digest": manifest.digest(),
-            "preprocessing_sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}  # fmt: skip
-    text = json.dumps(card, sort_keys=True, indent=2)
-    kept = {"round": 1, "folder": "state-00001-0123456789ab", "tensors": "ab" * 32, "meta": "cd" * 32}
-    index = {"v": 1, "study_digest": "ab" * 32, "committed": [kept], "forgotten": 0,
-             "pending": {"state": {**kept, "round": 2, "folder": "state-00002-0123456789ab"}, "asked": {},
-             "answer": {}}}  # fmt: skip
+    card = Card(
+        study=STUDY, revision=1, study_digest="ab" * 32, site="alpha", kind="best_local", round=1, score=0.5,
+        metric="auc", split="validation", scores={"auc": 0.5}, val_loss=0.5, model_digest=manifest.digest(),
+        data_digest="ab" * 32, created="2026-01-01T00:00:00+00:00", wardround="0.1", torch="2", device="cpu",
+        threads=1, instruction_set="AVX2",
+        preprocessing_sha256="44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+    )  # fmt: skip
+    text = card.to_text()
+    kept = Kept(round=1, folder="state-00001-0123456789ab", tensors="ab" * 32, meta="cd" * 32)
+    origin = Origin(command="train", base_digest="ab" * 32, data_digest="cd" * 32)
+    answer = Trained(num_examples=8, num_validation=2, metrics={"val_loss": "0.5"}, update="update.safetensors")
+    last = kept.model_copy(update={"round": 2, "folder": "state-00002-0123456789ab"})
+    pending = Pending(state=last, origin=origin, answer=answer, update_digest="ef" * 32)
+    index = Index(study_digest="ab" * 32, committed=(kept,), pending=pending)
     state, base = folder / "state", f"studies/{STUDY}/1"
     names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",
              f"{base}/checkpoints/best_local/card.json",
              f"{base}/checkpoints/best_local/preprocessing.json")  # fmt: skip
-    whole = [canonical.dumps(index), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing]
+    whole = [index.to_bytes(), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing]
 
     def take(data: bytes) -> None:
         _written(state, names, data)
-        here = vault.Vault(state, STUDY, 1)
-        vault.listing(state, STUDY)
-        vault.export(state, STUDY, "best_local", folder / "out", force=True)
-        vault.checkpoint(state, STUDY, "best_local")[1].preprocessing()
+        here = Vault(state, STUDY, 1)
+        models.listing(state, STUDY)
+        models.export(state, STUDY, "best_local", folder / "out", force=True)
+        models.checkpoint(state, STUDY, "best_local")[1].preprocessing()
         here.start_of(3)
-        here.pending(2, {})
+        here.pending(2, origin)
         here.name_contributors({"alpha": [1]}, {"alpha": [1]}, {})
         here.commit(2)
 
@@ -495,22 +506,23 @@ def _requests(folder: Path) -> Door:
     asked: list[dict[str, Any]] = [
         {"command": "commit", "study": STUDY, "revision": 1, "round": 1},
         {"command": "discard", "study": STUDY, "revision": 1, "round": 1},
-        {"command": "checkpoints", "study": STUDY},
-        {"command": "export", "study": STUDY, "checkpoint": "best_local", "out": "out"},
-        {"command": "inspect", "table": "/nowhere/train.csv", "label": "y"},
-        {"command": "look", "data": "patients"},
-        {"command": "digests", "data": "patients"},
+        {"command": "list_checkpoints", "study": STUDY},
+        {"command": "export", "study": STUDY, "checkpoint": "best_local", "out": "out", "force": False},
+        {"command": "inspect", "files": {"table": "/nowhere/train.csv", "label": "y"}},
+        {"command": "stat_files", "data": "patients"},
+        {"command": "hash_files", "data": "patients"},
     ]
 
     def take(data: bytes) -> None:
         try:
-            request = json.loads(data)
+            document = json.loads(data)
         except (ValueError, RecursionError):
             return  # ``control`` refuses it: see the control targets
-        if isinstance(request, dict) and request.get("command") not in ("describe", "check", "train", "validate",
-        "finish",
-                                                                       "predict", "device"):  # fmt: skip
-            requests.answer(request, lambda item: None)
+        request = request_from(document)
+        if request_from(request.to_document()) != request:
+            raise Broken("a request that does not survive being written")
+        if request.command not in ("describe", "check", "train", "validate", "finish", "predict", "device"):
+            requests.answer(request, lambda step: None)
 
     return Door([json.dumps(one).encode() for one in asked], in_json, take, refusals=frozenset({0, 2, 3, 4}))
 
@@ -523,7 +535,7 @@ def _data_file(folder: Path) -> Door:
     def take(data: bytes) -> None:
         (folder / "data.toml").write_bytes(data)
         for named in data_files.sources(folder).values():
-            named.kind, named.paths, named.files, named.told()
+            named.layout, named.paths, named.files, named.entry()
 
     return Door([text], in_toml, take)
 
@@ -558,7 +570,7 @@ def _table(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         path.write_bytes(data)
-        inspection.inspect({"table": str(path), "label": "y"})
+        inspection.inspect(DataFiles(table=str(path), label="y"))
 
     return Door([b"y,x,kind\n" + rows, b"y;x\n1;2\n"], in_csv, take, refusals=frozenset({1}))
 

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -21,35 +21,40 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from site_agent import audit, handoff
-from site_agent.gateway.commands import Desk, fatal
-from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.commands import CommandHandler
+from site_agent.gateway.connection.client import Connection, offer_from
 from site_agent.gateway.connection.interrupt import Interrupted
-from site_agent.gateway.connection.messages import TRAIN, Assignment, ModelRef, TwoLines, offer_from
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent import approvals as consents
-from site_agent.gateway.consent import facts as preview
+from site_agent.gateway.consent import facts as sentences
 from site_agent.gateway.consent import offers
+from site_agent.gateway.consent.changes import differences
+from site_agent.gateway.consent.rows import study_row
 from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import egress, evidence, receipt_copy
+from site_agent.gateway.exit import decisions, egress, evidence, policy_text, receipt_copy, receipts
 from site_agent.gateway.exit import policy as policies
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.round import Rounds
-from site_agent.gateway.service import Commands
+from site_agent.gateway.service import RequestDispatcher
+from site_agent.gateway.setup import is_fatal
+from site_agent.state import codec
 from site_agent.state.directory import Journal, Offer, SiteState
+from site_agent.state.person import Person
 from tools.evidence_tamper import Made
 from tools.fuzz.coordinator_doors import served
 from tools.fuzz.engine import Broken, Door, Target
 from tools.fuzz.examples import (
-    DESCRIBED,
     NOW,
     SPECS,
     STUDY,
     SiteFiles,
+    described,
     drawn,
     private_key,
     tensor_file,
@@ -60,7 +65,10 @@ from tools.fuzz.wire import in_message
 from wardround import __version__, rpc
 from wardround.errors import NotPermitted, Unavailable, WardroundError
 from wardround.local import control
+from wardround.records.assignment import TRAIN, Assignment, ModelRef
+from wardround.records.event import CertificateFork
 from wardround.records.invitation import Invitation, stamp
+from wardround.records.messages import envelope_message, manifest_from, manifest_message
 from wardround.records.receipt_copy import COPY_TYPE
 from wardround.records.receipts import (
     ACCEPTED,
@@ -74,6 +82,28 @@ from wardround.records.receipts import (
     line_hash,
 )
 from wardround.records.study import StudyFile
+from wardround.records.trainer import (
+    Abort,
+    AnyRequest,
+    ApprovedData,
+    Check,
+    Checked,
+    Commit,
+    DataFiles,
+    Describe,
+    Described,
+    Export,
+    FilesStatus,
+    GetStatus,
+    HashFiles,
+    Inspect,
+    ListCheckpoints,
+    Predict,
+    Request,
+    StatFiles,
+    Train,
+    Validate,
+)
 from wardround.signing import canonical, certificates, dsse
 from wardround.signing.dsse import Envelope
 from wardround.v1 import enrolment_pb2, tensors_pb2
@@ -138,8 +168,8 @@ def connection(answers: Sequence[Any]) -> Connection:
     return made
 
 
-class FakeLine:
-    """A line with one connection."""
+class FakeSession:
+    """A session with one connection."""
 
     def __init__(self, used: Connection | None) -> None:
         self.meter = Meter()
@@ -148,7 +178,7 @@ class FakeLine:
     @contextmanager
     def use(self) -> Iterator[Connection]:
         if self._used is None:
-            raise Unavailable("no line")
+            raise Unavailable("no connection")
         yield self._used
 
     def replace(self) -> None:
@@ -157,19 +187,19 @@ class FakeLine:
 
 def look_at(offer: Offer, site: SiteFiles) -> None:
     """What `studies`, `preview`, `policy` and `approve` make of an offer."""
-    canonical.dumps(asdict(offer))
-    wanted = consents.asked(offer, "spiffe://north/coordinator", 5, "")
+    offer.to_bytes()
+    wanted = consents.study_request(offer, "spiffe://north/coordinator", 5, "")
     policy = policies.parse(site.policy, Path("policy.toml"))
-    policies.decide(policy, wanted)
-    policies.parse(policies.draft(wanted, "alpha").encode(), Path("draft"))
-    described = {**DESCRIBED, "leaves": offer.leaves, "comes": offer.leaves}
-    shown = accounts.account(offer, described, policies.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
+    decisions.decide(policy, wanted)
+    policies.parse(policy_text.draft(wanted, "alpha").encode(), Path("draft"))
+    own = described(offer.upload)
+    shown = accounts.account(offer, own, policy_text.lines(policy, wanted), consents.ATTEMPTS, site.shown, "shown")
     canonical.dumps(shown.document())
     accounts.changes(shown)
-    preview.facts(offer, described)
-    offers.room_for(offer.study, len(offer.kept_as()), {})
-    changes = consents.differences(site.consent, offer)
-    preview.row(offer, site.consent, site.journal, changes)
+    codec.to_document(sentences.facts(offer, own))
+    offers.room_for(offer.study, len(offer.to_bytes()), {})
+    changes = differences(site.consent, offer)
+    study_row(offer, site.consent, site.journal, changes)
 
 
 def _offer(folder: Path) -> Door:
@@ -220,17 +250,17 @@ def _event(folder: Path) -> Door:
         pb.Event(assignment=pb.Assignment(validate=pb.Validate(), base=base, best=base, **common)),
         pb.Event(assignment=pb.Assignment(stop=stop, best=base, **common)),
         pb.Event(goodbye=pb.Goodbye()),
-        pb.Event(two_lines=pb.TwoLines(since_s=int(NOW))),
+        pb.Event(certificate_fork=pb.CertificateFork(since_s=int(NOW))),
     ]
 
     def take(data: bytes) -> None:
         for event in connection([pb.Event.FromString(data)]).watch(NoWait()):  # type: ignore[arg-type]
             if isinstance(event, Assignment):
                 hash(event.key)
-                dict(event.contributed), dict(event.capped), dict(event.left_out)
+                hash(event.contributions)
                 with contextlib.suppress(NotPermitted):
                     consents.refuse_beyond(site.consent, event, (0, 0), "")
-            elif isinstance(event, TwoLines):
+            elif isinstance(event, CertificateFork):
                 stamp(event.since)
 
     return Door([event.SerializeToString() for event in events], in_message(pb.Event.DESCRIPTOR), take, (DecodeError,))
@@ -244,7 +274,7 @@ def _download(folder: Path) -> Door:
     state.incoming.mkdir()
     manifest, payload = tensors(1)
     replies = [
-        pb.DownloadReply(manifest=rpc.manifest_message(manifest)),
+        pb.DownloadReply(manifest=manifest_message(manifest)),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=0, data=payload[:16])),
         pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=16, data=payload[16:])),
     ]
@@ -253,7 +283,7 @@ def _download(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         answers = [pb.DownloadReply.FromString(part) for part in parts(data)]
-        downloads = Downloads(state, FakeLine(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
+        downloads = Downloads(state, FakeSession(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
         try:
             downloads.fetch(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]
         finally:
@@ -334,7 +364,7 @@ def _renew_reply(folder: Path) -> Door:
                 mock.patch.object(certificates, "new_key", lambda: fresh),
                 mock.patch.object(renewal, "datetime", clock),
             ):
-                renewal.renew(Identity(root / "identity"), site.site, FakeLine(connection([answer])), ledger)  # type: ignore[arg-type]
+                renewal.renew(Identity(root / "identity"), site.site, FakeSession(connection([answer])), ledger)  # type: ignore[arg-type]
         finally:
             ledger.close()
         Identity(root / "identity").certificate()
@@ -382,7 +412,7 @@ def _receipt(folder: Path) -> Door:
     wire = in_message(pb.UploadReply.DESCRIPTOR)
 
     def reply(envelope: Envelope) -> bytes:
-        return pb.UploadReply(receipt=rpc.envelope_message(envelope)).SerializeToString()
+        return pb.UploadReply(receipt=envelope_message(envelope)).SerializeToString()
 
     def mutate(random: Random, data: bytes) -> bytes:
         message = pb.UploadReply.FromString(data)
@@ -403,9 +433,9 @@ def _receipt(folder: Path) -> Door:
             asked = connection([answer])
             envelope = asked.inquire(upload_id)
             if envelope is not None:
-                for receipt in egress.take_receipts({upload_id: envelope}, asked, ledger).values():
-                    egress.explain_refusal(receipt)
-                    egress.refuse_if_ledger_refused(receipt)
+                for receipt in receipts.take_all({upload_id: envelope}, asked, ledger).values():
+                    receipts.explain_refusal(receipt)
+                    receipts.refuse_if_ledger_refused(receipt)
         finally:
             ledger.close()
             still_good(ledger_folder, site)
@@ -444,9 +474,9 @@ def _refusal(folder: Path) -> Door:
     def take(data: bytes) -> None:
         status = statuses[data[0] % len(statuses)] if data else grpc.StatusCode.UNKNOWN
         error = rpc.explain(Failed(status, data[1:].decode("utf-8", "replace")), "asking")
-        fatal(error)
-        if consents.sayable(error) not in pb.RefusalCode.keys():  # noqa: SIM118
-            raise Broken(f"{consents.sayable(error)[:80]} would be told to the coordinator")
+        is_fatal(error)
+        if consents.reportable_code(error) not in pb.RefusalCode.keys():  # noqa: SIM118
+            raise Broken(f"{consents.reportable_code(error)[:80]} would be told to the coordinator")
 
     said = ["STUDY_UNKNOWN", "REFUSAL_UNSPECIFIED", "SITE_REVOKED", "TOO_BUSY", "COORDINATOR_TROUBLE", "LEDGER_FORK"]
     said += ["STUDY_UNKNOWN\nstudy `x` is not known", "Connection reset", ""]
@@ -486,14 +516,14 @@ def _commands(folder: Path) -> Door:
     root = folder / "site"
     site.write(root)
     state = SiteState(root)
-    own = consents.specs(site.offer.leaves)
+    own = site.offer.upload
     state.own_copy(STUDY).write_bytes(tensor_file(3, own))
     held = replace(site.journal, phase="held", update_digest=tensors(3, own)[0].digest(), upload_id="")
     update = egress.update_digest(held, certificates.Name("north", "coordinator").uri)
-    described = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves}
+    own_model = described(site.offer.upload)
 
-    def ask(root: Path, command: str, progress: Any = None, **fields: Any) -> Any:
-        return described if command == "describe" else CHECKED
+    def ask(root: Path, request: Request[Any], progress: Any = None) -> Any:
+        return own_model if isinstance(request, Describe) else CHECKED
 
     def take(data: bytes) -> None:
         for name in ("consents", "previews", "policies"):
@@ -506,31 +536,31 @@ def _commands(folder: Path) -> Door:
         shutil.rmtree(root / "ledger", ignore_errors=True)
         ledger = Ledger(root / "ledger", site.ledger_key)
         ledger.begin()
-        desk = Desk(state, site.site, ledger, FakeLine(None))  # type: ignore[arg-type]
+        handler = CommandHandler(state, site.site, ledger, FakeSession(None))  # type: ignore[arg-type]
 
         def withdraw(study: str, person: Any) -> bool:
-            desk.record_withdrawal(desk.withdraw(study, person), person)
+            handler.record_withdrawal(handler.withdraw(study, person), person)
             return False
 
-        def decide(study: str, round_: int, word: str, update: str, person: Any) -> bool:
-            desk.decide(study, round_, word, update, person)
+        def decide(study: str, round_: int, decision: Any, update: str, person: Any) -> bool:
+            handler.decide(study, round_, decision, update, person)
             return False
 
         def leave(person: Any) -> list[str]:
-            untold = [one.study for one in desk.approved() if not withdraw(one.study, person)]
-            desk.leave(person)
-            return untold
+            unreported = [kept.study for kept in handler.approved() if not withdraw(kept.study, person)]
+            handler.leave(person)
+            return unreported
 
         agent: Any = SimpleNamespace(
-            connected=False, two_lines_since="", desk=desk, refresh=lambda: desk.refresh(NoWait()),
-            fetch_receipts=lambda: desk.fetch_receipts(NoWait()), approved=lambda consent: False,
+            connected=False, certificate_fork_since="", commands=handler, refresh=lambda: handler.refresh(NoWait()),
+            fetch_receipts=lambda: handler.fetch_receipts(NoWait()), approved=lambda consent: False,
             withdraw=withdraw, decide=decide, leave=leave,
         )  # fmt: skip
         try:
             with mock.patch.object(handoff, "ask", ask):
-                digest = desk.preview(STUDY, "patients")["digest"] if b"@account@" in data else ""
+                digest = handler.preview(STUDY, "patients").account.digest if b"@account@" in data else ""
                 told = data.replace(b"@account@", digest.encode())  # the policy and the clock are in it
-                served(Commands(state, agent).answer, told, frozenset({os.geteuid()}))
+                served(RequestDispatcher(state, agent).answer, told, frozenset({os.geteuid()}))
         finally:
             ledger.close()
             still_good(root / "ledger", site)
@@ -540,20 +570,29 @@ def _commands(folder: Path) -> Door:
         {"command": "status"}, {"command": "preview", "study": STUDY, "data": "patients"},
         {"command": "approve", "study": STUDY, "data": "patients", "digest": "@account@", "by": BY},
         {"command": "withdraw", "study": STUDY, "by": BY}, {"command": "waiting", "study": STUDY, "round": 1},
-        {"command": "released", "study": STUDY, "round": 1, "update": update, "by": BY},
-        {"command": "rejected", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "decide", "decision": "released", "study": STUDY, "round": 1, "update": update, "by": BY},
+        {"command": "decide", "decision": "rejected", "study": STUDY, "round": 1, "update": update, "by": BY},
         {"command": "leave", "by": BY}, {"command": "refresh"}, {"command": "receipts"},
     ]  # fmt: skip
     seeds = [json.dumps(one).encode() + b"\n" for one in commands]
     return Door(seeds, in_json, take, refusals=frozenset({8, 9}))
 
 
-ASKED = {b"t": "train", b"v": "validate", b"d": "describe", b"c": "check", b"i": "inspect", b"l": "look",
-         b"g": "digests", b"f": "finish", b"e": "export", b"p": "predict", b"s": "status", b"n": "commit"}  # fmt: skip
-CHECKED = {
-    "digest": "ab" * 32, "rows": 20, "train_rows": 15, "validation_rows": 5, "test_rows": None, "gives": "",
-    "classes": {}, "warnings": [], "common": "", "weights": None, "seen": {"data": "ab" * 32, "weights": ""},
+DATA = ApprovedData(name="patients", digest="ab" * 32)
+ROUND: dict[str, Any] = {"study": {}, "revision": 1, "study_digest": "ab" * 32, "site": "alpha", "data": DATA,
+                         "round": 1, "base": "base.safetensors", "base_digest": "ab" * 32}  # fmt: skip
+ASKED: dict[bytes, AnyRequest] = {
+    b"t": Train(**ROUND), b"v": Validate(**ROUND), b"d": Describe(study={}, site="alpha"),
+    b"c": Check(study={}, site="alpha", data="patients"), b"i": Inspect(files=DataFiles(table="/x.csv", label="y")),
+    b"l": StatFiles(data="patients"), b"g": HashFiles(data="patients"), b"f": ListCheckpoints(study=STUDY),
+    b"e": Export(study=STUDY, checkpoint="latest", out="/x"),
+    b"p": Predict(study=STUDY, checkpoint="latest", table="/x.csv", out="/x"), b"s": GetStatus(),
+    b"n": Commit(study=STUDY, revision=1, round=1),
 }  # fmt: skip
+CHECKED = Checked(
+    digest="ab" * 32, rows=20, train_rows=15, validation_rows=5, test_rows=None, gives="columns", classes={},
+    warnings=[], common="", weights=None, status=FilesStatus(data="ab" * 32, weights=""),
+)  # fmt: skip
 
 
 def _trainer(folder: Path) -> Door:
@@ -563,12 +602,12 @@ def _trainer(folder: Path) -> Door:
     state = SiteState(folder)
     for place in (state.staging, folder / "outgoing"):
         place.mkdir()
-    own = consents.specs(site.offer.leaves)
+    own = site.offer.upload
     (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
-    told = consents.told_of(site.offer)
+    told = site.offer.reported
     rounds = Rounds.__new__(Rounds)
     rounds._state, rounds._staging = state, Staging(state.staging)
-    leaves = {**DESCRIBED, "leaves": site.offer.leaves, "comes": site.offer.leaves, "stays": site.consent.stays}
+    leaves = described(site.offer.upload, site.consent.private)
 
     def asked(kind: bytes, said: bytes) -> Any:
         ours, theirs = socket.socketpair()
@@ -587,18 +626,18 @@ def _trainer(folder: Path) -> Door:
             worker._stream, worker._turn = ours.makefile("rwb"), threading.Lock()
             worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1)  # type: ignore[assignment]
             try:
-                return worker.ask({"command": ASKED.get(kind, "abort")}, lambda item: None)
+                return worker.ask(ASKED.get(kind, Abort()), lambda item: None)
             finally:
                 worker._stream.close()
 
-    def agreed(described: Any, checked: Any) -> None:
-        consents.refuse_other_tensors(site.offer, described)
-        shown = accounts.account(site.offer, described, {}, consents.ATTEMPTS)
-        canonical.dumps({**preview.facts(site.offer, described), **shown.document()})
-        trained_on = consents.trained_on("patients", described, checked)
-        consent = consents.grant(site.offer, described, trained_on, checked, BY, shown.shown())
-        if checked["weights"]:
-            preview.begins_with(checked["weights"])
+    def agreed(own: Described, checked: Checked) -> None:
+        consents.refuse_other_tensors(site.offer, own)
+        shown = accounts.account(site.offer, own, {}, consents.ATTEMPTS)
+        canonical.dumps({**codec.to_document(sentences.facts(site.offer, own)), **shown.document()})
+        data = consents.trained_data("patients", own, checked)
+        consent = consents.grant(site.offer, own, data, checked, Person("dpo", 1000), shown.shown())
+        if checked.weights is not None:
+            sentences.begins_with(checked.weights)
         state.save_consent(consent)
         if state.consent(STUDY) != consent:
             raise Broken("a consent that is read otherwise than it was written")
@@ -606,18 +645,21 @@ def _trainer(folder: Path) -> Door:
     def take(data: bytes) -> None:
         kind, said = data[:1], data[1:]
         result = asked(kind, said)
-        canonical.dumps(result) if kind.lower() not in b"f" else json.dumps(result, allow_nan=False)
+        document = result.to_document()
+        canonical.dumps(document) if kind.lower() not in b"f" else json.dumps(document, allow_nan=False)
+        if type(result).model_validate(document) != result:
+            raise Broken("an answer that does not survive being written")
         if kind in (b"d", b"D"):
             agreed(result, CHECKED)
         elif kind in (b"c", b"C"):
             agreed(leaves, result)
         elif kind in (b"t", b"T", b"v", b"V"):
-            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()], "training")
+            journal = Journal(STUDY, 1, site.offer.digest, 1, 1, ASKED[kind.lower()].command, "training")
             rounds._take_result(journal, result, site.consent)
-            canonical.dumps(asdict(journal))
+            codec.to_bytes(journal)
             consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
             if journal.kind == TRAIN:
-                egress.measure(state.own_copy(STUDY), site.consent)
+                measure(state.own_copy(STUDY), site.consent)
         shutil.rmtree(folder / "consents", ignore_errors=True)
 
     def lines(*items: Any) -> bytes:
@@ -629,11 +671,11 @@ def _trainer(folder: Path) -> Door:
                   "val_loss": None, "path": "/x/model.safetensors", "digest": "ab" * 32}  # fmt: skip
     seen = {"data": "ab" * 32, "weights": ""}
     results: dict[bytes, Any] = {
-        b"t": {"update": "update-1.safetensors", **numbers}, b"v": numbers, b"d": leaves,
-        b"c": {**CHECKED, "weights": weights},
+        b"t": {"update": "update-1.safetensors", **numbers}, b"v": numbers, b"d": leaves.to_document(),
+        b"c": {**CHECKED.to_document(), "weights": weights},
         b"i": {"digest": "ab" * 32, "rows": 20, "test_rows": 4, "columns": 3, "patients": None, "weights": ""},
-        b"l": {**seen, "bytes": 100, "missing": ["table"], "unreadable": []},
-        b"g": {"digest": "ab" * 32, "weights": ""}, b"f": {"checkpoints": [checkpoint]},
+        b"l": {"status": seen, "bytes": 100, "missing": ["table"], "unreadable": []},
+        b"g": {"data": "ab" * 32, "weights": ""}, b"f": {"checkpoints": [checkpoint]},
         b"e": {"files": ["/x/model.safetensors"]}, b"p": {"rows": 3, "out": "/x/out.csv"},
         b"s": {"isolation": "seccomp", "missing": ["landlock"], "user": "trainer", "uid": 991, "worker": 12,
                "device": "cpu"},
@@ -659,7 +701,7 @@ def _copy(folder: Path) -> Door:
     path = folder / "receipts.jsonl"
 
     def replies(lines: Sequence[bytes]) -> bytes:
-        envelopes = [rpc.envelope_message(Envelope.from_document(json.loads(line))) for line in lines]
+        envelopes = [envelope_message(Envelope.from_document(json.loads(line))) for line in lines]
         return frames([pb.ReceiptsReply(envelopes=envelopes[at : at + 2]).SerializeToString()
                        for at in range(0, len(envelopes), 2)])  # fmt: skip
 
@@ -677,7 +719,7 @@ def _copy(folder: Path) -> Door:
         payload = in_json(random, statement["payload"].encode())
         signature = made.receipt_key.sign(dsse.encoding(COPY_TYPE, payload))
         last = Envelope(COPY_TYPE, payload, statement["keyid"], signature)
-        closing = pb.ReceiptsReply(envelopes=[rpc.envelope_message(last)]).SerializeToString()
+        closing = pb.ReceiptsReply(envelopes=[envelope_message(last)]).SerializeToString()
         return frames([*parts(replies(lines[:-1])), closing])
 
     seeds = [replies(made.copy(count).splitlines()) for count in (0, 1, 2)]
@@ -692,7 +734,7 @@ def _known(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         answer = pb.LedgerKnown.FromString(data)
-        ledger._shown, ledger._witnessed = 0, 0
+        ledger._shown, ledger._state.witnessed = 0, 0
         ledger.catch_up(connection([answer]).show_ledger)
         ledger.statement()
 
@@ -707,16 +749,16 @@ def _manifest(folder: Path) -> Door:
     from wardround.tensors.manifests import PayloadHasher, file_header
 
     def take(data: bytes) -> None:
-        manifest = rpc.manifest_from(tensors_pb2.Manifest.FromString(data))
+        manifest = manifest_from(tensors_pb2.Manifest.FromString(data))
         manifest.digest()
         own_manifest(document, "alpha", manifest)
         if len(manifest.entries) < 100:
             file_header(manifest.specs)
             PayloadHasher(manifest.specs)
-        if rpc.manifest_from(rpc.manifest_message(manifest)) != manifest:
+        if manifest_from(manifest_message(manifest)) != manifest:
             raise Broken("a manifest that does not survive being written")
 
-    seeds = [rpc.manifest_message(tensors(seed)[0]).SerializeToString() for seed in (0, 1)]
+    seeds = [manifest_message(tensors(seed)[0]).SerializeToString() for seed in (0, 1)]
     return Door(seeds, in_message(tensors_pb2.Manifest.DESCRIPTOR), take, (DecodeError,))
 
 

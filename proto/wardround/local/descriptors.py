@@ -1,5 +1,7 @@
-"""A moment in which this process, or this machine, has no file descriptor left. It passes by itself, and nothing is
-wrong with what was to be opened: whoever runs for long waits, and goes on."""
+"""Telling a moment without a free file descriptor from other failures.
+
+It passes by itself, and nothing is wrong with what was to be opened: a service waits, and goes on.
+"""
 
 import errno
 
@@ -8,9 +10,9 @@ FULL = frozenset({errno.EMFILE, errno.ENFILE})
 
 def ran_out(error: BaseException) -> bool:
     """Whether ``error`` comes of such a moment, itself or by what it was raised for."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.errno in FULL:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
             return True
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return False

@@ -131,17 +131,17 @@ def _real(path: Path) -> Path:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of what ``path`` leads to."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):
             return None
         raise CannotWrite(f"{path}: {error.strerror}", hint=ELSEWHERE) from None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _identities(kept: Path) -> set[tuple[int, int]]:
     """Those of a file, or of every file below a folder."""
-    found = {_identity(kept)}
+    identities = {_identity(kept)}
     with suppress(OSError):
-        found |= {_identity(path) for path in kept.rglob("*") if kept.is_dir()}
-    return {one for one in found if one is not None}
+        identities |= {_identity(path) for path in kept.rglob("*") if kept.is_dir()}
+    return {identity for identity in identities if identity is not None}

@@ -8,7 +8,7 @@ a line.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -67,7 +67,7 @@ class LedgerHead:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The coordinator's word on one upload. ``decision`` is accepted, refused or not_received.
+    """The coordinator's answer to one upload. ``decision`` is accepted, refused or not_received.
 
     ``previous`` is the SHA-256 (hex) of the payload of the receipt before it for the same site, so that the coordinator
     cannot quietly drop one. ``tensor`` names the tensor that was refused, if it was one; a name, never a value.
@@ -112,10 +112,10 @@ class Receipt:
             raise BadData("signed, but not a receipt")
         if head is not None and not (isinstance(head, dict) and head.keys() == _HEAD_NAMES):
             raise BadData("signed, but not a receipt: ledger")
-        found = cls(**{**document, "ledger": LedgerHead(**head) if head is not None else None})
-        for wrong in _misshapen(found):
-            raise BadData(f"signed, but not a receipt: {wrong}")
-        return found
+        receipt = cls(**{**document, "ledger": LedgerHead(**head) if head is not None else None})
+        for name in _misshapen(receipt):
+            raise BadData(f"signed, but not a receipt: {name}")
+        return receipt
 
 
 _NAMES = frozenset(item.name for item in fields(Receipt))
@@ -124,16 +124,34 @@ _TYPES = [(item.name, item.type) for item in fields(Receipt)]
 
 
 @dataclass(frozen=True)
+class RecordedUpload:
+    """What an `upload` line holds that a receipt for it must repeat. ``seq`` is the line's number, from 0.
+
+    ``tensors`` are the names that a refusal may name: a tensor's own, and after its bundle's.
+    """
+
+    seq: int
+    upload_id: str
+    study: str
+    revision: int
+    round: int
+    attempt: int
+    manifest_sha256: str
+    payload_bytes: int
+    tensors: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Awaited:
     """What a ledger knows of itself and of an upload that has no receipt yet: what a receipt is judged against.
 
-    ``upload`` is the `upload` line's record, with its ``seq``. ``head_after`` gives the head after so many lines, None
+    ``head_after`` gives the head after so many lines, None
     where the ledger has fewer. ``previous`` is the SHA-256 of the payload of the receipt before, `EMPTY_HEAD` for the
     first, None where it lies in a ledger that this one continues. ``site``, ``federation`` and ``ledger_key`` are ""
     where the ledger does not say them.
     """
 
-    upload: Mapping[str, Any]
+    upload: RecordedUpload
     ledger_id: str
     head_after: Callable[[int], str | None]
     previous: str | None
@@ -180,32 +198,26 @@ def refuse_misfit(receipt: Receipt, awaited: Awaited) -> None:
     Raises:
         BadData: it is about something else than that line says, or about another ledger.
     """
-    upload_id = awaited.upload["upload_id"]
-    if receipt.upload_id != upload_id:
+    upload = awaited.upload
+    if receipt.upload_id != upload.upload_id:
         raise BadData("this receipt is for an upload that no line before it records")
     for name in ("site", "federation", "ledger_key"):  # 2
-        mine, its = getattr(awaited, name), getattr(receipt, name)
-        if mine not in ("", its) and (its or name != "ledger_key"):
+        wanted, value = getattr(awaited, name), getattr(receipt, name)
+        if wanted not in ("", value) and (value or name != "ledger_key"):
             raise BadData(f"the receipt's {name} is not that of this ledger")
     if receipt.decision == NOT_RECEIVED:
         return
     for name in FACTS:  # 3
-        if getattr(receipt, name) != awaited.upload[name]:
-            raise BadData(f"the receipt's {name} is not that of upload {upload_id[:12]}…")
-    if receipt.tensor and receipt.tensor not in _keys(awaited.upload):
-        raise BadData(f"the receipt names a tensor that upload {upload_id[:12]}… does not have")
+        if getattr(receipt, name) != getattr(upload, name):
+            raise BadData(f"the receipt's {name} is not that of upload {upload.upload_id[:12]}…")
+    if receipt.tensor and receipt.tensor not in upload.tensors:
+        raise BadData(f"the receipt names a tensor that upload {upload.upload_id[:12]}… does not have")
     head = receipt.ledger
     if head is None:
         return
     known = head.ledger_id == awaited.ledger_id and awaited.head_after(head.lines) == head.head  # 4
-    if not (known and head.lines > awaited.upload["seq"]):
+    if not (known and head.lines > upload.seq):
         raise BadData(f"the receipt names a head of {head.lines} lines that this ledger never had")
-
-
-def _keys(upload: Mapping[str, Any]) -> set[str]:
-    """The names of an upload's tensors, as a refusal may say them: alone, or after their bundle's."""
-    rows = upload["tensors"]
-    return {row["name"] for row in rows} | {f"{row['bundle']}/{row['name']}" for row in rows}
 
 
 def _misshapen(receipt: Receipt) -> Iterable[str]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from wardround import rpc
 from wardround.errors import BadData
+from wardround.records.messages import manifest_from, manifest_message
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead
 from wardround.records.study import METRIC_NAME, STUDY_NAME
 from wardround.signing import canonical
@@ -109,7 +109,7 @@ class UploadHeader:
         return cls(
             upload_id=upload_id_from(message.upload_id), study=message.study, revision=message.revision,
             digest=message.digest.hex(), round=message.round, attempt=message.attempt,
-            manifest=rpc.manifest_from(message.manifest, most_tensors),
+            manifest=manifest_from(message.manifest, most_tensors),
             metrics=tuple((metric.name, metric.value) for metric in message.metrics),
             num_examples=message.num_examples, num_validation=message.num_validation,
             ledger=LedgerStatement.from_message(message.ledger, message.new_line_hashes),
@@ -119,7 +119,7 @@ class UploadHeader:
         return pb.UploadOpen(
             upload_id=bytes.fromhex(self.upload_id), study=self.study, revision=self.revision,
             digest=bytes.fromhex(self.digest), round=self.round, attempt=self.attempt,
-            manifest=rpc.manifest_message(self.manifest),
+            manifest=manifest_message(self.manifest),
             metrics=[pb.Metric(name=name, value=value) for name, value in self.metrics],
             num_examples=self.num_examples, num_validation=self.num_validation,
             ledger=self.ledger.head_message(), new_line_hashes=self.ledger.new_lines,

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from wardround.errors import BadData
 from wardround.signing import canonical
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MODEL = "model"  # the bundle that most methods share
 CHUNK = 512 * 1024
@@ -291,9 +292,11 @@ class TensorFile:
             yield offset, data
             offset += len(data)
 
-    def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
+    def block(self, key: str, start: int, count: int) -> "NDArray[np.float32]":
         """``count`` float32 elements of one tensor from element ``start`` on, flat, a copy."""
-        return np.frombuffer(self.read(self._offsets[key] + start * 4, count * 4), dtype="<f4")
+        import numpy  # what has only names and shapes of tensors starts without it
+
+        return numpy.frombuffer(self.read(self._offsets[key] + start * 4, count * 4), dtype="<f4")
 
     def place(self, key: str) -> int:
         """The byte of the file at which a tensor begins."""

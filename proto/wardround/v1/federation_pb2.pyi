@@ -56,13 +56,13 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_HELD: _ClassVar[RefusalCode]
     DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
 
-class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    STANDING_UNSPECIFIED: _ClassVar[Standing]
-    READY: _ClassVar[Standing]
-    WITHDRAWN: _ClassVar[Standing]
-    DECLINED: _ClassVar[Standing]
-    HELD: _ClassVar[Standing]
+    SITE_STATUS_UNSPECIFIED: _ClassVar[SiteStatus]
+    READY: _ClassVar[SiteStatus]
+    WITHDRAWN: _ClassVar[SiteStatus]
+    DECLINED: _ClassVar[SiteStatus]
+    HELD: _ClassVar[SiteStatus]
 REFUSAL_UNSPECIFIED: RefusalCode
 VERSION_UNSUPPORTED: RefusalCode
 CERTIFICATE_PROFILE: RefusalCode
@@ -108,11 +108,11 @@ DECLINED_TRAINING_FAILED: RefusalCode
 DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
 DECLINED_BEYOND_CONSENT: RefusalCode
-STANDING_UNSPECIFIED: Standing
-READY: Standing
-WITHDRAWN: Standing
-DECLINED: Standing
-HELD: Standing
+SITE_STATUS_UNSPECIFIED: SiteStatus
+READY: SiteStatus
+WITHDRAWN: SiteStatus
+DECLINED: SiteStatus
+HELD: SiteStatus
 
 class StudiesRequest(_message.Message):
     __slots__ = ("agent_version", "after")
@@ -149,22 +149,22 @@ class StudyOffer(_message.Message):
     def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., document: _Optional[bytes] = ..., initial_model: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class DeclareRequest(_message.Message):
-    __slots__ = ("study", "revision", "digest", "standing", "round", "attempt", "code")
+    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     study: str
     revision: int
     digest: bytes
-    standing: Standing
+    status: SiteStatus
     round: int
     attempt: int
     code: RefusalCode
-    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., standing: _Optional[_Union[Standing, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ...) -> None: ...
+    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ...) -> None: ...
 
 class DeclareReply(_message.Message):
     __slots__ = ()
@@ -177,24 +177,24 @@ class WatchRequest(_message.Message):
     def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("offer", "assignment", "goodbye", "two_lines", "coordinator_version")
+    __slots__ = ("offer", "assignment", "goodbye", "certificate_fork", "coordinator_version")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
-    TWO_LINES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FORK_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     offer: StudyOffer
     assignment: Assignment
     goodbye: Goodbye
-    two_lines: TwoLines
+    certificate_fork: CertificateFork
     coordinator_version: str
-    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., two_lines: _Optional[_Union[TwoLines, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., certificate_fork: _Optional[_Union[CertificateFork, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class TwoLines(_message.Message):
+class CertificateFork(_message.Message):
     __slots__ = ("since_s",)
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     since_s: int

@@ -1,4 +1,5 @@
-"""The one connection to the coordinator. No other module of a site opens a network socket.
+"""The one connection to the coordinator: its calls, the session over them, an upload's stream, backoff, the relay.
 
-Holds every use of gRPC and protobuf at a site. Refuses what is not of its form before anything else sees it.
+Imports ``wardround`` and ``site_agent.state``; holds every use of gRPC and protobuf at a site. Refuses what has not its
+form before anything else sees it, and no other module of a site opens a network socket.
 """

@@ -1,4 +1,4 @@
-"""How much is said beside the updates' payloads: every message of every call, counted as it is given to the line.
+"""How much is sent beside the updates' payloads: every message of every call, counted as it is handed to gRPC.
 
 A message counts with its serialized size, less the tensor bytes in it: those are in the ledger's `upload` line. So the
 `control` and `upload` records together account for every byte of every message.
@@ -7,9 +7,10 @@ A message counts with its serialized size, less the tensor bytes in it: those ar
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from google.protobuf.message import Message
+
+from wardround.records.ledger.entries import MethodBytes
 
 
 class Meter:
@@ -32,13 +33,13 @@ class Meter:
             row[2] += message.ByteSize() - payload
 
     @contextmanager
-    def taken(self) -> Iterator[list[dict[str, Any]]]:
-        """What was counted since the last time, to be recorded in the block; counted on if the block raises."""
+    def taken(self) -> Iterator[list[MethodBytes]]:
+        """What was counted since the last time, to be recorded in the block; it stays counted if the block raises."""
         with self._lock:
             rows, self._rows = self._rows, {}
         try:
             yield [
-                {"method": method, "count": calls, "messages": messages, "bytes": size}
+                MethodBytes(method=method, count=calls, messages=messages, bytes=size)
                 for method, (calls, messages, size) in sorted(rows.items())
             ]
         except BaseException:

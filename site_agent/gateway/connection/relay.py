@@ -1,8 +1,8 @@
 """A relay that an auditor runs between a site and the coordinator: it forwards bytes without keys, and counts them.
 
-It cannot read what passes, for TLS ends at the coordinator. Its count is somebody else's number for
-`site-agent audit reconcile`. The site's traffic is led through it by the network: the coordinator's name resolves to it
-on the site's machine, or the site's firewall sends the connection there.
+It cannot read what it forwards, for TLS ends at the coordinator. Its count is an independent number for
+`site-agent audit reconcile`. The network leads the site's traffic through it: the coordinator's name resolves to it on
+the site's machine, or the site's firewall sends the connection there.
 """
 
 import json
@@ -16,18 +16,18 @@ from typing import Any
 from site_agent.state.directory import now_text
 from wardround.errors import Unavailable, UsageProblem
 from wardround.local import durable
-from wardround.local.control import accepted
 from wardround.local.event import Latch, set_by_signals
+from wardround.local.sockets import accepted
 
 PIECE = 256 * 1024
 CONNECT_S = 10
-MAX_OPEN = 64  # connections that pass at a time; a site has one or two
+MAX_OPEN = 64  # connections forwarded at a time; a site has one or two
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Passage:
-    """One connection that passed. ``up``: bytes from the site; ``down``: bytes to it; times RFC 3339, UTC."""
+class ProxiedConnection:
+    """One connection that was forwarded. ``up``: bytes from the site; ``down``: bytes to it; times RFC 3339, UTC."""
 
     number: int
     opened: str
@@ -54,7 +54,7 @@ class Relay:
     to: str
     count: Path | None = None
     began: str = field(default_factory=now_text)
-    passages: list[Passage] = field(default_factory=list)
+    connections: list[ProxiedConnection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -79,9 +79,9 @@ class Relay:
                 "to": self.to,
                 "began": self.began,
                 "until": now_text(),
-                "up": sum(passage.up for passage in self.passages),
-                "down": sum(passage.down for passage in self.passages),
-                "connections": [asdict(passage) for passage in self.passages],
+                "up": sum(connection.up for connection in self.connections),
+                "down": sum(connection.down for connection in self.connections),
+                "connections": [asdict(connection) for connection in self.connections],
             }
 
     def close(self) -> None:
@@ -100,43 +100,48 @@ class Relay:
     def _accept(self) -> None:
         for site in accepted(self._listener, lambda: self._closing):
             with self._lock:
-                self._threads = [one for one in self._threads if one.is_alive()]
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
                 if len(self._threads) >= MAX_OPEN:
-                    log.warning("%d connections pass here; one more is turned away", len(self._threads))
+                    log.warning("%d connections are forwarded here; one more is turned away", len(self._threads))
                     site.close()
                     continue
-                passage = Passage(len(self.passages) + 1, now_text())
-                self.passages.append(passage)
-                thread = threading.Thread(target=self._pass, args=(site, passage), daemon=True)
+                connection = ProxiedConnection(len(self.connections) + 1, now_text())
+                self.connections.append(connection)
+                thread = threading.Thread(target=self._forward, args=(site, connection), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-    def _pass(self, site: socket.socket, passage: Passage) -> None:
-        """One connection from its first byte to its last."""
+    def _forward(self, site: socket.socket, connection: ProxiedConnection) -> None:
+        """Forward one connection, from its first byte to its last."""
         with site:
             try:
                 with socket.create_connection(self._target, timeout=CONNECT_S) as coordinator:
                     coordinator.settimeout(None)
                     with self._lock:
                         self._open |= {site, coordinator}
-                    down = threading.Thread(target=self._pump, args=(coordinator, site, passage, "down"), daemon=True)
+                    down = threading.Thread(
+                        target=self._pump, args=(coordinator, site, connection, "down"), daemon=True
+                    )
                     down.start()
-                    self._pump(site, coordinator, passage, "up")
+                    self._pump(site, coordinator, connection, "up")
                     down.join()
                     with self._lock:
                         self._open -= {site, coordinator}
             except OSError as error:
                 log.warning("the coordinator at %s cannot be reached (%s)", self.to, error.strerror or error)
-        passage.closed = now_text()
+        connection.closed = now_text()
         self._write()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, passage: Passage, way: str) -> None:
-        """Pass bytes on until one end is gone. A byte counts when it has come in, whether or not it arrives."""
+    def _pump(self, source: socket.socket, sink: socket.socket, connection: ProxiedConnection, direction: str) -> None:
+        """Forward bytes in one direction until one end is gone.
+
+        A byte counts when it has been received here, whether or not it is delivered.
+        """
         piece = memoryview(bytearray(PIECE))
         try:
             while taken := source.recv_into(piece):
                 with self._lock:
-                    setattr(passage, way, getattr(passage, way) + taken)
+                    setattr(connection, direction, getattr(connection, direction) + taken)
                 sink.sendall(piece[:taken])
         except OSError:
             _shut(source, socket.SHUT_RD)  # the other end is gone: whoever sends here hears of it

@@ -11,12 +11,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from site_agent.gateway.consent.facts import begins_with, size, trains
-from site_agent.state import directory
-from site_agent.state.directory import COUNTS, Offer, Shown
+from pydantic import ConfigDict, JsonValue, PlainSerializer
+
+from site_agent.gateway.consent.facts import begins_with, number, size, trains
+from site_agent.state import codec
+from site_agent.state.codec import STRICT
+from site_agent.state.consent import Shown, exposed
+from site_agent.state.directory import now_text
+from site_agent.state.offer import Offer, StudyDocument
+from site_agent.state.tensors import specs_from
+from wardround.records.study import ReportedSection
+from wardround.records.trainer import Described, PrivateTensor
 from wardround.signing import canonical
+from wardround.tensors.manifests import TensorSpec
 
 TAKES_PART = "Who takes part, how often and until when"
 COMPUTED = "What is computed here, on this hospital's patients"
@@ -42,34 +51,63 @@ COUNT_BITS = {"exact": 53, "bucketed": 6, "uniform": 0}
 
 @dataclass(frozen=True)
 class Line:
-    """``was`` is what stood there in the account before; None where it is the same, "" where nothing did."""
+    """One line. ``was`` is what stood there in the account before; None where it is the same, "" where nothing did."""
 
     name: str
     value: str
     was: str | None = None
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     def sentence(self) -> str:
         """The change of this line."""
         return f"{self.name} {self.was} -> {self.value}" if self.was else f"{self.name} {self.value} is new"
 
+    def document(self) -> dict[str, str]:
+        """As JSON; without ``was`` where it is None."""
+        return {"name": self.name, "value": self.value, **({} if self.was is None else {"was": self.was})}
+
+
+Lines = tuple[Annotated[Line, PlainSerializer(Line.document)], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lines under one heading."""
+
+    heading: str
+    lines: Lines
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
 
 @dataclass(frozen=True)
 class Account:
-    """``groups`` are (heading, lines); ``gone`` the lines of the account before that no line has any more; ``since``
-    says which one that was, "" if there was none.
+    """All that a study computes here and takes out.
+
+    Attributes:
+        gone: the lines of the account before that no line has any more.
+        since: which account that was, "approved" or "shown" and when; "" if there was none.
     """
 
     study: str
     revision: int
     study_digest: str
     title: str
-    groups: tuple[tuple[str, tuple[Line, ...]], ...]
-    gone: tuple[Line, ...] = ()
+    groups: tuple[Group, ...]
+    gone: Lines = ()
     since: str = ""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     @property
     def lines(self) -> dict[str, str]:
-        return {line.name: line.value for _, lines in self.groups for line in lines}
+        return {line.name: line.value for group in self.groups for line in group.lines}
+
+    @property
+    def changed(self) -> tuple[Line, ...]:
+        """The lines that are new or have another value than before."""
+        return tuple(line for group in self.groups for line in group.lines if line.was is not None)
 
     @property
     def digest(self) -> str:
@@ -80,22 +118,20 @@ class Account:
 
     def shown(self) -> Shown:
         """As it is kept, for comparing later ones."""
-        return Shown(self.digest, self.study_digest, self.revision, directory.now_text(), self.lines)
+        return Shown(self.digest, self.study_digest, self.revision, now_text(), self.lines)
 
     def document(self) -> dict[str, Any]:
-        """The same as JSON."""
-        return {
-            "study": self.study, "title": self.title, "revision": self.revision, "study_digest": self.study_digest,
-            "digest": self.digest, "since": self.since,
-            "groups": [
-                {"heading": heading, "lines": [_as_json(line) for line in lines]} for heading, lines in self.groups
-            ],
-            "gone": [_as_json(line) for line in self.gone],
-        }  # fmt: skip
+        """As JSON, with its digest."""
+        return {**codec.to_document(self), "digest": self.digest}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Raises ValueError: it is no account."""
+        return codec.from_document(cls, {key: value for key, value in document.items() if key != "digest"})
 
 
 def account(
-    offer: Offer, described: Mapping[str, Any], policy: Mapping[str, str], attempts: int,
+    offer: Offer, described: Described, policy: Mapping[str, str], attempts: int,
     before: Shown | None = None, since: str = "",
 ) -> Account:  # fmt: skip
     """The account of ``offer``.
@@ -109,51 +145,51 @@ def account(
     lines: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
     for name, value in settings(offer.document).items():
         lines[_heading(name)].append((name, value))
-    lines[COMPUTED].append(("this site", trains(dict(described)).removeprefix("This site ")))
-    lines[LEAVES] += [*_tensors("leaves", offer.leaves), *_sums(offer), *_numbers(offer)]
-    lines[OWN].append(("own model", directory.exposed(described["exposure"], described["apart"])))
-    lines[STAYS] += _staying(offer, described)
+    lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
+    lines[LEAVES] += [*_tensors("leaves", offer.upload), *_sums(offer), *_numbers(offer)]
+    lines[OWN].append(("own model", exposed(described.exposure, described.personalized)))
+    lines[STAYS] += _stays(offer, described)
     lines[LIMITS] += _limits(offer, attempts)
     lines[POLICY] += [(f"policy.{name}", value) for name, value in policy.items()]
     old = before.lines if before is not None else None
-    groups = tuple((heading, _marked(found, old)) for heading, found in lines.items() if found)
-    new = {line.name for _, found in groups for line in found}
+    groups = tuple(Group(heading, _marked(under, old)) for heading, under in lines.items() if under)
+    new = {line.name for group in groups for line in group.lines}
     gone = tuple(Line(name, "", value) for name, value in (old or {}).items() if name not in new)
-    title = offer.document["study"]["title"]
-    return Account(offer.study, offer.revision, offer.digest, title and _text(title), groups, gone, since)
+    title = offer.title and _text(offer.title)
+    return Account(offer.study, offer.revision, offer.digest, title, groups, gone, since)
 
 
 def changes(account: Account) -> list[str]:
     """What stands in it otherwise than before, line by line."""
-    found = [line.sentence() for _, lines in account.groups for line in lines if line.was is not None]
-    return found + [f"{line.name} {line.was} is gone" for line in account.gone]
+    return [line.sentence() for line in account.changed] + [f"{line.name} {line.was} is gone" for line in account.gone]
 
 
-def settings(document: Mapping[str, Any]) -> dict[str, str]:
+def settings(document: StudyDocument) -> dict[str, str]:
     """Every leaf of a study's document: its name, with the tables that it stands in, and its value as text."""
     return dict(_leaves(document, ""))
 
 
-def setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def setting_changes(before: StudyDocument, after: StudyDocument) -> list[str]:
     """What one study's document says otherwise than another, setting by setting."""
     old, new = settings(before), settings(after)
-    found = [Line(name, value, old.get(name, "")).sentence() for name, value in new.items() if old.get(name) != value]
-    return found + [f"{name} {value} is gone" for name, value in old.items() if name not in new]
+    changed = [Line(name, value, old.get(name, "")) for name, value in new.items() if old.get(name) != value]
+    return [line.sentence() for line in changed] + [
+        f"{name} {value} is gone" for name, value in old.items() if name not in new
+    ]
 
 
-def attempt_bits(told: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def attempt_bits(reported: ReportedSection) -> list[tuple[str, str, int]]:
     """What each number beside the tensors can carry, each attempt: its name, form in words, and bits, rounded up."""
-    ranges = told.get("ranges") or {}
-    found = []
-    for name in told["metrics"]:
-        low, high = ranges.get(name) or (None, None)
-        form = "any number" if low is None and high is None else f"from {_value(low)} to {_value(high)}"
-        found.append((name, f"{form}, {told['digits']} digits", number_bits(told["digits"], low, high)))
-    bits = COUNT_BITS[told["counts"]]
-    return found + [(name, f"{told['counts']}", bits) for name in ("rows trained", "rows validated")]
+    numbers = []
+    for name in reported.metrics:
+        low, high = reported.ranges.get(name, (None, None))
+        form = "any number" if low is None and high is None else f"from {low} to {high}"
+        numbers.append((name, f"{form}, {reported.digits} digits", number_bits(reported.digits, low, high)))
+    bits = COUNT_BITS[reported.counts]
+    return numbers + [(name, reported.counts, bits) for name in ("rows trained", "rows validated")]
 
 
-def number_bits(digits: int, low: Any = None, high: Any = None) -> int:
+def number_bits(digits: int, low: float | None = None, high: float | None = None) -> int:
     """How many bits a decimal of so many significant digits from ``low`` to ``high`` can carry, rounded up.
 
     "null", and the two ways to write zero, are counted; None is without a bound, but for that of a double.
@@ -179,55 +215,63 @@ def _decimals(digits: int, low: Fraction, high: Fraction) -> int:
 
 
 def _heading(name: str) -> str:
-    known = [prefix for prefix in UNDER if name.startswith(prefix)]
-    return UNDER[max(known, key=len)] if known else OTHER
+    prefixes = [prefix for prefix in UNDER if name.startswith(prefix)]
+    return UNDER[max(prefixes, key=len)] if prefixes else OTHER
 
 
-def _marked(found: Sequence[tuple[str, str]], old: Mapping[str, str] | None) -> tuple[Line, ...]:
+def _marked(under: Sequence[tuple[str, str]], old: Mapping[str, str] | None) -> tuple[Line, ...]:
     if old is None:
-        return tuple(Line(name, value) for name, value in found)
-    return tuple(Line(name, value, None if old.get(name) == value else old.get(name, "")) for name, value in found)
+        return tuple(Line(name, value) for name, value in under)
+    return tuple(Line(name, value, None if old.get(name) == value else old.get(name, "")) for name, value in under)
 
 
-def _tensors(what: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for row in rows:
-        bundle = f"{row['bundle']}/" if row.get("bundle") else ""
-        why = f": {row['why']}" if row.get("why") else ""
-        shape = "x".join(str(length) for length in row["shape"]) or "one number"
-        yield f"{what} {bundle}{_key(row['name'], dots=True)}", f"{row['dtype']} {shape}, {size(row['bytes'])}{why}"
+def _tensors(what: str, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, str]]:
+    for spec in specs:
+        bundle = f"{spec.bundle}/" if spec.bundle else ""
+        yield f"{what} {bundle}{_key(spec.name, dots=True)}", _form(spec)
+
+
+def _private(tensors: Sequence[PrivateTensor]) -> Iterator[tuple[str, str]]:
+    for tensor in tensors:
+        yield f"stays {_key(tensor.name, dots=True)}", f"{_form(tensor)}: {tensor.why}"
+
+
+def _form(tensor: TensorSpec | PrivateTensor) -> str:
+    shape = "x".join(str(length) for length in tensor.shape) or "one number"
+    return f"{tensor.dtype} {shape}, {size(tensor.bytes)}"
 
 
 def _sums(offer: Offer) -> list[tuple[str, str]]:
-    an_attempt = sum(row["bytes"] for row in offer.leaves)
+    an_attempt = sum(spec.bytes for spec in offer.upload)
     in_all = f"{size(an_attempt * offer.rounds)} in all with one attempt at each"
-    sums = f"{len(offer.leaves)} tensors, {size(an_attempt)} each attempt, {offer.rounds} rounds: {in_all}"
+    sums = f"{len(offer.upload)} tensors, {size(an_attempt)} each attempt, {offer.rounds} rounds: {in_all}"
     seen = "the coordinator, each update in clear until the round's model is durable: no secure aggregation"
     return [("leaves in all", sums), ("seen by", seen)]
 
 
 def _numbers(offer: Offer) -> list[tuple[str, str]]:
-    found = attempt_bits(offer.document["reported"])
+    numbers = attempt_bits(offer.reported)
     in_all = (
-        f"{len(offer.metrics) + COUNTS} numbers beside the tensors, each attempt at a round and at the closing one: "
-        f"at most {sum(bits for _, _, bits in found)} bits each attempt"
+        f"{len(numbers)} numbers beside the tensors, each attempt at a round and at the closing one: "
+        f"at most {sum(bits for _, _, bits in numbers)} bits each attempt"
     )
     return [
-        *((f"number {name}", f"{form}: at most {bits} bits") for name, form, bits in found),
+        *((f"number {name}", f"{form}: at most {bits} bits") for name, form, bits in numbers),
         ("numbers in all", in_all),
     ]
 
 
-def _staying(offer: Offer, described: Mapping[str, Any]) -> list[tuple[str, str]]:
-    comes = described["comes"]
-    same = comes == offer.leaves
-    down = "the same tensors" if same else f"{len(comes)} tensors"
-    found = [("comes in all", f"{down}, {size(sum(row['bytes'] for row in comes))}, before each round")]
-    found += [] if same else _tensors("comes", comes)
-    found += _tensors("stays", described["stays"])
-    if described["weights"] is not None:
-        found.append(("weights", begins_with(described["weights"])))
+def _stays(offer: Offer, described: Described) -> list[tuple[str, str]]:
+    download = specs_from(described.download)
+    same = download == offer.upload
+    what = "the same tensors" if same else f"{len(download)} tensors"
+    lines = [("comes in all", f"{what}, {size(sum(spec.bytes for spec in download))}, before each round")]
+    lines += [] if same else _tensors("comes", download)
+    lines += _private(tuple(described.private))
+    if described.weights is not None:
+        lines.append(("weights", begins_with(described.weights)))
     return [
-        *found,
+        *lines,
         ("stays in all", "patients' records, the optimizer's state, the tensors above and every checkpoint"),
     ]
 
@@ -240,12 +284,12 @@ def _limits(offer: Offer, attempts: int) -> list[tuple[str, str]]:
     ]
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _leaves(value: JsonValue, name: str) -> Iterator[tuple[str, str]]:
     """Tables and lists of tables are gone into; a list of plain values is one leaf, and so is a flat table in one."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{_key(key)}" if name else _key(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for index, item in enumerate(value, 1):
             row = _row(item)
             yield from [(f"{name}[{index}]", row)] if row else _leaves(item, f"{name}[{index}]")
@@ -253,12 +297,12 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, _value(value)
 
 
-def _row(item: Any) -> str:
+def _row(item: JsonValue) -> str:
     """A table without tables in it on one line; "" where it is none."""
-    if not isinstance(item, Mapping) or any(isinstance(value, Mapping) for value in item.values()):
+    if not isinstance(item, dict) or any(isinstance(value, dict) for value in item.values()):
         return ""
-    lists = {key for key, value in item.items() if isinstance(value, list | tuple) and value}
-    if any(isinstance(value, Mapping) for key in lists for value in item[key]):
+    lists = {key: value for key, value in item.items() if isinstance(value, list) and value}
+    if any(isinstance(value, dict) for values in lists.values() for value in values):
         return ""
     return ", ".join(
         f"{_key(key)} [{_value(value)}]" if key in lists else f"{_key(key)} {_value(value)}"
@@ -271,13 +315,15 @@ def _key(key: str, *, dots: bool = False) -> str:
     return key if plain else _quoted(key)
 
 
-def _value(value: Any) -> str:
+def _value(value: JsonValue) -> str:
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return ", ".join(f"[{_value(item)}]" if isinstance(item, list) else _value(item) for item in value) or "none"
+    if isinstance(value, int):
+        return number(value)
     return _text(value) if isinstance(value, str) else str(value)
 
 
@@ -290,7 +336,3 @@ def _quoted(text: str) -> str:
     """In quotes, without a character that a terminal would act on or that changes the order of the others."""
     written = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
-
-
-def _as_json(line: Line) -> dict[str, str]:
-    return {"name": line.name, "value": line.value, **({} if line.was is None else {"was": line.was})}

@@ -1,84 +1,86 @@
-"""What a study would take out of the hospital, and what it leaves there: the table a person reads before approving."""
+"""What scripts ask of a study by name, and the sentences about it that several commands print."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from site_agent.state import directory
-from site_agent.state.directory import Consent, Journal, Offer, study_state
+from pydantic import ConfigDict, Field
+
+from site_agent.state import consent as consents
+from site_agent.state.codec import STRICT
+from site_agent.state.consent import Exposure
+from site_agent.state.offer import Offer
+from site_agent.state.tensors import Specs, specs_from
+from wardround.records.trainer import Described, PrivateTensor, Weights
 
 SHOWN_NAMES = 6
-WORKED_ON = ("approved", "running", "paused", "training")  # states of a study that goes on, or would
 
 
-def exposed(exposure: str, apart: str) -> str:
-    """Who else has what is this site's own, as a sentence; "" where nobody has."""
-    said = directory.exposed(exposure, apart)
-    return f"{said[0].upper()}{said[1:]}." if exposure else ""
+@dataclass(frozen=True)
+class Facts:
+    """What a study computes here and takes out; ``Account`` has all of it, line by line.
+
+    Attributes:
+        upload, download: the tensors of every update, and those that a round begins with.
+        private: what the installed model keeps here.
+        exposure: who else has a model of this site alone; ``personalized`` is what that is, in words.
+    """
+
+    sites: tuple[str, ...]
+    algorithm: str
+    rounds: int
+    bytes_per_round: int
+    upload: Annotated[Specs, Field(alias="leaves")]
+    metrics: tuple[str, ...]
+    metric_digits: int
+    counts: str
+    download: Annotated[Specs, Field(alias="comes")]
+    exposure: Exposure
+    personalized: Annotated[str, Field(alias="apart")]
+    private: Annotated[tuple[PrivateTensor, ...], Field(alias="stays")]
+    network: str
+    model: str
+    parameters: int
+    weights: Weights | None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
-def trains(described: dict[str, Any]) -> str:
+def facts(offer: Offer, described: Described) -> Facts:
+    """The facts of ``offer``. ``described`` is what this site's trainer says of the installed model."""
+    return Facts(
+        sites=offer.sites, algorithm=offer.algorithm, rounds=offer.rounds,
+        bytes_per_round=sum(spec.bytes for spec in offer.upload), upload=offer.upload, metrics=offer.metrics,
+        metric_digits=offer.reported.digits, counts=offer.reported.counts, download=specs_from(described.download),
+        exposure=described.exposure, personalized=described.personalized, private=tuple(described.private),
+        network=described.network, model=described.model, parameters=described.parameters, weights=described.weights,
+    )  # fmt: skip
+
+
+def exposed(exposure: str, personalized: str) -> str:
+    """Who else has a model of this site alone, as a sentence; "" where nobody has."""
+    text = consents.exposed(exposure, personalized)
+    return f"{text[0].upper()}{text[1:]}." if exposure else ""
+
+
+def trains(described: Described) -> str:
     """Which network this site trains, and how large it is, as a sentence."""
-    label = f" `{described['network']}`" if described["network"] else ""
-    return f"This site trains network{label} {described['model']}: {described['parameters']} parameters"
+    label = f" `{described.network}`" if described.network else ""
+    return f"This site trains network{label} {described.model}: {number(described.parameters)} parameters"
 
 
-def begins_with(weights: dict[str, Any]) -> str:
+def begins_with(weights: Weights) -> str:
     """What a file of weights gives to the tensors that stay here, as a sentence."""
-    said = f"{weights['used']} of the tensors that stay here begin with the weights of SHA-256 {weights['digest']}"
-    for what, names in (("not in the file", weights["drawn"]), ("in it and not used", weights["unused"])):
+    text = f"{weights.used} of the tensors that stay here begin with the weights of SHA-256 {weights.digest}"
+    for what, names in (("not in the file", weights.drawn), ("in it and not used", weights.unused)):
         if names:
             more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-            said += f"; {what}: {', '.join(names[:SHOWN_NAMES])}{more}"
-    return f"{said}. The file is read once, before this site's first round"
+            text += f"; {what}: {', '.join(names[:SHOWN_NAMES])}{more}"
+    return f"{text}. The file is read once, before this site's first round"
 
 
-def facts(offer: Offer, described: dict[str, Any]) -> dict[str, Any]:
-    """What scripts ask of a study by name; ``account`` has all of it. ``described`` is what the trainer says."""
-    told = offer.document["reported"]
-    return {
-        "sites": offer.document["study"]["sites"],
-        "algorithm": offer.document["algorithm"]["name"],
-        "rounds": offer.rounds,
-        "bytes_per_round": sum(row["bytes"] for row in offer.leaves),
-        "leaves": offer.leaves,
-        "metrics": offer.metrics,
-        "metric_digits": told["digits"],
-        "counts": told["counts"],
-        "comes": described["comes"],
-        "exposure": described["exposure"],
-        "apart": described["apart"],
-        "stays": described["stays"],
-        "network": described["network"],
-        "model": described["model"],
-        "parameters": described["parameters"],
-        "weights": described["weights"],
-    }
-
-
-def row(offer: Offer, consent: Consent | None, journal: Journal, changes: list[str]) -> dict[str, Any]:
-    """One study's line in `studies` and `status`. ``changes`` says in words what changed since it was approved."""
-    standing = study_state(offer, consent, journal)
-    if changes and standing in WORKED_ON:
-        standing = "changed"
-    round_ = journal.round if journal.study_digest == offer.digest else 0
-    if standing != "held":  # the closing numbers come after the last round; held, they are released by their own number
-        round_ = min(round_, offer.rounds)
-    return {
-        "id": offer.study,
-        "title": offer.document["study"]["title"],
-        "state": standing,
-        "round": round_,
-        "rounds": offer.rounds,
-        "revision": offer.revision,
-        "study_digest": offer.digest,
-        "approved_by": consent.approved_by["name"] if consent is not None else None,
-        "data": consent.data["name"] if consent is not None else None,
-        "changes": changes,
-    }
-
-
-def policy_row(decision: Any) -> dict[str, Any]:
-    """A policy's decision on one thing as JSON."""
-    return {"what": decision.what, "allowed": decision.allowed, "rule": decision.rule}
+def number(count: int) -> str:
+    """A whole number as a person reads it: "9999", "10,000,000"."""
+    return f"{count:,}" if abs(count) >= 10_000 else str(count)
 
 
 def size(count: int) -> str:

@@ -1,21 +1,25 @@
 """What keeps an approved study from being worked on, looked at before a round is lost to it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from site_agent import handoff
-from site_agent.gateway.consent import approvals as consents
-from site_agent.gateway.exit import policy as policies
-from site_agent.state.directory import APPROVED, Consent, Journal, Offer, SiteState, data_changed
+from site_agent.gateway.consent.approvals import study_request
+from site_agent.gateway.consent.changes import differences
+from site_agent.gateway.exit.decisions import decide, first_denial
+from site_agent.gateway.exit.policy import load
+from site_agent.state.consent import APPROVED, Consent, data_changed
+from site_agent.state.directory import SiteState
+from site_agent.state.journal import Journal
+from site_agent.state.offer import Offer
 from wardround.errors import WardroundError
+from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatFiles
 
 SOON_READ = 1 << 30  # bytes of data that are read again for a look, which takes seconds
 
 
 def hindrances(here: SiteState, coordinator: str, offer: Offer, consent: Consent, journal: Journal) -> list[str]:
     """What changed since ``consent`` so that its next round would be declined; each with what to do."""
-    changes = consents.differences(consent, offer)
+    changes = differences(consent, offer)
     if changes or consent.state != APPROVED or journal.ended:
         return changes
     changes = _policy(here.policy, coordinator, offer, consent)
@@ -23,18 +27,18 @@ def hindrances(here: SiteState, coordinator: str, offer: Offer, consent: Consent
         return [
             *changes,
             f"what it trains on is not what was approved, so round {journal.round} was declined; `site-agent data "
-            f"check {consent.data['name']} --study {offer.study}` looks at it",
+            f"check {consent.data.name} --study {offer.study}` looks at it",
         ]
     return changes + _data(here.root, consent, begun=journal.round > 0)
 
 
 def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> list[str]:
     try:
-        policy = policies.load(path)
+        policy = load(path, offer.study)
     except WardroundError as error:
         return [f"{error.message}; {error.hint}"]
-    asked = consents.asked(offer, coordinator, consent.validation_rows, consent.exposure)
-    denial = policies.first_denial(policies.decide(policy, asked))
+    request = study_request(offer, coordinator, consent.validation_rows, consent.exposure)
+    denial = first_denial(decide(policy, request))
     if denial is None:
         return []
     return [f"the policy denies {denial.what}: {denial.rule}; `site-agent policy explain {offer.study}`"]
@@ -42,42 +46,38 @@ def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> lis
 
 def _data(root: Path, consent: Consent, *, begun: bool) -> list[str]:
     """The trainer looks at the files' status, and reads them again only where that is another."""
-    name, study = consent.data["name"], consent.study
+    name, study = consent.data.name, consent.study
     check = f"`site-agent data check {name} --study {study}`"
     ways = f"restore it, or {check}, then `site-agent approve {study} --data {name}`"
     listens = handoff.Trainer(root).available()
     try:
-        now = handoff.ask(root, "look", data=name)
-        if now["missing"] or (now["unreadable"] and listens):
-            gone = ", ".join([*now["missing"], *now["unreadable"]])
+        now = handoff.ask(root, StatFiles(data=name))
+        if now.missing or (now.unreadable and listens):
+            gone = ", ".join([*now.missing, *now.unreadable])
             return [f"of data `{name}`, what data.toml calls {gone} is not there for the trainer; {ways}"]
-        if now["unreadable"] or not consent.seen:
+        if now.unreadable:
             return []  # only the trainer's user may look, and its listener does not run
-        touched = [what for what in _pinned(begun) if now[what] != consent.seen.get(what, "")]
+        touched = _touched(now.status, consent.files, begun=begun)
         if not touched:
             return []
-        if now["bytes"] > SOON_READ:
+        if now.bytes > SOON_READ:
             return [
                 f"the files of data `{name}` are not as they lay there at the approval (size, time or inode); {ways}"
             ]
-        return _read_again(handoff.ask(root, "digests", data=name), touched, consent, ways)
+        return _read_again(handoff.ask(root, HashFiles(data=name)), touched, consent, ways)
     except WardroundError as error:
         return [f"data `{name}`: {error.message}; {ways}"]
 
 
-def _read_again(found: Mapping[str, Any], touched: list[str], consent: Consent, ways: str) -> list[str]:
-    same = {
-        "data": found["digest"] == consent.data["digest"],
-        "weights": found["weights"] == consent.data.get("weights", ""),
-    }
+def _touched(now: FilesStatus, approved: FilesStatus, *, begun: bool) -> list[str]:
+    """Which of them have another status. The weights are read once, before the first round."""
+    touched = ["data"] if now.data != approved.data else []
+    return touched + (["weights"] if now.weights != approved.weights and not begun else [])
+
+
+def _read_again(now: FileDigests, touched: list[str], consent: Consent, ways: str) -> list[str]:
+    same = {"data": now.data == consent.data.digest, "weights": now.weights == consent.data.weights}
     other = [what for what in touched if not same[what]]
-    return (
-        [f"the {' and the '.join(other)} of `{consent.data['name']}` are not what was approved; {ways}"]
-        if other
-        else []
-    )
-
-
-def _pinned(begun: bool) -> tuple[str, ...]:
-    """The weights are read once, before the first round."""
-    return ("data",) if begun else ("data", "weights")
+    if not other:
+        return []
+    return [f"the {' and the '.join(other)} of `{consent.data.name}` are not what was approved; {ways}"]

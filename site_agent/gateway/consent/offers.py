@@ -1,4 +1,4 @@
-"""How many offers are kept, so that no coordinator fills this hospital's disk with them. Judges only.
+"""How many offers are kept, so that no coordinator fills this hospital's disk with them. No file, no network.
 
 What somebody here approved is not counted and never makes room for anything: only a person lets it in.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 MAX_OFFERS = 64  # that nobody here approved
 MAX_BYTES = 1 << 20  # of one; a network of 900 tensors takes a fifth of it
 MAX_TOTAL_BYTES = 16 << 20  # of all that nobody here approved
-MAX_DEPTH = 32  # tables within tables of a study
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Kept:
 
 
 def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str], str]:
-    """What must go so that an offer of ``size`` bytes can be kept, and why it cannot, "" if it can.
+    """The offers to drop so that one of ``size`` bytes can be kept, and why it cannot be kept, "" if it can.
 
     Args:
         kept: the offers on the disk, oldest first.
@@ -31,15 +30,15 @@ def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str]
         return [], f"it has {size} bytes, and an offer may have {MAX_BYTES}"
     if study in kept and kept[study].approved:
         return [], ""
-    others = {name: one.bytes for name, one in kept.items() if name != study and not one.approved}
-    going = []
+    others = {name: offer.bytes for name, offer in kept.items() if name != study and not offer.approved}
+    dropped = []
     for name in [name for name in others if kept[name].ended]:
         if _fits(size, others):
             break
         del others[name]
-        going.append(name)
+        dropped.append(name)
     if _fits(size, others):
-        return going, ""
+        return dropped, ""
     return [], (
         f"{len(others)} offers of {sum(others.values())} bytes are kept that nobody approved, and at most {MAX_OFFERS} "
         f"of {MAX_TOTAL_BYTES} are"
@@ -48,17 +47,3 @@ def room_for(study: str, size: int, kept: Mapping[str, Kept]) -> tuple[list[str]
 
 def _fits(size: int, others: Mapping[str, int]) -> bool:
     return len(others) < MAX_OFFERS and sum(others.values()) + size <= MAX_TOTAL_BYTES
-
-
-def too_deep(document: object) -> bool:
-    """Whether tables lie within tables deeper than any study of ours has them."""
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [item for table in level if isinstance(table, dict | list) for item in _items(table)]
-        if not level:
-            return False
-    return True
-
-
-def _items(table: object) -> list[object]:
-    return list(table.values()) if isinstance(table, dict) else list(table) if isinstance(table, list) else []

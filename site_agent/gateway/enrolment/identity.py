@@ -145,14 +145,14 @@ def check_clock(server_time_s: int, now: datetime.datetime) -> str:
         NeedsPerson: they differ by more than 24 h.
     """
     try:
-        theirs = datetime.datetime.fromtimestamp(server_time_s, datetime.UTC)
+        server_time = datetime.datetime.fromtimestamp(server_time_s, datetime.UTC)
     except (ValueError, OverflowError, OSError):
         raise BadData("the coordinator's time is no time", code="MESSAGE_MALFORMED") from None
-    apart = abs(theirs - now)
-    said = f"this machine's clock says {stamp(now)}, the coordinator's {stamp(theirs)}: {ago(apart)} apart"
+    apart = abs(server_time - now)
+    comparison = f"this machine's clock says {stamp(now)}, the coordinator's {stamp(server_time)}: {ago(apart)} apart"
     if apart > CLOCK_ERROR:
-        raise NeedsPerson(said, hint="set the wrong one right (`timedatectl`), then run the same command again")
-    return said if apart > CLOCK_WARNING else ""
+        raise NeedsPerson(comparison, hint="set the wrong one right (`timedatectl`), then run the same command again")
+    return comparison if apart > CLOCK_WARNING else ""
 
 
 def _ledger_key_pem(key: Ed25519PrivateKey) -> bytes:

@@ -16,10 +16,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from site_agent.gateway.connection.client import Connection, diagnose
-from site_agent.gateway.connection.messages import Enrolled
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.enrolment.identity import Identity, Joining, check_clock, check_issued
 from site_agent.gateway.exit.egress import record_control
@@ -27,7 +28,9 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import Site, SiteState
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local import durable
+from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.invitation import Invitation
+from wardround.records.ledger.entries import IdentityEntry
 from wardround.signing import certificates
 
 
@@ -75,20 +78,18 @@ def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
                 reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter)
             finally:
                 record_control(ledger, meter)
-            warning = check_clock(reply.server_time_s, now)  # 7
-            certificate = check_issued(
-                reply.certificate, key, _authority(invitation, reply), _name(invitation, reply), now
-            )
+            issued = reply.issued
+            warning = check_clock(issued.server_time_s, now)  # 7
+            authority = _authority(invitation, issued)
+            certificate = check_issued(issued.certificate, key, issued.authority, _name(invitation, reply), now)
             site = Site(
                 site=invitation.site, federation=invitation.federation, address=invitation.address,
-                receipt_key=_receipt_key(reply), renew_after_s=reply.renew_after_s,
-                authority_fingerprint=certificates.fingerprint(
-                    certificates.load_certificate(reply.authority, "the coordinator's authority")
-                ),
+                receipt_key=reply.receipt_key.hex(), renew_after_s=issued.renew_after_s,
+                authority_fingerprint=certificates.fingerprint(authority),
             )  # fmt: skip
-            durable.write_file(own.authority_file, reply.authority)
-            durable.write_file(own.certificate_file, reply.certificate)
-            record_identity(ledger, "issued", site, reply)
+            durable.write_file(own.authority_file, issued.authority)
+            durable.write_file(own.certificate_file, issued.certificate)
+            record_identity(ledger, "issued", site, issued)
             state.save_site(site)
             joining.done()
         finally:
@@ -96,23 +97,25 @@ def join(state: SiteState, text: str, now: datetime.datetime) -> Joined:
     return Joined(site, own.certificate_file, own.key_file, certificates.not_after(certificate), warning)
 
 
-def record_identity(ledger: Ledger, event: str, site: Site, reply: Enrolled) -> None:
-    """The ledger's line about a certificate, unless it is there already (a crash came between it and `site.json`)."""
-    certificate = certificates.load_certificate(reply.certificate, "the issued certificate")
+def record_identity(ledger: Ledger, event: str, site: Site, issued: IssuedCertificate) -> None:
+    """Write the ledger's line about a certificate, unless it is there already: a crash may have come between it and
+    `site.json`.
+    """
+    certificate = certificates.load_certificate(issued.certificate, "the issued certificate")
     fingerprint = certificates.fingerprint(certificate)
-    if any(record["certificate_sha256"] == fingerprint for record in ledger.records("identity")):
+    if any(entry.certificate_sha256 == fingerprint for entry in ledger.entries(IdentityEntry)):
         return
-    ledger.append(
-        "identity", event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
+    ledger.append(IdentityEntry(
+        event=event, site=site.site, federation=site.federation, serial=f"{certificate.serial_number:x}",
         not_after=certificates.not_after(certificate).isoformat(), certificate_sha256=fingerprint,
         authority_sha256=site.authority_fingerprint, receipt_key=site.receipt_key,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _enrol(
     invitation: Invitation, request: bytes, ledger_key: Ed25519PublicKey, proof: bytes, meter: Meter
 ) -> Enrolled:
-    """Steps 3 and 4. When the line fails, say why."""
+    """Steps 3 and 4. A connection that fails is looked into, and the error says why."""
     authority = invitation.authority.encode()
     bootstrap = invitation.key.encode(), invitation.certificate.encode()
     connection = Connection(invitation.address, authority, *bootstrap, meter)
@@ -128,23 +131,19 @@ def _proof(invitation: Invitation, request: bytes) -> bytes:
     return b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
 
 
-def _authority(invitation: Invitation, reply: Enrolled) -> bytes:
-    theirs = certificates.load_certificate(reply.authority, "the coordinator's authority")
-    if theirs != certificates.load_certificate(invitation.authority.encode(), "the invitation's authority"):
+def _authority(invitation: Invitation, issued: IssuedCertificate) -> x509.Certificate:
+    """The authority that both the reply and the invitation name. Raises BadData: they name two."""
+    authority = certificates.load_certificate(issued.authority, "the coordinator's authority")
+    if authority != certificates.load_certificate(invitation.authority.encode(), "the invitation's authority"):
         raise BadData("the coordinator's reply names another authority than the invitation; nothing was kept")
-    return reply.authority
+    return authority
 
 
 def _name(invitation: Invitation, reply: Enrolled) -> certificates.Name:
+    """The name that the certificate must have. Raises BadData: somebody else was enrolled."""
     if (reply.site, reply.federation) != (invitation.site, invitation.federation):
         raise BadData(
             f"the coordinator enrolled `{reply.site[:64]}` of `{reply.federation[:64]}`, the invitation is for "
             f"`{invitation.site}` of `{invitation.federation}`; nothing was kept"
         )
     return certificates.Name(invitation.federation, "site", invitation.site)
-
-
-def _receipt_key(reply: Enrolled) -> str:
-    if len(reply.receipt_key) != 32:
-        raise BadData("the coordinator's reply holds no receipt key; nothing was kept")
-    return reply.receipt_key.hex()

@@ -12,14 +12,15 @@ from collections.abc import Callable
 
 from cryptography import x509
 
-from site_agent.gateway.connection.client import Line, pauses
+from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.messages import Enrolled
+from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued
 from site_agent.gateway.enrolment.join import record_identity
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import Site
 from wardround.errors import BadData, NeedsPerson, Refused, TryAgain, Unavailable
+from wardround.records.enrolment import IssuedCertificate
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
 
@@ -34,7 +35,7 @@ def due(certificate: x509.Certificate, jitter: float) -> datetime.datetime:
     return certificate.not_valid_before_utc + half * (1 + jitter)
 
 
-def renew(own: Identity, site: Site, line: Line, ledger: Ledger) -> x509.Certificate:
+def renew(own: Identity, site: Site, session: Session, ledger: Ledger) -> x509.Certificate:
     """Renew now: new key, checked certificate, ledger line, both taken into use.
 
     Raises:
@@ -42,7 +43,7 @@ def renew(own: Identity, site: Site, line: Line, ledger: Ledger) -> x509.Certifi
         TryAgain: it is in trouble, or its reply is not what it must be; the old pair is still in use.
     """
     request = own.begin_renewal()
-    with line.use() as connection:
+    with session.use() as connection:
         reply = connection.renew(request)
     authority, key = own.authority_file.read_bytes(), own.next_key()
     try:
@@ -51,11 +52,11 @@ def renew(own: Identity, site: Site, line: Line, ledger: Ledger) -> x509.Certifi
         raise TryAgain(f"the coordinator's renewal cannot be used: {error.message}", hint=error.hint) from None
     record_identity(ledger, "renewed", site, reply)
     own.adopt(reply.certificate)
-    line.replace()
+    session.replace()
     return certificate
 
 
-def _checked(reply: Enrolled, authority: bytes, key: certificates.PrivateKey, site: Site) -> x509.Certificate:
+def _checked(reply: IssuedCertificate, authority: bytes, key: certificates.PrivateKey, site: Site) -> x509.Certificate:
     """The certificate of a reply.
 
     Raises:
@@ -74,7 +75,7 @@ def _checked(reply: Enrolled, authority: bytes, key: certificates.PrivateKey, si
 
 
 def keep_renewed(
-    own: Identity, site: Site, line: Line, ledger: Ledger, stopping: Interrupt, renewed: Callable[[], object]
+    own: Identity, site: Site, session: Session, ledger: Ledger, stopping: Interrupt, renewed: Callable[[], object]
 ) -> None:
     """Renew whenever it is due, at least ``LEAST_S`` after the last time, until ``stopping``. Calls ``renewed`` after
     each. Waits by ``stopping`` alone.
@@ -85,17 +86,17 @@ def keep_renewed(
     """
     least = 0.0
     while True:
-        wait = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
-        stopping.wait(max(least, wait.total_seconds()))
+        until_due = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
+        stopping.wait(max(least, until_due.total_seconds()))
         least = LEAST_S
-        for pause in pauses(LEAST_S, 3600):
+        for wait_s in backoff(LEAST_S, 3600):
             try:
-                certificate = renew(own, site, line, ledger)
+                certificate = renew(own, site, session, ledger)
                 break
             except (Unavailable, TryAgain, Refused) as error:
                 log.warning(
                     "%s; the certificate is good to %s", error.message, stamp(own.certificate().not_valid_after_utc)
                 )
-                stopping.wait(max(LEAST_S, pause))
+                stopping.wait(max(LEAST_S, wait_s))
         log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
         renewed()

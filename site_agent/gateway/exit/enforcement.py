@@ -9,20 +9,24 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from site_agent.gateway.exit import policy as policies
+from site_agent.gateway.exit.decisions import Decision, StudyRequest, decide, first_denial, number_quotas, quotas
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.policy import Asked, Decision, Policy
-from site_agent.state.directory import COUNTS, Consent, Journal
+from site_agent.gateway.exit.policy import Policy, parse, read
+from site_agent.state.consent import Consent
+from site_agent.state.directory import COUNTS, SiteState
+from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
+from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.study import ReportedSection
+from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
 
 
-class Place(Protocol):
-    """Whatever belongs to one attempt at one round of a study: a journal, a departure."""
+class RoundAttempt(Protocol):
+    """Whatever names one attempt at one round of a study: a journal, an update."""
 
     @property
     def study(self) -> str: ...
@@ -35,21 +39,29 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Gate:
+class PolicyEnforcement:
     """Asks the policy at ``path`` about what would leave for ``coordinator``, its URI name."""
 
     path: Path
     coordinator: str
     ledger: Ledger
 
-    def policy(self) -> Policy:
+    @classmethod
+    def of(cls, state: SiteState, site: Site, ledger: Ledger) -> Self:
+        """The policy of this site, for what would leave for its coordinator."""
+        return cls(state.policy, certificates.Name(site.federation, "coordinator").uri, ledger)
+
+    def policy(self, study: str = "STUDY") -> Policy:
         """The policy as it is now; when this returns or raises BadData its text is kept and its digest in the ledger.
+
+        Args:
+            study: for which it is asked, so that a hint names the next command in full.
 
         Raises:
             NeedsPerson: there is none. BadData: it is none.
         """
         try:
-            data = policies.read(self.path)
+            data = read(self.path, study)
         except NeedsPerson:
             self.ledger.note_policy("")
             raise
@@ -59,13 +71,13 @@ class Gate:
             durable.make_folder(kept.parent)
             durable.write_file(kept, data)
         self.ledger.note_policy(digest)
-        return policies.parse(data, self.path)
+        return parse(data, self.path)
 
     def refuse_denied(
         self,
-        journal: Journal,
+        attempt: RoundAttempt,
         consent: Consent,
-        told: ReportedSection,
+        reported: ReportedSection,
         specs: Sequence[TensorSpec],
         metrics: Sequence[str],
     ) -> None:
@@ -75,11 +87,16 @@ class Gate:
             NotPermitted: a rule denies something, or a quota is spent; the message names both.
             WardroundError: there is no policy, or it is broken.
         """
-        decisions = self._decisions(journal, consent, told, specs, metrics, len(metrics) + COUNTS)
-        self._refuse(journal, decisions, "nothing was sent")
+        decisions = self._decisions(attempt, consent, reported, specs, metrics, len(metrics) + COUNTS)
+        self._refuse(attempt, decisions, "nothing was sent")
 
     def refuse_again(
-        self, place: Place, consent: Consent, told: ReportedSection, specs: Sequence[TensorSpec], metrics: Sequence[str]
+        self,
+        attempt: RoundAttempt,
+        consent: Consent,
+        reported: ReportedSection,
+        specs: Sequence[TensorSpec],
+        metrics: Sequence[str],
     ) -> None:
         """The same for what is sent again, whose numbers were counted when it was recorded.
 
@@ -87,90 +104,91 @@ class Gate:
             NotPermitted: a rule denies something by now, or a quota is spent.
             WardroundError: there is no policy, or it is broken.
         """
-        self._refuse(place, self._decisions(place, consent, told, specs, metrics, 0), "it is not sent again")
+        self._refuse(attempt, self._decisions(attempt, consent, reported, specs, metrics, 0), "it is not sent again")
 
-    def block(self, place: Place, what: str, rule: str) -> None:
+    def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
         coordinator asks again and again."""
-        self.ledger.append_often(
-            "blocked", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
-            what=what, rule=rule,
-        )  # fmt: skip
+        self.ledger.append_often(BlockedEntry(
+            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt, what=what,
+            rule=rule,
+        ))  # fmt: skip
         self.ledger.sign()
 
-    def holds(self, place: Place, update: str) -> bool:
+    def holds(self, attempt: RoundAttempt, update: str) -> bool:
         """Whether a person must release what ``update`` is the digest of before it may leave. If so, the ledger says
         that it waits.
 
         Raises:
             NotPermitted: a person rejected it.
         """
-        if not self._waits_for_a_person(place, update):
+        if not self._waits_for_a_person(attempt, update):
             return False
-        if not self.ledger.is_held(place.study, place.revision, place.round, update):
-            self.ledger.append(
-                "held", study=place.study, revision=place.revision, round=place.round, attempt=place.attempt,
+        if not self.ledger.is_held(attempt.study, attempt.revision, attempt.round, update):
+            self.ledger.append(HeldEntry(
+                study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
                 update=update,
-            )  # fmt: skip
+            ))  # fmt: skip
             self.ledger.sign()
         return True
 
-    def _waits_for_a_person(self, place: Place, update: str) -> bool:
-        key = (place.study, place.revision, place.round, update)
-        word = self.ledger.word(*key)
-        if word == "rejected":
+    def _waits_for_a_person(self, attempt: RoundAttempt, update: str) -> bool:
+        key = (attempt.study, attempt.revision, attempt.round, update)
+        decision = self.ledger.release_decision(*key)
+        if decision == "rejected":
             raise NotPermitted(
-                f"round {place.round} of `{place.study}` was rejected here", code="DECLINED_POLICY",
+                f"round {attempt.round} of `{attempt.study}` was rejected here", code="DECLINED_POLICY",
                 hint="the next round is asked again; `site-agent withdraw` ends the study here",
             )  # fmt: skip
-        if word == "released":
+        if decision == "released":
             return False
         when = self.policy().release.updates
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
 
     def _decisions(
-        self, place: Place, consent: Consent, told: ReportedSection, specs: Sequence[TensorSpec],
+        self, attempt: RoundAttempt, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],
         metrics: Sequence[str], numbers: int,
     ) -> list[Decision]:  # fmt: skip
         """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
-        policy = self._policy_for(place)
-        asked = Asked(
-            place.study, self.coordinator, specs, metrics, told.digits, told.counts, consent.validation_rows,
+        policy = self._policy_for(attempt)
+        request = StudyRequest(
+            attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
             exposure=consent.exposure,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
-        return policies.decide(policy, asked) + self._quotas(policy, place, size, numbers)
+        return decide(policy, request) + self._quotas(policy, attempt, size, numbers)
 
-    def _policy_for(self, place: Place) -> Policy:
+    def _policy_for(self, attempt: RoundAttempt) -> Policy:
         try:
-            return self.policy()
+            return self.policy(attempt.study)
         except WardroundError as error:
-            self.block(place, "everything", error.message)
+            self.block(attempt, "everything", error.message)
             raise
 
-    def _quotas(self, policy: Policy, place: Place, size: int, numbers: int) -> list[Decision]:
+    def _quotas(self, policy: Policy, attempt: RoundAttempt, size: int, numbers: int) -> list[Decision]:
         """What the quotas say of so many more bytes and numbers, after what the ledger has of this round and day."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        of_round, ledger = (place.study, place.revision, place.round), self.ledger
+        of_round, ledger = (attempt.study, attempt.revision, attempt.round), self.ledger
         return [
-            *policies.quotas(policy, size, ledger.payload_bytes(of_round), ledger.payload_bytes(today)),
-            *policies.number_quotas(policy, numbers, ledger.numbers(of_round), ledger.numbers(today)),
+            *quotas(policy, size, ledger.payload_bytes(of_round), ledger.payload_bytes(today)),
+            *number_quotas(policy, numbers, ledger.numbers(of_round), ledger.numbers(today)),
         ]
 
-    def _refuse(self, place: Place, decisions: Iterable[Decision], so: str) -> None:
-        denial = policies.first_denial(decisions)
+    def _refuse(self, attempt: RoundAttempt, decisions: Iterable[Decision], consequence: str) -> None:
+        denial = first_denial(decisions)
         if denial is not None:
-            self.block(place, denial.what, denial.rule)
+            self.block(attempt, denial.what, denial.rule)
             raise NotPermitted(
-                f"the policy blocks round {place.round} of `{place.study}`: {denial.what}: {denial.rule}; {so}",
-                hint=f"`site-agent policy explain {place.study}`; edit {self.path} if it should leave",
+                f"the policy blocks round {attempt.round} of `{attempt.study}`: {denial.what}: {denial.rule}; "
+                f"{consequence}",
+                hint=f"`site-agent policy explain {attempt.study}`; edit {self.path} if it should leave",
                 code="DECLINED_POLICY",
             )
 
 
 def refuse_study(decisions: Iterable[Decision], study: str, path: Path) -> None:
     """Raises NotPermitted: the policy denies something that the study would have leave."""
-    denial = policies.first_denial(decisions)
+    denial = first_denial(decisions)
     if denial is not None:
         raise NotPermitted(
             f"the policy does not let study `{study}` take out what it asks: {denial.what}: {denial.rule}; "

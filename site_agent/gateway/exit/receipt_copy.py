@@ -1,4 +1,4 @@
-"""The coordinator's own copy of this site's receipts, asked for by `site-agent audit verify --ask` and kept.
+"""Keeps the coordinator's copy of this site's receipts, which `site-agent audit verify --ask` asks for.
 
 It is looked at here as far as it must be to replace an older copy; ``site_agent.audit`` judges the ledger by it.
 """
@@ -41,14 +41,14 @@ def keep(envelopes: Iterable[Envelope], site: Site, path: Path) -> int:
     try:
         if final is None:
             raise BadData("it is empty")
-        said = Statement.from_document(dsse.verify(final, COPY_TYPE, key))
+        statement = Statement.from_document(dsse.verify(final, COPY_TYPE, key))
     except BadData as error:
         raise BadData(f"the coordinator's copy of the receipts cannot be believed: {error.message}") from None
     wanted = (site.site, site.federation, len(lines) - 1, before)
-    if (said.site, said.federation, said.receipts, said.last) != wanted:
+    if (statement.site, statement.federation, statement.receipts, statement.last) != wanted:
         raise BadData("the coordinator's copy of the receipts is not the one that its statement is about")
     durable.write_file(path, lines)
-    return said.receipts
+    return statement.receipts
 
 
 def _line(envelope: Envelope) -> bytes:

@@ -1,66 +1,49 @@
 """What can be said of a hospital's data without a study. Reads patients, so it runs in the trainer alone. No torch."""
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fl_algorithms.tasks.tables.table import data_digest, read_table
-from site_agent.trainer.data import kinds
+from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import DataSource, digest_now, weights_now
 from wardround.records.schema import check
+from wardround.records.trainer import DataFiles, Inspected
 
 UNKNOWN = "0" * 64  # where a digest will stand
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """``columns`` is of tables alone, ``patients`` of images whose column of patients is named; ``weights`` is the
-    digest of the file of weights, "" where none is named.
-    """
-
-    digest: str
-    rows: int
-    test_rows: int | None
-    columns: int | None = None
-    patients: int | None = None
-    weights: str = ""
-
-
-def inspect(fields: Mapping[str, Any]) -> Inspection:
-    """Look at what ``fields``, the keys of a ``DataSource`` but for the digest, name.
+def inspect(files: DataFiles) -> Inspected:
+    """Read what ``files`` names.
 
     Raises:
         BadData: it cannot be trained on by any study; the message has file, line and column, never a value.
     """
-    given = {key: value for key, value in fields.items() if value}
+    given = {key: value for key, value in files.model_dump().items() if value}
     named = check(DataSource, {**given, "digest": UNKNOWN}, "the data")
     weights = weights_now(named)
-    if named.kind is kinds.TABLE:
-        return replace(_of_table(named.paths["table"], named.paths.get("test"), named.label), weights=weights)
+    if named.layout is layouts.TABLE:
+        return _of_table(named.paths["table"], named.paths.get("test"), named.label, weights)
     from fl_algorithms.tasks.images.survey import survey
 
-    found = survey(named.files, test=False)
-    assert found is not None
+    trained = survey(named.files, test=False)
+    assert trained is not None
     tested = survey(named.files, test=True)
-    return Inspection(
-        digest_now(named),
-        found.images,
-        None if tested is None else tested.images,
-        patients=found.patients,
-        weights=weights,
-    )
+    return Inspected(
+        digest=digest_now(named), rows=trained.images, test_rows=None if tested is None else tested.images,
+        columns=None, patients=trained.patients, weights=weights,
+    )  # fmt: skip
 
 
-def _of_table(table: Path, test: Path | None, label: str) -> Inspection:
+def _of_table(table: Path, test: Path | None, label: str, weights: str) -> Inspected:
     read = read_table(table, [label])
     tested = None if test is None else read_table(test, [label])
-    digest = data_digest(read.sha256, None if tested is None else tested.sha256, label)
-    return Inspection(digest, len(read), None if tested is None else len(tested), _width(table))
+    return Inspected(
+        digest=data_digest(read.sha256, None if tested is None else tested.sha256, label), rows=len(read),
+        test_rows=None if tested is None else len(tested), columns=_width(table), patients=None, weights=weights,
+    )  # fmt: skip
 
 
 def _width(table: Path) -> int:
-    """How many columns the header names; ``read_table`` has found the file to be CSV."""
+    """How many columns the header names; ``read_table`` has read the file as CSV."""
     with table.open(encoding="utf-8-sig", newline="") as file:
         return len(next(row for row in csv.reader(file) if row))

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 from fl_algorithms.tasks.public_data import require_public_data
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.tables.table import data_digest
-from site_agent.trainer.data import kinds
+from site_agent.trainer.data import layouts
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.local import durable
 from wardround.records.schema import Strict, check, read_toml, toml_bytes
@@ -43,8 +43,7 @@ _BLOCK = 1 << 20
 
 
 class DataSource(Strict):
-    """What a hospital trains on: absolute paths of one of ``kinds.KINDS``, columns, and the digest that ``data add``
-    found.
+    """What a hospital trains on: absolute paths in one of ``layouts.LAYOUTS``, columns, and the digest at ``data add``.
 
     Attributes:
         label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
@@ -72,21 +71,21 @@ class DataSource(Strict):
     network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _one_layout(self) -> Self:
         try:
-            kinds.kind_of(self._given(), kinds.key)
+            layouts.layout_of(self._given(), layouts.key)
         except UsageProblem as problem:
             raise ValueError(problem.message) from None
         return self
 
     @property
-    def kind(self) -> kinds.Kind:
-        return kinds.kind_of(self._given())
+    def layout(self) -> layouts.Layout:
+        return layouts.layout_of(self._given())
 
     @property
     def paths(self) -> dict[str, Path]:
         """What is named, by key."""
-        return {name: Path(value) for name in kinds.PATHS if (value := getattr(self, name)) is not None}
+        return {name: Path(value) for name in layouts.PATHS if (value := getattr(self, name)) is not None}
 
     @property
     def everything(self) -> list[Path]:
@@ -100,12 +99,12 @@ class DataSource(Strict):
         roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
         return Source(roles, self.label, self.patient, self.image)
 
-    def told(self) -> dict[str, str]:
-        """What is there, by key."""
+    def entry(self) -> dict[str, str]:
+        """Its entry in data.toml: what is named, by key."""
         return {key: value for key, value in self.model_dump().items() if value}
 
     def _given(self) -> list[str]:
-        return [name for name in (*kinds.PATHS, *kinds.COLUMNS) if getattr(self, name)]
+        return [name for name in (*layouts.PATHS, *layouts.COLUMNS) if getattr(self, name)]
 
 
 def sources(state: Path) -> dict[str, DataSource]:
@@ -141,7 +140,7 @@ def source(state: Path, name: str) -> DataSource:
             f"no data is called `{name[:80]}` here",
             hint=f"there is: {', '.join(sorted(known))}"
             if known
-            else f"`site-agent data add NAME` with {kinds.EXAMPLES}",
+            else f"`site-agent data add NAME` with {layouts.EXAMPLES}",
             code=DATA_INVALID,
         )
     return known[name]
@@ -163,7 +162,7 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
             f"data `{name}` is already {next(iter(known[name].paths.values()))}",
             hint="add `--replace` if this is meant; studies approved with the old data must then be approved again",
         )
-    tables = {key: item.told() for key, item in sorted({**known, name: added}.items())}
+    tables = {key: item.entry() for key, item in sorted({**known, name: added}.items())}
     try:
         data = toml_bytes(tables)
     except BadData:
@@ -189,7 +188,7 @@ def digest_now(named: DataSource) -> str:
     Raises:
         BadData: one cannot be read.
     """
-    if named.kind is kinds.TABLE:
+    if named.layout is layouts.TABLE:
         paths = named.paths
         return data_digest(_sha256(paths["table"]), _sha256(paths["test"]) if "test" in paths else None, named.label)
     from fl_algorithms.tasks.images.sets import source_digest
@@ -205,46 +204,46 @@ def weights_now(named: DataSource) -> str:
     return "" if named.weights is None else _sha256(Path(named.weights))
 
 
-def must_be_approved(study: str, name: str, approved: str, found: str) -> None:
+def refuse_other_data(study: str, name: str, approved: str, now: str) -> None:
     """Refuse data other than the approved. Both digests are hex.
 
     Raises:
         BadData: they differ.
     """
-    if found != approved:
+    if now != approved:
         raise BadData(
             f"data `{name}` is not what was approved for study `{study}`: "
-            f"its digest is {found[:12]}…, {approved[:12]}… was approved",
+            f"its digest is {now[:12]}…, {approved[:12]}… was approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
         )
 
 
-def must_be_approved_network(study: str, name: str, approved: str, found: str) -> None:
+def refuse_other_network(study: str, name: str, approved: str, now: str) -> None:
     """Refuse to train another network of the study than the approved one.
 
     Raises:
         BadData: the labels differ.
     """
-    if found != approved:
+    if now != approved:
         raise BadData(
-            f"network `{found}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
+            f"network `{now}` of study `{study}` is what `{name}` would train; `{approved}` was approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,
         )
 
 
-def must_be_approved_weights(study: str, name: str, approved: str, found: str) -> None:
+def refuse_other_weights(study: str, name: str, approved: str, now: str) -> None:
     """Refuse to begin with other weights than the approved ones. Digests are hex; "" is for none.
 
     Raises:
         BadData: they differ.
     """
-    if found != approved:
-        now = f"digest {found[:12]}…" if found else "none"
+    if now != approved:
+        shown = f"digest {now[:12]}…" if now else "none"
         was = f"{approved[:12]}…" if approved else "none"
         raise BadData(
-            f"the weights that data `{name}` names are not what was approved for study `{study}`: {now}, {was} was "
+            f"the weights that data `{name}` names are not what was approved for study `{study}`: {shown}, {was} was "
             "approved",
             hint=f"`site-agent approve {study} --data {name}` if the change is meant",
             code=DATA_CHANGED,

@@ -31,7 +31,7 @@ def upgrade() -> None:
         sa.Column("last_receipt", sa.String(64), nullable=False),
         sa.Column("last_seen_s", sa.BigInteger),
         sa.Column("agent_version", sa.String(40), nullable=False),
-        sa.Column("two_lines_s", sa.BigInteger),
+        sa.Column("certificate_fork_s", sa.BigInteger),
     )
     op.create_table(
         "certificates",

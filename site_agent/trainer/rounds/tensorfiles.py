@@ -40,7 +40,7 @@ def manifest_of(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) ->
     return Manifest(tuple(Entry(spec, hashlib.sha256(raw(tensors[spec.key])).hexdigest()) for spec in specs))
 
 
-def write_update(path: Path, uplink: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
+def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
     """Write the deltas, durably, in the order of ``specs``, and return their manifest's digest (hex).
 
     Raises:
@@ -48,7 +48,7 @@ def write_update(path: Path, uplink: Mapping[str, Mapping[str, Tensor]], specs: 
     """
     tensors = {
         name if bundle == MODEL else f"{bundle}/{name}": tensor
-        for bundle, named in uplink.items()
+        for bundle, named in upload.items()
         for name, tensor in named.items()
     }
     require_specs(specs_of(tensors), specs, "what the method would send")
@@ -56,43 +56,43 @@ def write_update(path: Path, uplink: Mapping[str, Mapping[str, Tensor]], specs: 
     return manifest_of(tensors, specs).digest()
 
 
-def read_downlink(path: Path, digest: str) -> tuple[tuple[TensorSpec, ...], dict[str, dict[str, Tensor]]]:
+def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSpec, ...], dict[str, dict[str, Tensor]]]:
     """A downloaded model: its tensors in order, and bundle -> name -> tensor.
 
     Args:
-        digest: of its manifest (hex), as the coordinator announced it.
+        digest: of its manifest (hex), as the coordinator announced it; None if the gateway's own check is enough.
 
     Raises:
         BadData: it is not that model.
     """
     with TensorFile(path) as file:
-        found, specs = file.manifest().digest(), file.specs
-    if found != digest:
+        own, specs = file.manifest().digest(), file.specs
+    if digest is not None and own != digest:
         raise BadData(
-            f"{path.name} is not the announced model: its digest is {found[:12]}…, {digest[:12]}… was announced",
+            f"{path.name} is not the announced model: its digest is {own[:12]}…, {digest[:12]}… was announced",
             code="DECLINED_MODEL_MISMATCH",
         )
     tensors = safetensors.torch.load_file(path)
-    downlink: dict[str, dict[str, Tensor]] = {}
+    download: dict[str, dict[str, Tensor]] = {}
     for spec in specs:
-        downlink.setdefault(spec.bundle, {})[spec.name] = tensors[spec.key]
-    return specs, downlink
+        download.setdefault(spec.bundle, {})[spec.name] = tensors[spec.key]
+    return specs, download
 
 
-def require_specs(found: tuple[TensorSpec, ...], wanted: tuple[TensorSpec, ...], what: str) -> None:
-    """Refuse tensors whose names, dtypes or shapes are not those of ``wanted``. The order does not matter here.
+def require_specs(specs: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...], what: str) -> None:
+    """Refuse tensors whose names, dtypes or shapes are not those ``expected``. The order does not matter here.
 
     Raises:
         BadData: the message names the first difference.
     """
-    by_key = {spec.key: spec for spec in found}
-    for spec in wanted:
-        other = by_key.pop(spec.key, None)
-        if other is None:
+    by_key = {spec.key: spec for spec in specs}
+    for spec in expected:
+        own = by_key.pop(spec.key, None)
+        if own is None:
             raise _mismatch(f"{what} lacks `{spec.key}`")
-        if other != spec:
+        if own != spec:
             raise _mismatch(
-                f"{what} has `{spec.key}` as {other.dtype} {list(other.shape)}, "
+                f"{what} has `{spec.key}` as {own.dtype} {list(own.shape)}, "
                 f"this study's is {spec.dtype} {list(spec.shape)}"
             )
     if by_key:

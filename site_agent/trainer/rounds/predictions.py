@@ -11,17 +11,46 @@ import torch
 from numpy.typing import NDArray
 
 from fl_algorithms import catalog, registry
+from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored
+from fl_algorithms.device import make_deterministic
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
-from site_agent.trainer.data import kinds
+from site_agent.trainer.data import layouts
+from site_agent.trainer.data.sources import protected
+from site_agent.trainer.rounds.installing import installed
+from site_agent.trainer.rounds.tensorfiles import from_bytes
+from site_agent.trainer.vault import models
 from wardround.errors import BadData, UsageProblem
 from wardround.local import durable, outputs
 from wardround.records.study import StudyFile
+from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
 PART = 16  # images whose masks are in memory together
 BYTE = 255
+
+
+def predict(state: Path, request: Predict) -> Predicted:
+    """Write what a checkpoint says of new rows or images.
+
+    Raises:
+        UsageProblem: there is no such checkpoint, or ``out`` is no place for what comes of it.
+        BadData: the checkpoint is damaged, or the rows or images are not what the study needs.
+        CannotWrite: ``out`` does not take it. NotPermitted: it is, or lies in, what is never written over.
+    """
+    vault, kept = models.checkpoint(state, request.study, request.checkpoint)
+    kept.verify_model()
+    study = catalog.network_of(installed(vault.document()), kept.card.site, kept.card.network)
+    given = {form: Path(path) for form in layouts.PREDICTABLE if (path := getattr(request, form))}
+    out = Path(request.out)
+    path = rows_for(study, given, out, force=request.force, keep=protected(state))
+    make_deterministic(study.study.threads)
+    task = task_of(study)
+    x, names = task.read_new(path, kept.preprocessing())
+    restored = Restored(study, task, from_bytes(kept.model.read_bytes()))
+    write(restored, task, x, names, path, out, force=request.force)
+    return Predicted(rows=len(names), out=str(out))
 
 
 def rows_for(
@@ -40,9 +69,9 @@ def rows_for(
     gives = catalog.task(study).gives
     fitting = ("table",) if gives == registry.COLUMNS else ("images", "arrays")
     if len(given) != 1 or not given.keys() <= set(fitting):
-        found = " and ".join(map(kinds.option, given)) or "nothing"
+        named = " and ".join(map(layouts.option, given)) or "nothing"
         raise UsageProblem(
-            f"study `{study.study.name}` predicts from {' or '.join(map(kinds.option, fitting))}, found {found}"
+            f"study `{study.study.name}` predicts from {' or '.join(map(layouts.option, fitting))}, found {named}"
         )
     [(form, path)] = given.items()
     if form == "images" and not path.is_dir():
@@ -112,7 +141,7 @@ def _write_masks(
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]
     if len(set(stems)) < len(stems):
-        twice = next(one for one in stems if stems.count(one) > 1)
+        twice = next(name for name in stems if stems.count(name) > 1)
         raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)

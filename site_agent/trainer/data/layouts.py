@@ -7,11 +7,11 @@ from wardround.errors import UsageProblem
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One way.
+class Layout:
+    """One way in which data may lie.
 
     Attributes:
-        needs: what must be named; the first is what tells this kind from others.
+        needs: what must be named; the first is what tells this layout from others.
         may: what else may be.
         wants: of those, what must then be named too.
     """
@@ -22,13 +22,13 @@ class Kind:
     wants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-TABLE = Kind("a table", ("table", "label"), ("test",))
-ARRAYS = Kind("arrays", ("arrays",), ("test_arrays", "label", "patient"))
-LABELLED = Kind(
+TABLE = Layout("a table", ("table", "label"), ("test",))
+ARRAYS = Layout("arrays", ("arrays",), ("test_arrays", "label", "patient"))
+LABELLED = Layout(
     "images with labels", ("images", "labels"), ("test_images", "test_labels", "label", "image", "patient"),
     {"test_images": ("test_labels",), "test_labels": ("test_images",)},
 )  # fmt: skip
-MASKED = Kind(
+MASKED = Layout(
     "images with masks", ("images", "masks"),
     ("labels", "test_images", "test_masks", "test_labels", "image", "patient"),
     {
@@ -36,7 +36,7 @@ MASKED = Kind(
         "image": ("labels",), "patient": ("labels",),
     },
 )  # fmt: skip
-KINDS = (TABLE, ARRAYS, LABELLED, MASKED)
+LAYOUTS = (TABLE, ARRAYS, LABELLED, MASKED)
 PATHS = (
     "table", "test", "arrays", "test_arrays",
     "images", "labels", "masks", "test_images", "test_labels", "test_masks",
@@ -59,49 +59,51 @@ def key(name: str) -> str:
     return f"`{name}`"
 
 
-def kind_of(given: Collection[str], say: Callable[[str], str] = option) -> Kind:
-    """The one kind that ``given``, names of ``PATHS`` and ``COLUMNS``, makes.
+def layout_of(given: Collection[str], say: Callable[[str], str] = option) -> Layout:
+    """The one layout that ``given``, names of ``PATHS`` and ``COLUMNS``, makes.
 
     Raises:
         UsageProblem: it makes none, or a mixture; the message has the first fault.
     """
-    # 1. One thing that says which kind it is.
+    # 1. One thing that says which layout it is.
     heads = [name for name in ("table", "arrays", "images") if name in given]
     if not heads:
         orphan = next((name for name in PATHS if name in given), None)
         if orphan is None:
             raise UsageProblem("no data is named", hint=EXAMPLES)
-        parent = next(kind.needs[0] for kind in KINDS if orphan in (*kind.needs, *kind.may))
+        parent = next(layout.needs[0] for layout in LAYOUTS if orphan in (*layout.needs, *layout.may))
         raise UsageProblem(f"{say(orphan)} needs {say(parent)} beside it", hint=EXAMPLES)
     if len(heads) > 1:
         raise UsageProblem(
             f"{' and '.join(map(say, heads))} do not go together", hint="give each its own name, or leave one out"
         )
-    # 2. What kind that is.
+    # 2. Which layout that is.
     if heads == ["images"] and not {"labels", "masks"} & set(given):
         raise UsageProblem(f"{say('images')} needs {say('labels')} or {say('masks')} beside it", hint=EXAMPLES)
-    kind = next(kind for kind in (TABLE, ARRAYS, MASKED, LABELLED) if set(kind.needs[:1] + _second(kind)) <= set(given))
+    layout = next(
+        layout for layout in (TABLE, ARRAYS, MASKED, LABELLED) if set(layout.needs[:1] + _second(layout)) <= set(given)
+    )
     # 3. What it needs, and nothing that is not its own.
-    for name in kind.needs:
+    for name in layout.needs:
         if name not in given:
-            raise UsageProblem(f"{say(kind.needs[0])} needs {say(name)} beside it", hint=EXAMPLES)
+            raise UsageProblem(f"{say(layout.needs[0])} needs {say(name)} beside it", hint=EXAMPLES)
     for name in (*PATHS, *COLUMNS):
-        if name in given and name not in (*kind.needs, *kind.may):
-            own = ", ".join(map(say, (*kind.needs, *kind.may)))
-            raise UsageProblem(f"{say(name)} does not go with {kind.name}", hint=f"what goes: {own}")
+        if name in given and name not in (*layout.needs, *layout.may):
+            own = ", ".join(map(say, (*layout.needs, *layout.may)))
+            raise UsageProblem(f"{say(name)} does not go with {layout.name}", hint=f"what goes: {own}")
     # 4. Pairs.
-    for name, others in kind.wants.items():
+    for name, others in layout.wants.items():
         for other in others:
             if name in given and other not in given:
                 raise UsageProblem(f"{say(name)} needs {say(other)} beside it")
-    if kind is MASKED and {"labels", "test_images"} <= set(given) and "test_labels" not in given:
+    if layout is MASKED and {"labels", "test_images"} <= set(given) and "test_labels" not in given:
         raise UsageProblem(
             f"{say('test_images')} needs {say('test_labels')} beside it, because {say('labels')} is given",
             hint="both tables say who the patients are",
         )
-    return kind
+    return layout
 
 
-def _second(kind: Kind) -> tuple[str, ...]:
+def _second(layout: Layout) -> tuple[str, ...]:
     """What tells ``MASKED`` from ``LABELLED``."""
-    return ("masks",) if kind is MASKED else ()
+    return ("masks",) if layout is MASKED else ()

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from site_agent.cli.main import study_rows
 from site_agent.gateway.consent import hindrances
+from site_agent.gateway.consent.rows import StudyRow, study_rows
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import DataSource
 from tests.site_agent.site_world import STUDY, SiteWorld
@@ -24,26 +23,26 @@ def world(tmp_path: Path) -> Iterator[SiteWorld]:
         world.close()
 
 
-def row(world: SiteWorld) -> dict[str, Any]:
-    (found,) = study_rows(world.state, world.state.site())
-    return found
+def row(world: SiteWorld) -> StudyRow:
+    (only,) = study_rows(world.state, "spiffe://test/coordinator")
+    return only
 
 
 def test_data_that_is_another_is_said_before_a_round_is_lost_to_it(world: SiteWorld) -> None:
     world.ready()
     assert world.trainer is not None
-    assert row(world)["state"] == "approved"
-    assert not world.trainer.commands("digests")  # nobody read a patient for that
+    assert row(world).state == "approved"
+    assert not world.trainer.commands("hash_files")  # nobody read a patient for that
     world.trainer.seen = "b6" * 32
-    assert (row(world)["state"], row(world)["changes"]) == ("approved", [])  # read again, and the same
+    assert (row(world).state, row(world).changes) == ("approved", ())  # read again, and the same
     world.trainer.digest = "cd" * 32
-    assert row(world)["state"] == "changed"
-    assert row(world)["changes"] == [
+    assert row(world).state == "changed"
+    assert row(world).changes == (
         "the data of `patients` are not what was approved; restore it, or `site-agent data check patients --study "
-        "hearts`, then `site-agent approve hearts --data patients`"
-    ]
+        "hearts`, then `site-agent approve hearts --data patients`",
+    )
     world.approve()
-    assert row(world)["state"] == "approved"
+    assert row(world).state == "approved"
 
 
 def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
@@ -52,11 +51,11 @@ def test_data_that_is_gone_or_too_large_to_read_for_a_look_is_said(
     world.ready()
     assert world.trainer is not None
     world.trainer.missing = ["table"]
-    assert row(world)["changes"][0].startswith("of data `patients`, what data.toml calls table is not there for the ")
+    assert row(world).changes[0].startswith("of data `patients`, what data.toml calls table is not there for the ")
     world.trainer.missing, world.trainer.seen = [], "b6" * 32
     monkeypatch.setattr(hindrances, "SOON_READ", 9)
-    assert "are not as they lay there at the approval (size, time or inode)" in row(world)["changes"][0]
-    assert not world.trainer.commands("digests")
+    assert "are not as they lay there at the approval (size, time or inode)" in row(world).changes[0]
+    assert not world.trainer.commands("hash_files")
 
 
 @pytest.mark.parametrize(
@@ -78,10 +77,10 @@ def test_a_policy_that_would_block_the_next_round_is_said(
         world.state.policy.unlink()
     else:
         world.state.policy.write_text(world.state.policy.read_text().replace(*edit))
-    found = row(world)
-    assert found["state"] == "changed"
-    assert said in found["changes"][0]
-    assert "`site-agent policy " in found["changes"][0]
+    shown = row(world)
+    assert shown.state == "changed"
+    assert said in shown.changes[0]
+    assert "`site-agent policy " in shown.changes[0]
 
 
 def test_a_study_that_is_over_is_not_looked_at(world: SiteWorld) -> None:
@@ -90,7 +89,7 @@ def test_a_study_that_is_over_is_not_looked_at(world: SiteWorld) -> None:
     assert world.trainer is not None
     world.wait_ended()
     world.trainer.missing = ["table"]
-    assert (row(world)["state"], row(world)["changes"]) == ("stopped", [])
+    assert (row(world).state, row(world).changes) == ("stopped", ())
 
 
 def test_a_change_of_any_file_or_of_what_is_named_is_seen(tmp_path: Path) -> None:
@@ -105,22 +104,22 @@ def test_a_change_of_any_file_or_of_what_is_named_is_seen(tmp_path: Path) -> Non
     named = DataSource(
         images=str(images), labels=str(labels), weights=str(weights), label="y", patient="p", digest="0" * 64
     )
-    seen = [changes.at(named)]
-    assert (seen[0]["bytes"], seen[0]["missing"], seen[0]["unreadable"]) == (11, [], [])
+    seen = [changes.stat(named)]
+    assert (seen[0].bytes, seen[0].missing, seen[0].unreadable) == (11, [], [])
     os.utime(images / "deep" / "b.png", ns=(1, 1))
-    seen.append(changes.at(named))
+    seen.append(changes.stat(named))
     (images / "a.png").replace(images / "c.png")
-    seen.append(changes.at(named))
+    seen.append(changes.stat(named))
     (images / "d.png").write_bytes(b"")
-    seen.append(changes.at(named))
-    seen.append(changes.at(named.model_copy(update={"label": "z"})))
-    assert len({one["data"] for one in seen}) == len(seen)
-    assert len({one["weights"] for one in seen}) == 1
+    seen.append(changes.stat(named))
+    seen.append(changes.stat(named.model_copy(update={"label": "z"})))
+    assert len({files.status.data for files in seen}) == len(seen)
+    assert len({files.status.weights for files in seen}) == 1
     weights.write_bytes(b"v2")
-    assert changes.at(named)["weights"] != seen[0]["weights"]
-    assert changes.at(named)["data"] == seen[3]["data"]
+    assert changes.stat(named).status.weights != seen[0].status.weights
+    assert changes.stat(named).status.data == seen[3].status.data
     labels.unlink()
-    assert changes.at(named)["missing"] == ["labels"]
+    assert changes.stat(named).missing == ["labels"]
 
 
 def test_files_that_this_user_may_not_look_at_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +128,16 @@ def test_files_that_this_user_may_not_look_at_are_told_apart(tmp_path: Path, mon
 
     monkeypatch.setattr(Path, "stat", refused)
     monkeypatch.setattr(Path, "is_dir", lambda path: False)
-    found = changes.at(DataSource(table="/data/t.csv", label="y", digest="0" * 64))
-    assert (found["missing"], found["unreadable"]) == ([], ["table"])
+    files = changes.stat(DataSource(table="/data/t.csv", label="y", digest="0" * 64))
+    assert (files.missing, files.unreadable) == ([], ["table"])
 
 
 def test_what_the_trainer_saw_when_it_checked_is_what_a_look_sees(tmp_path: Path) -> None:
     hospital = Hospital.make(tmp_path)
     checked = hospital.ask("check", study=hospital.document, site="north", data="patients")
-    look = hospital.ask("look", data="patients")
-    assert checked["seen"] == {"data": look["data"], "weights": ""}
-    assert hospital.ask("digests", data="patients") == {"digest": checked["digest"], "weights": ""}
+    look = hospital.ask("stat_files", data="patients")
+    assert checked["status"] == look["status"]
+    assert look["status"]["weights"] == ""
+    assert hospital.ask("hash_files", data="patients") == {"data": checked["digest"], "weights": ""}
     hospital.table.write_text(hospital.table.read_text() + "\n")
-    assert hospital.ask("look", data="patients")["data"] != look["data"]
+    assert hospital.ask("stat_files", data="patients")["status"] != look["status"]

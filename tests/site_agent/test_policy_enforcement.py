@@ -4,18 +4,18 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from site_agent import audit
-from site_agent.gateway.enrolment.rollover import reopen
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState, study_state
 from tests.site_agent.fake_trainer import SHARED, write_tensors
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, UsageProblem
 from wardround.local import durable
+from wardround.records.ledger.entries import Entry, UploadEntry
 from wardround.tensors.manifests import TensorSpec
 
 SIZE = sum(spec.bytes for spec in SHARED)
@@ -61,7 +61,7 @@ def test_approving_without_a_policy_is_refused_with_the_command_that_drafts_one(
     world.start()
     with pytest.raises(NeedsPerson, match="there is no policy at") as refused:
         world.command("approve", study=STUDY, data="patients", digest=world.shown(), by=PERSON)
-    assert refused.value.hint.startswith("`site-agent policy draft STUDY`")
+    assert refused.value.hint.startswith("`site-agent policy draft hearts` writes a proposal")
     assert not world.lines("consent")
 
 
@@ -88,9 +88,9 @@ def test_a_consent_keeps_who_what_leaves_and_what_stays(world: SiteWorld) -> Non
     world.ready()
     consent = world.state.consent(STUDY)
     assert consent is not None
-    assert consent.approved_by == PERSON
-    assert [row["name"] for row in consent.stays] == ["private.weight"]
-    assert [row["name"] for row in consent.leaves] == [spec.name for spec in SHARED]
+    assert consent.approved_by == DPO
+    assert [tensor.name for tensor in consent.private] == ["private.weight"]
+    assert consent.upload == tuple(SHARED)
     assert (consent.rows, consent.validation_rows) == (100, 20)
 
 
@@ -106,14 +106,14 @@ def test_approving_again_says_what_changed_tensor_by_tensor(world: SiteWorld) ->
     world.command("refresh")
     said: list[str] = []
     with pytest.raises(NotPermitted, match=r"shared\.bias: tensors\.allow 2: .* allows 256 bytes, it has 260"):
-        world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append)
+        world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, said.append)
     assert said[:3] == [
         "changed since it was approved: revision 2, approved was 1",
         "changed since it was approved: `extra.weight` is added (F32 [2, 2])",
         "changed since it was approved: `shared.bias` is F32 [65], was F32 [64]",
     ]
     world.draft()
-    assert world.agent.desk.approve(STUDY, "patients", world.shown(), PERSON, said.append).revision == 2
+    assert world.agent.commands.approve(STUDY, "patients", world.shown(), DPO, said.append).revision == 2
 
 
 # Blocking.
@@ -216,10 +216,10 @@ def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, mon
     world.ready()
     append_all = Ledger.append_all
 
-    def full(self: Ledger, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        if "upload" in [kind for kind, _ in records]:
+    def full(self: Ledger, entries: Sequence[Entry]) -> None:
+        if any(isinstance(entry, UploadEntry) for entry in entries):
             raise CannotWrite("ledger/000001.jsonl: No space left on device")
-        append_all(self, records)
+        append_all(self, entries)
 
     monkeypatch.setattr(Ledger, "append_all", full)
     world.coordinator.assign(STUDY, 1)
@@ -242,7 +242,9 @@ def test_a_held_update_leaves_when_it_is_released_and_not_before(world: SiteWorl
     assert [row["name"] for row in shown["tensors"]] == [spec.name for spec in SHARED]
     assert all(float(row["l2"]) > 0 for row in shown["tensors"])
     assert (shown["metrics"], shown["num_examples"], shown["payload_bytes"]) == ({"val_loss": "0.5"}, 80, SIZE)
-    assert world.command("released", study=STUDY, round=1, update=update, by=PERSON) == {"going": True}
+    assert world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON) == {
+        "goes_on": True
+    }
     world.coordinator.wait_receipts(1)
     (held_line,), (released,) = world.lines("held"), world.lines("released")
     assert held_line["update"] == released["update"] == update
@@ -252,16 +254,16 @@ def test_a_held_update_leaves_when_it_is_released_and_not_before(world: SiteWorl
 
 def test_a_rejected_update_never_leaves_and_the_round_goes_on_without_it(world: SiteWorld) -> None:
     update = held(world, EVERY)
-    world.command("rejected", study=STUDY, round=1, update=update, by=PERSON)
+    world.command("decide", study=STUDY, round=1, decision="rejected", update=update, by=PERSON)
     declined(world, "DECLINED_POLICY")
     assert world.lines("rejected")[0]["by"] == PERSON
-    with pytest.raises(UsageProblem, match="was rejected already"):
-        world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    with pytest.raises(UsageProblem, match="was already rejected"):
+        world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
 
 
 def test_only_the_first_update_of_a_study_waits_where_the_policy_says_so(world: SiteWorld) -> None:
     update = held(world, FIRST)
-    world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+    world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     world.coordinator.wait_receipts(1)
     world.coordinator.assign(STUDY, 2)
     world.coordinator.wait_receipts(2)
@@ -271,7 +273,7 @@ def test_only_the_first_update_of_a_study_waits_where_the_policy_says_so(world: 
 def test_a_release_while_the_agent_is_down_counts_when_it_is_back(world: SiteWorld) -> None:
     update = held(world, EVERY)
     assert world.agent is not None
-    world.agent.desk.decide(STUDY, 1, "released", update, PERSON)
+    world.agent.commands.decide(STUDY, 1, "released", update, DPO)
     world.restart()
     world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)  # as the real one does on every connection
@@ -290,12 +292,20 @@ def test_a_held_update_is_said_again_after_a_restart_and_held_once(world: SiteWo
     assert len(world.lines("held")) == 1
 
 
+def test_where_no_update_waits_a_person_is_told_so(world: SiteWorld) -> None:
+    world.ready()
+    with pytest.raises(UsageProblem, match="no update of `hearts` waits for a person to release it") as refused:
+        world.command("waiting", study=STUDY, round=1)
+    assert refused.value.hint == "`site-agent studies` shows what waits"
+
+
 def test_another_update_than_the_one_shown_is_not_released(world: SiteWorld) -> None:
     held(world, EVERY)
     with pytest.raises(UsageProblem, match="another update of round 1 of `hearts` waits than the one that was shown"):
-        world.command("released", study=STUDY, round=1, update="00" * 32, by=PERSON)
-    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person: round 1 does"):
+        world.command("decide", study=STUDY, round=1, decision="released", update="00" * 32, by=PERSON)
+    with pytest.raises(UsageProblem, match="round 7 of `hearts` does not wait for a person; round 1 does") as refused:
         world.command("waiting", study=STUDY, round=7)
+    assert refused.value.hint == "`site-agent release hearts --round 1`"
 
 
 def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) -> None:
@@ -304,7 +314,7 @@ def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) 
     world.coordinator.assign(STUDY, 2)
     world.coordinator.wait_declared("HELD")
     with pytest.raises(UsageProblem, match="round 1 of `hearts` does not wait"):
-        world.command("released", study=STUDY, round=1, update=update, by=PERSON)
+        world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     assert world.trainer is not None
     assert world.trainer.commands("discard")[0]["round"] == 1
 
@@ -314,7 +324,7 @@ def test_a_round_that_closed_without_the_held_update_drops_it(world: SiteWorld) 
 
 def test_a_site_that_left_told_the_coordinator_and_does_not_run_again(world: SiteWorld) -> None:
     world.ready()
-    assert world.command("leave", by=PERSON) == {"untold": []}
+    assert world.command("leave", by=PERSON) == {"unreported": []}
     world.coordinator.wait_declared("WITHDRAWN")
     assert world.agent is not None
     error = world.agent.wait()
@@ -375,7 +385,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
         world.trainer.failure = failure
         world.coordinator.assign(STUDY, round_)
         world.coordinator.wait_for(
-            lambda wanted=round_: sum(said.standing == 3 for said in world.coordinator.declared) >= wanted, "declined"
+            lambda wanted=round_: sum(said.status == 3 for said in world.coordinator.declared) >= wanted, "declined"
         )
     world.trainer.failure = None
     world.trainer.metrics = {"val_loss": canary}
@@ -416,10 +426,10 @@ def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_wa
     error = agent.wait()
     assert isinstance(error, NeedsPerson)
     assert error.code == "LEDGER_ROLLBACK"
-    assert "`site-agent audit reopen` begins a new ledger that cites this one" in error.hint
+    assert "`site-agent audit rollover` begins a new ledger that cites this one" in error.hint
     agent.stop()
     world.agent = None
-    done = reopen(world.state)
+    done = roll_over(world.state)
     assert done.continues.lines == len(
         (world.state.root / f"ledger-{done.continues.ledger_id}/000001.jsonl").read_bytes().splitlines()
     )
@@ -432,7 +442,7 @@ def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_wa
     assert audit.verify(alone)[0].consistent
 
 
-def test_a_ledger_without_an_identity_line_is_not_reopened(world: SiteWorld) -> None:
+def test_a_ledger_without_an_identity_line_is_not_rolled_over(world: SiteWorld) -> None:
     """It ended in an IndexError."""
     world.join()
     key = world.identity_key()
@@ -442,13 +452,13 @@ def test_a_ledger_without_an_identity_line_is_not_reopened(world: SiteWorld) -> 
     ledger.close()
     before = (world.state.ledger / "000001.jsonl").read_bytes()
     with pytest.raises(NeedsPerson, match="has no `identity` line, so nobody's receipts can stand") as refused:
-        reopen(world.state)
-    assert refused.value.hint == "restore the folder from the last backup, then `site-agent audit reopen`"
+        roll_over(world.state)
+    assert refused.value.hint == "restore the folder from the last backup, then `site-agent audit rollover`"
     assert (world.state.ledger / "000001.jsonl").read_bytes() == before
     assert not (world.state.root / "ledger-new").exists()
 
 
-def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
+def test_a_rollover_that_broke_off_is_finished_by_the_same_command(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.join()
@@ -461,9 +471,9 @@ def test_a_reopening_that_broke_off_is_finished_by_the_same_command(
 
     monkeypatch.setattr(durable, "move", once)
     with pytest.raises(KeyboardInterrupt):
-        reopen(world.state)
+        roll_over(world.state)
     assert not world.state.ledger.exists()
-    done = reopen(world.state)
+    done = roll_over(world.state)
     assert world.lines()[0]["ledger_id"] == done.ledger_id
 
 

@@ -1,0 +1,264 @@
+"""What the coordinator answers its commands, one record for each answer, and how it stands on the control socket.
+
+``document()`` is also what ``--json`` prints. Light enough for a command's start: no gRPC, no database, no numpy.
+"""
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import JsonValue, ValidationError
+
+from wardround.errors import Unavailable
+from wardround.records.schema import Strict
+
+
+class Answer(Strict):
+    """What all answers have in common."""
+
+    def document(self) -> dict[str, JsonValue]:
+        """Plain JSON; ``from_document`` reads it."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_document(cls, document: object) -> Self:
+        """What ``document()`` gave.
+
+        Raises:
+            Unavailable: it is no such answer: the service is of another version.
+        """
+        try:
+            return cls.model_validate(document)
+        except ValidationError:
+            raise Unavailable(
+                "the running service gave an answer that this command does not know",
+                hint="the service and the command are of different versions: restart the service",
+            ) from None
+
+
+class InvitationMade(Answer):
+    """A new invitation, as the line that the site uses.
+
+    Attributes:
+        expires: until when it can be used (UTC).
+        replaces: the site is enrolled; using the invitation replaces its identity.
+    """
+
+    invitation: str
+    expires: str
+    replaces: bool
+
+
+class SiteRow(Answer):
+    """One site in the list of sites.
+
+    Attributes:
+        state: invited, enrolled (and not connected), connected, ready (approved a study that goes on) or revoked.
+        certificate_expires: when its newest certificate does (UTC).
+        last_seen: when it last connected or disconnected (UTC).
+        certificate_fork_since: since when two machines hold its keys (UTC).
+        ledger_key: SHA-256 fingerprint of the key that signs its ledger.
+    """
+
+    site: str
+    state: str
+    certificate_expires: str | None = None
+    last_seen: str | None = None
+    certificate_fork_since: str | None = None
+    ledger_key: str | None = None
+
+
+class SiteList(Answer):
+    """Every site. ``receipt_key`` is the fingerprint of the key that signs receipts."""
+
+    sites: tuple[SiteRow, ...]
+    receipt_key: str
+
+
+class Revoked(Answer):
+    """A site that is refused from now on. ``was_enrolled``: until now it had valid certificates."""
+
+    site: str
+    was_enrolled: bool
+
+
+class ReceiptsCopied(Answer):
+    """How many receipts of a site were copied."""
+
+    site: str
+    receipts: int
+
+
+class RolledOver(Answer):
+    """The ledger that a site keeps from now on, and the id of the one before ("" if there was none)."""
+
+    site: str
+    ledger: str
+    before: str
+
+
+class StudyCreated(Answer):
+    """A study that its sites are offered. ``new``: False where it was known with exactly this content.
+
+    Attributes:
+        bytes_per_round: of the largest update.
+        not_enrolled: its sites that have not enrolled, or were revoked.
+    """
+
+    id: str
+    revision: int
+    study_digest: str
+    initial_digest: str
+    bytes_per_round: int
+    new: bool
+    not_enrolled: tuple[str, ...]
+
+
+class BestRound(Answer):
+    """The round of the best global model, its mean validation loss, and the model's digest."""
+
+    round: int
+    val_loss: float
+    digest: str
+
+
+class SiteStatus(Answer):
+    """A site in a study.
+
+    Attributes:
+        state: see ``site_states``. ``code``: why it was refused or declined, "" otherwise.
+        rounds_contributed: the rounds whose model has its update in it.
+        rounds_left_out: the rounds in which its update was accepted, and the model was made without it.
+        rounds_capped: the rounds in which its update counted for less than its rows.
+    """
+
+    state: str
+    code: str
+    ready: bool
+    rounds_contributed: tuple[int, ...]
+    rounds_left_out: tuple[int, ...]
+    rounds_capped: tuple[int, ...]
+
+
+class StudyStatus(Answer):
+    """How a study stands.
+
+    Attributes:
+        why: why it paused, "" otherwise.
+        incomplete: of a finished study, the sites that are not in every round.
+    """
+
+    id: str
+    title: str
+    state: str
+    why: str
+    round: int
+    rounds: int
+    attempt: int
+    closing: bool
+    revision: int
+    study_digest: str
+    model_digest: str
+    best: BestRound | None
+    sites: Mapping[str, SiteStatus]
+    incomplete: tuple[str, ...]
+
+
+class RefusedUpload(Answer):
+    """An upload that was refused, and why. ``tensor`` names the one that is to blame, if one is."""
+
+    round: int
+    attempt: int
+    code: str
+    tensor: str
+
+
+class SiteReport(SiteStatus):
+    """A site in a study's report. ``bytes_received``: of the payloads of all its uploads."""
+
+    bytes_received: int
+    refused: tuple[RefusedUpload, ...]
+
+
+class SiteAnswer(Answer):
+    """What a site that was asked did: refused, declined, withdrawn or left out, and the code that says why."""
+
+    answer: str
+    code: str
+    tensor: str
+
+
+class AcceptedUpdate(SiteAnswer):
+    """An accepted update, with the numbers that the site reported."""
+
+    attempt: int
+    num_examples: int
+    num_validation: int
+    metrics: Mapping[str, str]
+    update_digest: str
+
+
+class AttemptReport(Answer):
+    """One attempt at a round.
+
+    Attributes:
+        seconds: from its opening to its close; None while it is open.
+        contributors: the sites whose update counts.
+        unanswered: the sites that were asked and did not answer before it closed.
+        val_loss: the mean validation loss of the model that the sites downloaded, see ``StudyReport.best_rule``.
+        norms, limits, shares, capped, left_out: see ``fl_algorithms.server.limits.Account``.
+    """
+
+    round: int
+    attempt: int
+    closing: bool
+    outcome: str
+    opened: str
+    closed: str | None
+    seconds: float | None
+    asked: tuple[str, ...]
+    contributors: tuple[str, ...]
+    unanswered: tuple[str, ...]
+    answers: Mapping[str, AcceptedUpdate | SiteAnswer]
+    base_digest: str
+    model_digest: str | None
+    val_loss: float | None
+    norms: Mapping[str, float]
+    limits: Mapping[str, float]
+    shares: Mapping[str, float]
+    capped: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+class TensorRow(Answer):
+    """One tensor of the model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class StudyReport(StudyStatus):
+    """All that is known of a study: its status, and every attempt at every round.
+
+    Attributes:
+        limits: how much one site may move the model, in words.
+        best_rule: which model is the best global one, in words; "" where a study has no one global model.
+        rounds_closed: of the attempts, those that made a model.
+        study: the resolved study file.
+    """
+
+    sites: Mapping[str, SiteReport]
+    federation: str
+    created: str
+    told_at: str
+    algorithm: str
+    model: str
+    quorum: int
+    limits: tuple[str, ...]
+    best_rule: str
+    initial_digest: str
+    bytes_per_update: int
+    tensors: tuple[TensorRow, ...]
+    rounds_closed: tuple[AttemptReport, ...]
+    attempts: tuple[AttemptReport, ...]
+    study: dict[str, JsonValue]

@@ -1,0 +1,79 @@
+"""How a command gets its answer: from the running service, or, when none runs, in this process.
+
+Without a service, the command takes the state directory's lock for as long as it needs.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.answers import Answer
+from coordinator.requests import FollowStudy, Request
+from wardround.errors import NeedsPerson, Unavailable
+from wardround.local.directory import quoted
+
+ANSWER_S = 120
+A = TypeVar("A", bound=Answer)
+Progress = Callable[[object], None]  # gets plain JSON, as it comes over the control socket
+
+
+def ask(
+    state: Path,
+    request: Request,
+    answer: type[A],
+    *,
+    progress: Progress = lambda item: None,
+    timeout_s: float | None = ANSWER_S,
+) -> A:
+    """Ask the running service; when none runs, do the same here.
+
+    Args:
+        answer: what the request is answered with.
+        progress: called with each progress item.
+        timeout_s: how long the service may take; None for as long as it runs.
+
+    Raises:
+        NeedsPerson: there is no coordinator at ``state``.
+        Unavailable: the service does not answer, or does not run and ``request`` needs it.
+        WardroundError: what the command itself raises.
+    """
+    from wardround.local import control, directory
+
+    socket = state / "control.sock"
+    directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
+    if control.is_listening(socket):
+        result = control.call(socket, request.to_document(), progress, timeout_s=timeout_s)
+        return answer.from_document(result)
+    refuse_no_coordinator(state)
+    if isinstance(request, FollowStudy):
+        raise Unavailable(
+            f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {quoted(state)}`"
+        )
+    return answer.from_document(_answer_here(state, request, progress))
+
+
+def refuse_no_coordinator(state: Path) -> None:
+    """Raises NeedsPerson: there is no coordinator at ``state``, or this user may not look."""
+    from wardround.local import directory
+
+    directory.refuse_other(state, "coordinator")
+    if not directory.exists(state / directory.COORDINATOR):
+        raise NeedsPerson(
+            f"{state} holds no coordinator",
+            hint=f"make one: `coordinator init --state {quoted(state)} --federation NAME --address HOST:PORT`",
+        )
+
+
+def _answer_here(state: Path, request: Request, progress: Progress) -> object:
+    from coordinator.administration import Administration
+    from coordinator.context import Context, raise_fatal
+    from coordinator.state_directory import State
+    from wardround.local.durable import StateLock
+
+    with StateLock(state, f"coordinator {request.command}"):
+        context = Context(State(state), wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
+        try:
+            return Administration(context).run(request.to_document(), progress)
+        finally:
+            context.close()

@@ -1,0 +1,69 @@
+"""``coordinator invite``, ``sites`` and ``revoke``: who may take part."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from coordinator.answers import InvitationMade, Revoked, SiteList
+from coordinator.cli.asking import ask
+from coordinator.cli.options import Json, State
+from coordinator.cli.printing import print_table
+from coordinator.requests import Invite, ListSites, Revoke
+from wardround.cli import print_json, say
+from wardround.errors import UsageProblem
+
+_SPAN = re.compile(r"(\d{1,6})(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def invite(
+    site: Annotated[str, typer.Argument(help="The hospital's name in this federation.")],
+    state: State,
+    expires: Annotated[str, typer.Option(metavar="SPAN", help="How long it can be used: 30m, 24h, 7d.")] = "24h",
+) -> None:
+    """Print an invitation for one site, to be used once. It is a secret: send it by a way that you trust."""
+    answer = ask(state, Invite(site=site, expires_s=_seconds(expires)), InvitationMade)
+    if answer.replaces:
+        say(f"Site `{site}` is already enrolled: whoever uses this invitation replaces its identity")
+    say(f"It can be used once, until {answer.expires}; an older unused invitation for `{site}` no longer works")
+    print(answer.invitation, flush=True)
+
+
+def sites(state: State, as_json: Json = False) -> None:
+    """List the sites: invited, enrolled, connected, ready or revoked."""
+    answer = ask(state, ListSites(), SiteList)
+    if as_json:
+        print_json(answer.document())
+        return
+    print_table(
+        ("site", "state", "certificate until", "last seen"),
+        [(row.site, row.state, row.certificate_expires or "", row.last_seen or "") for row in answer.sites],
+    )
+    for row in answer.sites:
+        if row.certificate_fork_since:
+            say(
+                f"Site `{row.site}`: two machines hold its keys since {row.certificate_fork_since} (a copy, or a theft)"
+            )
+            say(f"next: ask its people; if nobody there knows of a copy, `coordinator revoke {row.site}`")
+        if row.ledger_key:
+            print(f"ledger key of {row.site}: {row.ledger_key}")
+    print(f"receipt key: {answer.receipt_key}")
+
+
+def revoke(site: Annotated[str, typer.Argument(help="The site to refuse from now on.")], state: State) -> None:
+    """Refuse a site from its next call on, and end the calls that it has under way."""
+    answer = ask(state, Revoke(site=site), Revoked)
+    if answer.was_enrolled:
+        say(f"Site `{site}` is revoked")
+    else:
+        say(f"Site `{site}` was not enrolled; an unused invitation for it no longer works")
+    say(f"next: its studies go on without it; to let it in again, `coordinator invite {site}`")
+
+
+def _seconds(span: str) -> int:
+    """Raises UsageProblem: ``span`` is not a number with a unit."""
+    match = _SPAN.fullmatch(span)
+    if not match:
+        raise UsageProblem(f"`--expires {span[:40]}` is not a span of time", hint="as in 30m, 24h or 7d")
+    return int(match[1]) * _SECONDS[match[2]]

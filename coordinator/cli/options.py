@@ -1,0 +1,13 @@
+"""The options and arguments that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+State = Annotated[
+    Path,
+    typer.Option("--state", envvar="WARDROUND_STATE", metavar="DIR", help="The coordinator's state directory."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file; never one inside --state.")]

@@ -1,0 +1,70 @@
+"""A study's status and report as text on stdout, and tables."""
+
+from collections.abc import Sequence
+
+from coordinator.answers import AttemptReport, StudyReport, StudyStatus
+
+
+def print_progress(status: StudyStatus) -> None:
+    """One line that says how the study stands."""
+    where = "closing" if status.closing else f"round {status.round}/{status.rounds}"
+    attempt = f" (attempt {status.attempt})" if status.attempt > 1 else ""
+    sites = "  ".join(f"{name}: {site.state}" for name, site in status.sites.items())
+    print(f"{status.state}  {where}{attempt}  {sites}", flush=True)
+
+
+def print_status(status: StudyStatus) -> None:
+    """The study, its sites in a table, and what is not as the sites expect."""
+    best = f"; best global model: round {status.best.round}" if status.best else ""
+    print(f"{status.id} (revision {status.revision}): {status.state}, round {status.round} of {status.rounds}{best}")
+    if status.why:
+        print(status.why)
+    print(f"study {status.study_digest}\nmodel {status.model_digest}")
+    rows = [
+        (name, site.state, f"{len(site.rounds_contributed)}/{status.rounds}", site.code)
+        for name, site in status.sites.items()
+    ]
+    print_table(("site", "state", "rounds", "code"), rows)
+    for name, site in status.sites.items():
+        if site.rounds_left_out:
+            print(f"accepted and left out of the model: {name} in {_rounds(site.rounds_left_out)}")
+        if site.rounds_capped:
+            print(f"counted for less than its rows: {name} in {_rounds(site.rounds_capped)}")
+    if status.incomplete:
+        print(f"not in every round: {', '.join(status.incomplete)}")
+
+
+def print_report(report: StudyReport) -> None:
+    """The status, the limits, and every attempt at every round in a table."""
+    print_status(report)
+    for limit in report.limits:
+        print(f"limit: {limit}")
+    if report.best_rule:
+        print(f"best global model: {report.best_rule}")
+    print_table(("round", "outcome", "contributed", "did not", "seconds"), [_attempt(row) for row in report.attempts])
+
+
+def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table on stdout."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False, emoji=False, soft_wrap=True).print(table)
+
+
+def _attempt(row: AttemptReport) -> tuple[str, ...]:
+    return (
+        "closing" if row.closing else f"{row.round}.{row.attempt}",
+        row.outcome,
+        " ".join(row.contributors),
+        " ".join(site for site in row.asked if site not in row.contributors),
+        "" if row.seconds is None else f"{row.seconds:.2f}",
+    )
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {', '.join(map(str, numbers))}"

@@ -1,0 +1,65 @@
+"""``coordinator init``, ``upgrade`` and ``serve``: the state directory, and the service on it."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.options import State
+from wardround.cli import say
+
+
+def init(
+    state: State,
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's name. It is in every certificate.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that the sites connect to.")],
+) -> None:
+    """Make a coordinator: its certificate authority, its keys and its database."""
+    from coordinator import state_directory
+    from wardround.signing.certificates import fingerprint
+
+    authority = state_directory.create(state_directory.State(state), federation, address, time.time())
+    say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
+    say(f"fingerprint {fingerprint(authority.certificate)}")
+    say("next: `coordinator serve`, then `coordinator invite SITE`")
+
+
+def upgrade(state: State) -> None:
+    """Bring the database of an older version to the form of this version. First copy the state directory."""
+    from coordinator.state_directory import State as Place
+    from coordinator.storage import database
+    from wardround.local.durable import StateLock
+
+    place = Place(state)
+    place.config()
+    with StateLock(state, "coordinator upgrade"):
+        database.upgrade(place.database)
+    say(f"{place.database} is ready for this version")
+
+
+def serve(
+    state: State,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen here, if not at the address that the sites connect to.")
+    ] = "",
+    first_message_s: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="Time for a call's first message to come.")
+    ] = 5,
+    rate_bytes: Annotated[
+        int, typer.Option(min=1024, metavar="BYTES", help="What an upload must move in each --rate-s seconds.")
+    ] = 524288,
+    rate_s: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="Time for --rate-bytes of an upload, and to read one reply.")
+    ] = 300,
+    burst: Annotated[int, typer.Option(min=50, metavar="N", help="Calls that one peer may make in a burst.")] = 2000,
+    calls_a_second: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Calls that one peer may make each second after a burst.")
+    ] = 100,
+) -> None:
+    """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
+    from coordinator.calls import Bounds
+    from coordinator.server import serve as serve_forever
+    from coordinator.state_directory import State as Place
+
+    bounds = Bounds(first_message_s, rate_bytes, rate_s, burst, calls_a_second, left_s=rate_s)
+    serve_forever(Place(state), listen, bounds)

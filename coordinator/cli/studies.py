@@ -1,0 +1,157 @@
+"""``coordinator study``: make, start, stop and look at studies."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.answers import StudyCreated, StudyReport, StudyStatus
+from coordinator.cli.asking import ask, refuse_no_coordinator
+from coordinator.cli.initial import has_torch, make_initial
+from coordinator.cli.options import Force, Json, State
+from coordinator.cli.printing import print_progress, print_report, print_status
+from coordinator.requests import CreateStudy, FollowStudy, ShowReport, ShowStatus, StartStudy, StopStudy
+from fl_algorithms.resolving import resolve
+from wardround.cli import print_json, say
+from wardround.errors import NeedsPerson
+from wardround.records import study as study_files
+from wardround.records.study import StudyFile
+
+INCOMPLETE = 3  # exit code: finished without some sites in some rounds
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, start, stop and look at studies.")
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the study, as in the lab.")
+]
+Study = Annotated[str, typer.Argument(metavar="ID", help="The study's name.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The study file (TOML).")]
+
+
+@app.command()
+def check(file: File, setting: Setting = None) -> None:
+    """Check a study file and print it with all defaults. Several networks must share the same parts."""
+    study = _resolved(file, setting)
+    if study.networks and has_torch():
+        with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
+            make_initial(file, Path(folder), setting)  # which compares what the networks share
+    print_json(study.document())
+    section = study.study
+    say(f"{file.name}: {section.rounds} rounds of {study.algorithm.name}, sites {', '.join(section.sites)}")
+    for limit in study.bounds():
+        say(f"limit: {limit}")
+
+
+@app.command()
+def create(
+    file: File,
+    state: State,
+    initial: Annotated[
+        Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, made by `fl-lab init`.")
+    ] = None,
+    public_data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The public data set, where the method distills here (.csv, .npz)."),
+    ] = None,
+    setting: Setting = None,
+) -> None:
+    """Offer a study to its sites. Prints its id and its digest."""
+    refuse_no_coordinator(state)
+    study = _resolved(file, setting)
+    with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
+        path = initial.resolve() if initial is not None else make_initial(file, Path(folder), setting)
+        here = None if public_data is None else str(public_data.resolve())
+        request = CreateStudy(document=study.document(), initial=str(path), public_data=here)
+        answer = ask(state, request, StudyCreated)
+    print(f"{answer.id} {answer.study_digest}", flush=True)
+    if not answer.new:
+        say(f"Study `{answer.id}` is known with exactly this content, at revision {answer.revision}")
+    else:
+        say(f"Study `{answer.id}`, revision {answer.revision}: in each round {answer.bytes_per_round:,} bytes each way")
+    if answer.not_enrolled:
+        say(f"Not enrolled yet: {', '.join(answer.not_enrolled)}")
+    say(f"next: each site runs `site-agent approve {answer.id} --data NAME`")
+    say(f"then: `coordinator study start {answer.id}`")
+
+
+@app.command()
+def start(study: Study, state: State) -> None:
+    """Start a study, or continue a paused one. It begins when all its sites are ready."""
+    _say_state(ask(state, StartStudy(study=study), StudyStatus))
+
+
+@app.command()
+def stop(study: Study, state: State) -> None:
+    """Stop a study for good. The models made so far stay."""
+    _say_state(ask(state, StopStudy(study=study), StudyStatus))
+
+
+@app.command()
+def status(
+    study: Study,
+    state: State,
+    as_json: Json = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print it again after each change, until the study has ended or paused.")
+    ] = False,
+) -> None:
+    """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""
+    if not follow:
+        now = ask(state, ShowStatus(study=study), StudyStatus)
+        print_json(now.document()) if as_json else print_status(now)
+        return
+
+    def show(document: object) -> None:
+        now = StudyStatus.from_document(document)
+        print(json.dumps(now.document()), flush=True) if as_json else print_progress(now)
+
+    last = ask(state, FollowStudy(study=study), StudyStatus, progress=show, timeout_s=None)
+    _exit_incomplete(last)
+    if last.state == "paused":
+        raise NeedsPerson(
+            f"study `{last.id}` is paused: {last.why}",
+            hint=f"`coordinator study report {last.id}` says which site did what",
+        )
+
+
+@app.command()
+def report(
+    study: Study,
+    state: State,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the report as a page.")] = None,
+    force: Force = False,
+) -> None:
+    """Show which site contributed to which round, or write it as a page. Exits 3 if it finished without some sites."""
+    from wardround.local import outputs
+
+    refuse_no_coordinator(state)
+    if out is not None:
+        outputs.file(out, force=force, keep=[state])
+    answer = ask(state, ShowReport(study=study), StudyReport)
+    if out is not None:
+        from coordinator.studies.page import page
+
+        outputs.write(out, page(answer).encode(), force=force, keep=[state], mode=0o644)
+        say(f"Report written to {out}")
+    print_json(answer.document()) if as_json else print_report(answer)
+    if answer.incomplete:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _resolved(file: Path, settings: list[str] | None) -> StudyFile:
+    return resolve(study_files.load(file, settings), source=file.name)
+
+
+def _say_state(status: StudyStatus) -> None:
+    not_ready = [name for name, site in status.sites.items() if not site.ready]
+    waiting = f", waiting for {', '.join(not_ready)}" if status.state == "waiting" and not_ready else ""
+    say(f"Study `{status.id}` is {status.state}{waiting}")
+    say(f"next: `coordinator study status {status.id} --follow`")
+
+
+def _exit_incomplete(status: StudyStatus) -> None:
+    if status.incomplete:
+        say(f"Finished without some sites in some rounds: {', '.join(status.incomplete)}")
+        raise typer.Exit(INCOMPLETE)

@@ -1,0 +1,64 @@
+"""An opened state directory: what the service, and a command without one, both work with.
+
+The service builds its gRPC server on it (``coordinator.server``), the commands their answers
+(``coordinator.administration``).
+"""
+
+from collections.abc import Callable
+
+from coordinator.members.authority import Authority
+from coordinator.members.certificate_status import CertificateStatus
+from coordinator.members.enrolment import Enrolment
+from coordinator.state_directory import State
+from coordinator.storage.blobs import Blobs
+from coordinator.storage.database import Store
+from coordinator.studies.engine import Engine
+from wardround.errors import WardroundError
+
+
+class Context:
+    """The parts of one coordinator, each made once. The caller holds the state directory's lock.
+
+    Args:
+        wall_clock: Unix time, for what is recorded and for certificates. ``monotonic``: for deadlines.
+        fatal: called with an error after which the process must end.
+
+    Raises:
+        NeedsPerson: no coordinator here, or its database is damaged or of another version.
+        BadData: its keys or configuration are not valid.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        wall_clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.state = state
+        self.config = state.config()
+        self.wall_clock = wall_clock
+        self.authority = Authority.load(state.authority, self.config.federation)
+        self.receipt_key = state.receipt_key()
+        self.store = Store(state.database)
+        try:
+            self.store.refuse_other_schema()
+            self.store.settle()
+            self.blobs = Blobs(state.blobs)
+            self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
+            self.certificate_status.load()
+            self.enrolment = Enrolment(self.store, self.authority, self.certificate_status, self.config.address)
+            self.engine = Engine(self.store, self.blobs, fatal=fatal, wall_clock=wall_clock, monotonic=monotonic)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def close(self) -> None:
+        """Close the database."""
+        self.store.close()
+
+
+def raise_fatal(error: BaseException) -> None:
+    """``fatal`` for a command without a service: the error ends the command."""
+    raise error if isinstance(error, WardroundError) else RuntimeError("the engine failed") from error

@@ -1,0 +1,160 @@
+"""What the commands ask of the coordinator, one record for each command, and how it stands on the control socket.
+
+A request is one JSON object: the name of its ``command`` and its fields. Light enough for a command's start: no gRPC,
+no database, no numpy.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import JsonValue, ValidationError
+
+from wardround.errors import UsageProblem
+from wardround.records.schema import Strict
+
+
+class Request(Strict):
+    """What all requests have in common."""
+
+    command: str
+
+    def to_document(self) -> dict[str, JsonValue]:
+        """Plain JSON; ``request_from`` reads it."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, object]) -> Self:
+        """What ``document`` gave, of this class.
+
+        Raises:
+            UsageProblem: a field is missing, of another type, or not known.
+        """
+        try:
+            return cls.model_validate(document, strict=True)
+        except ValidationError as error:
+            raise _wrong_field(document, error) from None
+
+
+class Invite(Request):
+    """Make an invitation for ``site``, valid for ``expires_s`` seconds."""
+
+    command: Literal["invite"] = "invite"
+    site: str
+    expires_s: int
+
+
+class ListSites(Request):
+    """List all sites."""
+
+    command: Literal["sites"] = "sites"
+
+
+class Revoke(Request):
+    """Refuse ``site`` from now on."""
+
+    command: Literal["revoke"] = "revoke"
+    site: str
+
+
+class CopyReceipts(Request):
+    """Copy every receipt of ``site``: a progress item each, and last the signed statement about them."""
+
+    command: Literal["receipts"] = "receipts"
+    site: str
+
+
+class RollOver(Request):
+    """Accept the new ledger of ``site``; ``ledger`` is its id."""
+
+    command: Literal["rollover"] = "rollover"
+    site: str
+    ledger: str
+
+
+class CreateStudy(Request):
+    """Offer a study to its sites.
+
+    Attributes:
+        document: the resolved study.
+        initial: path of the initial shared tensors, a safetensors file.
+        public_data: path of the public data set, for a method that distills at the coordinator.
+    """
+
+    command: Literal["create"] = "create"
+    document: dict[str, JsonValue]
+    initial: str
+    public_data: str | None = None
+
+
+class StudyRequest(Request):
+    """A request about one study, by its name."""
+
+    study: str
+
+
+class StartStudy(StudyRequest):
+    """Start a study, or continue a paused one."""
+
+    command: Literal["start"] = "start"
+
+
+class StopStudy(StudyRequest):
+    """Stop a study for good."""
+
+    command: Literal["stop"] = "stop"
+
+
+class ShowStatus(StudyRequest):
+    """The status of a study now."""
+
+    command: Literal["status"] = "status"
+
+
+class ShowReport(StudyRequest):
+    """The full report of a study."""
+
+    command: Literal["report"] = "report"
+
+
+class FollowStudy(StudyRequest):
+    """The status of a study after each change, a progress item each, until it has ended or paused."""
+
+    command: Literal["follow"] = "follow"
+
+
+_KINDS: dict[object, type[Request]] = {
+    kind.model_fields["command"].default: kind
+    for kind in (
+        Invite, ListSites, Revoke, CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, ShowStatus, ShowReport,
+        FollowStudy,
+    )
+}  # fmt: skip
+
+
+def request_from(document: Mapping[str, object]) -> Request:
+    """The request that ``document`` is.
+
+    Raises:
+        UsageProblem: its command is not known, or a field is missing, of another type, or not known.
+    """
+    name = document.get("command")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise UsageProblem(
+            f"the running service knows no command `{str(name or '')[:40]}`",
+            hint="the service and the command are of different versions: restart the service",
+        )
+    return kind.from_document(document)
+
+
+def _wrong_field(document: Mapping[str, object], error: ValidationError) -> UsageProblem:
+    """The first fault, named by its field."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field, command = str(fault["loc"][0])[:40] if fault["loc"] else "", str(document.get("command", ""))[:40]
+    hint = "the service and the command are of different versions: restart the service"
+    if fault["type"] == "extra_forbidden":
+        return UsageProblem(f"the command `{command}` has no field `{field}`", hint=hint)
+    if fault["type"] == "missing":
+        return UsageProblem(f"the command `{command}` lacks its field `{field}`", hint=hint)
+    reason = fault["msg"][:1].lower() + fault["msg"][1:]
+    return UsageProblem(f"the command `{command}`: the field `{field}` is not valid: {reason}", hint=hint)

@@ -1,0 +1,6 @@
+"""The names of ``RefusalCode`` in the contract: what the coordinator refuses with, and what a site declines with."""
+
+from wardround.v1 import federation_pb2 as pb
+
+REFUSAL_CODES = frozenset(name for name, _ in pb.RefusalCode.items())
+DECLINE_CODES = frozenset(name for name in REFUSAL_CODES if name.startswith("DECLINED_"))

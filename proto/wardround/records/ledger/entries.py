@@ -1,0 +1,382 @@
+"""One class for each type of entry in a site's ledger: what it says, and which of it must be there.
+
+What must be there has no default; what may be missing is None then. docs/auditors.md says the same in words. Every
+class also takes ``more``: fields of a later version, which nobody here reads.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from wardround.errors import BadData
+from wardround.records.ledger.form import Digest, Record, Unjudged, encoded
+from wardround.records.receipts import LedgerHead, Receipt, RecordedUpload
+from wardround.signing import canonical
+from wardround.signing.dsse import Envelope
+
+LEFT = (
+    "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
+    "num_examples", "num_validation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserAccount(Record):
+    """A user account of the site's machine."""
+
+    name: str
+    uid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person(Record):
+    """Who decided something: by which word that is known (``source``), and the account that the command ran as."""
+
+    name: str
+    uid: int
+    source: Unjudged | None = None
+    account: UserAccount | None = None
+
+    def words(self) -> str:
+        """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
+        account = self.account.name if self.account is not None else self.name
+        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow(Record):
+    """One tensor that left. The norm and the largest magnitude are decimal texts."""
+
+    bundle: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    encoding: str
+    bytes: int
+    sha256: Digest
+    l2: Unjudged | None = None
+    max_abs: Unjudged | None = None
+    nonfinite: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Record):
+    """A number that was reported, as decimal text."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodBytes(Record):
+    """How often one method of the contract was called, and the bytes of those messages."""
+
+    method: str
+    count: int
+    bytes: int
+    messages: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedText(Record):
+    """A signed envelope as its text stands in a line; nothing in it was looked at."""
+
+    payload_type: str
+    payload: str
+    keyid: str
+    signature: str
+
+    @classmethod
+    def of(cls, envelope: Envelope) -> "SignedText":
+        """Raises BadData: its payload is no text."""
+        return cls.from_document(envelope.document())
+
+    def envelope(self) -> Envelope:
+        """Raises BadData: its signature is not base64 as it is written."""
+        return Envelope.from_document(self.document())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CitedHead(Record):
+    """The end of the ledger that this one continues."""
+
+    ledger_id: str
+    lines: int
+    head: Digest
+
+    @classmethod
+    def of(cls, head: LedgerHead) -> "CitedHead":
+        return cls(ledger_id=head.ledger_id, lines=head.lines, head=head.head)
+
+    def ledger_head(self) -> LedgerHead:
+        return LedgerHead(self.ledger_id, self.lines, self.head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry(Record):
+    """What a line says. ``type`` is its word on disk."""
+
+    type: ClassVar[str] = ""
+
+    @property
+    def place(self) -> tuple[str | None, int | None]:
+        """The study and the round that it is about; None where it names none."""
+        return getattr(self, "study", None), getattr(self, "round", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedEntry(_Entry):
+    """One of a type that a coordinator can cause without end: ``left_out`` before it have no line."""
+
+    left_out: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenesisEntry(_Entry):
+    """The first line: who keeps this ledger, by its key, and which ledger it continues."""
+
+    type = "genesis"
+    ledger_id: str
+    ledger_key: Digest | None = None
+    software: str | None = None
+    continues: CitedHead | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentityEntry(_Entry):
+    """A certificate that this site has from here on, and the key of the coordinator's receipts."""
+
+    type = "identity"
+    receipt_key: Digest
+    event: str | None = None  # issued, renewed, reopened
+    site: str | None = None
+    federation: str | None = None
+    serial: Unjudged | None = None
+    not_after: str | None = None
+    certificate_sha256: Unjudged | None = None
+    authority_sha256: Unjudged | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionEntry(LimitedEntry):
+    """A connection began or ended; at its end, how many bytes of payload were given to it."""
+
+    type = "session"
+    event: str  # opened, closed
+    peer: str | None = None
+    bytes_up: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyEntry(_Entry):
+    """Another policy is in force."""
+
+    type = "policy"
+    event: str  # seen, changed, removed
+    sha256: Unjudged | None = None  # "" for none
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsentEntry(_Entry):
+    """A study was approved, or the approval withdrawn."""
+
+    type = "consent"
+    event: str  # approved, withdrawn
+    study: str
+    revision: int | None = None
+    study_digest: Unjudged | None = None
+    data_digest: Unjudged | None = None
+    exposure: Unjudged | None = None
+    consent_sha256: Unjudged | None = None
+    network: Unjudged | None = None
+    common_digest: Unjudged | None = None
+    weights_digest: Unjudged | None = None
+    by: Person | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclareEntry(LimitedEntry):
+    """What else the coordinator was told: where this site stands in a study."""
+
+    type = "declare"
+    study: str
+    standing: str
+    revision: int | None = None
+    round: int | None = None
+    attempt: int | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlEntry(_Entry):
+    """All messages since the last such line, by method, without the payloads of uploads."""
+
+    type = "control"
+    bytes: int
+    methods: tuple[MethodBytes, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadEntry(_Entry):
+    """An update that may leave from here on, once."""
+
+    type = "upload"
+    upload_id: str
+    study: str
+    revision: int
+    round: int
+    attempt: int
+    manifest_sha256: Digest
+    payload_bytes: int
+    tensors: tuple[TensorRow, ...]
+    metrics: tuple[Metric, ...]
+    study_digest: Unjudged | None = None
+    kind: str | None = None  # train, validate
+    destination: str | None = None
+    num_examples: int | None = None
+    num_validation: int | None = None
+    update: Digest | None = None
+
+    def manifest(self) -> list[dict[str, object]]:
+        """What ``manifest_sha256`` is the digest of."""
+        return [
+            {
+                "bundle": row.bundle, "name": row.name, "dtype": row.dtype, "shape": list(row.shape),
+                "encoding": row.encoding, "bytes": row.bytes, "sha256": row.sha256,
+            }
+            for row in self.tensors
+        ]  # fmt: skip
+
+    def left(self) -> dict[str, object]:
+        """Everything that left: what ``update`` is the digest of.
+
+        Raises:
+            BadData: the line does not say all of it.
+        """
+        document = encoded(self, LEFT)
+        for name in LEFT:
+            if name not in document:
+                raise BadData(f"it does not have the form of a `{self.type}` record: no {name}")
+        return document
+
+    def recorded(self, seq: int) -> RecordedUpload:
+        """What a receipt for it must repeat."""
+        names = {name for row in self.tensors for name in (row.name, f"{row.bundle}/{row.name}")}
+        return RecordedUpload(
+            seq, self.upload_id, self.study, self.revision, self.round, self.attempt, self.manifest_sha256,
+            self.payload_bytes, frozenset(names),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResendEntry(_Entry):
+    """An upload may leave once more. ``sent``: payload bytes of the try before it; None where nobody knows."""
+
+    type = "resend"
+    upload_id: str
+    study: str
+    revision: int
+    round: int
+    attempt: int
+    try_: int
+    payload_bytes: int
+    sent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiptEntry(_Entry):
+    """The coordinator's signed answer to an upload, verbatim."""
+
+    type = "receipt"
+    upload_id: str
+    envelope: SignedText
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """What the envelope says, by its own word: the signature is not looked at.
+
+        Raises:
+            BadData: it holds no receipt.
+        """
+        return Receipt.from_document(canonical.loads(self.envelope.payload.encode()))
+
+    def refuse_no_receipt(self) -> None:
+        """Raises BadData: the envelope holds no receipt."""
+        _ = self.receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockedEntry(LimitedEntry):
+    """Nothing more of a round leaves, and why."""
+
+    type = "blocked"
+    study: str
+    revision: int | None = None
+    round: int | None = None
+    attempt: int | None = None
+    what: Unjudged | None = None
+    rule: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldEntry(_Entry):
+    """An update that a person must decide about: ``update`` is the digest of all that would leave."""
+
+    study: str
+    revision: int | None = None
+    round: int | None = None
+    attempt: int | None = None
+    update: Digest | None = None
+    by: Person | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldEntry(HoldEntry):
+    """It waits for a person."""
+
+    type = "held"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedEntry(HoldEntry):
+    """A release decision: it may leave."""
+
+    type = "released"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedEntry(HoldEntry):
+    """A release decision: it does not leave."""
+
+    type = "rejected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftEntry(_Entry):
+    """The membership ended."""
+
+    type = "left"
+    by: Person | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredEntry(_Entry):
+    """A crash tore the last line; its bytes are kept in ``torn/``."""
+
+    type = "recovered"
+    torn_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownEntry(_Entry):
+    """An entry of a type that a later version writes; all its fields are in ``more``."""
+
+    unknown_type: str
+
+
+Entry = (
+    GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ConsentEntry | DeclareEntry | ControlEntry
+    | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | ReleasedEntry | RejectedEntry | LeftEntry
+    | RecoveredEntry | UnknownEntry
+)  # fmt: skip
+Limited = SessionEntry | DeclareEntry | BlockedEntry  # each LimitedEntry

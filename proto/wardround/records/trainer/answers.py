@@ -1,0 +1,250 @@
+"""What a trainer answers, and what it sends before: a class for each answer, in one strict form."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from wardround.records.trainer.failures import checked
+from wardround.records.trainer.fields import (
+    MOST_TENSORS,
+    Bundle,
+    CheckpointKind,
+    Count,
+    Digest,
+    Dtype,
+    Isolation,
+    Key,
+    Measures,
+    Metric,
+    NetworkLabel,
+    NoDigest,
+    Place,
+    Reported,
+    Shape,
+    Staged,
+    Strict,
+    TensorName,
+    UserName,
+    Value,
+    Words,
+)
+
+
+class Answer(Strict):
+    """One answer. ``max_parts`` bounds how many values its JSON may hold."""
+
+    max_parts: ClassVar[int] = 20_000
+
+    def to_document(self) -> dict[str, Any]:
+        """As it is sent."""
+        return self.model_dump()
+
+
+class TensorRow(Strict):
+    """A tensor that is uploaded or downloaded."""
+
+    bundle: Bundle
+    name: TensorName
+    dtype: Dtype
+    shape: Shape
+    bytes: Count
+
+
+class PrivateTensor(Strict):
+    """A tensor that never leaves the site, and why."""
+
+    name: Words
+    dtype: Dtype
+    shape: Shape
+    bytes: Count
+    why: Words
+
+
+class Weights(Strict):
+    """What a file of weights gives to the private tensors.
+
+    Attributes:
+        used: how many of them begin with it.
+        drawn: those that it lacks, which begin as the study's seed draws them.
+        unused: the file's tensors that are shared in this study, or not in its network.
+    """
+
+    digest: Digest
+    used: Count
+    drawn: Annotated[list[Words], Field(max_length=MOST_TENSORS)]
+    unused: Annotated[list[Words], Field(max_length=MOST_TENSORS)]
+
+
+class Described(Answer):
+    """Which tensors of a study this site would upload and download, and which are private.
+
+    Attributes:
+        exposure: who has a model of this site alone: nobody, the coordinator, or the other sites too.
+        personalized: what of it they have, in words.
+        network: the label of the one that this site trains; "" where the study has one.
+        model: its name.
+        weights: of the file that the data names; None where it names none, or no data was named.
+    """
+
+    max_parts: ClassVar[int] = 600_000  # a large network has many tensors
+
+    upload: Annotated[list[TensorRow], Field(max_length=MOST_TENSORS)]
+    download: Annotated[list[TensorRow], Field(max_length=MOST_TENSORS)]
+    private: Annotated[list[PrivateTensor], Field(max_length=MOST_TENSORS)]
+    exposure: Literal["", "coordinator", "sites"]
+    personalized: Words
+    network: NetworkLabel
+    model: Words
+    parameters: Count
+    weights: Weights | None
+
+
+class Inspected(Answer):
+    """What data holds, without a study. ``columns`` is None of images, ``patients`` where no column names them."""
+
+    digest: Digest
+    rows: Count
+    test_rows: Count | None
+    columns: Count | None
+    patients: Count | None
+    weights: NoDigest
+
+
+class FilesStatus(Strict):
+    """Digests over size, time and inode of the data's files, and of the weights' ("" where none are named)."""
+
+    data: Digest
+    weights: NoDigest
+
+
+class FilesStat(Answer):
+    """How the files lie there now. ``missing`` and ``unreadable`` are keys of data.toml, ``bytes`` of the data."""
+
+    status: FilesStatus
+    bytes: Count
+    missing: Annotated[list[Key], Field(max_length=10_000)]
+    unreadable: Annotated[list[Key], Field(max_length=10_000)]
+
+
+class FileDigests(Answer):
+    """Digests over every byte of the data, and of the weights ("" where none are named)."""
+
+    data: Digest
+    weights: NoDigest
+
+
+class Checked(Answer):
+    """What a study makes of the data.
+
+    Attributes:
+        gives: what the study's task gives to a network.
+        classes: how many rows are of each class; of masks, how many have a pixel of it.
+        common: the digest of the study's common set, "" where it has none.
+        status: how the files lay there just before they were read.
+    """
+
+    digest: Digest
+    rows: Count
+    train_rows: Count
+    validation_rows: Count
+    test_rows: Count | None
+    gives: Literal["columns", "masks", "images"]
+    classes: Annotated[dict[Words, Count], Field(max_length=10_000)]
+    common: NoDigest
+    weights: Weights | None
+    warnings: Annotated[list[Words], Field(max_length=100)]
+    status: FilesStatus
+
+
+class Validated(Answer):
+    """The numbers of a round, in the form that the study says."""
+
+    num_examples: Reported
+    num_validation: Reported
+    metrics: Annotated[dict[Metric, Value], Field(max_length=64)]
+
+
+class Trained(Validated):
+    """The same, and the name of the file of deltas in the staging folder."""
+
+    update: Staged
+
+
+class Checkpoint(Strict):
+    """A kept model, with its scores on this site's own data."""
+
+    kind: CheckpointKind
+    round: Count
+    score: float | None
+    metric: Words
+    split: Words
+    val_loss: float | None
+    path: Place
+    digest: Digest
+
+
+class Checkpoints(Answer):
+    """The kept models of a study."""
+
+    checkpoints: Annotated[list[Checkpoint], Field(max_length=16)]
+
+
+class Exported(Answer):
+    """The files that were written."""
+
+    files: Annotated[list[Place], Field(max_length=16)]
+
+
+class Predicted(Answer):
+    """How many rows were predicted, and where they were written."""
+
+    rows: Count
+    out: Place
+
+
+class Device(Answer):
+    """What rounds are trained on."""
+
+    device: Words
+
+
+class Status(Answer):
+    """What isolates the trainer, and who it runs as. ``worker`` is the process id of the warm worker, if there is one.
+
+    ``missing`` has the measures of isolation that are not in force, by the names of ``trainer.isolation``.
+    """
+
+    isolation: Isolation
+    missing: Measures
+    user: UserName
+    uid: Count
+    worker: Count | None
+    device: Words
+
+
+class Done(Answer):
+    """It was done, and there is nothing to say of it."""
+
+
+class Hello(Strict):
+    """What a worker sends first: what isolates it, and the measures that are not in force."""
+
+    isolation: Isolation
+    missing: Measures
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Raises BrokenProtocol: it has another form."""
+        return checked(cls, document, "its first words")
+
+
+class Progress(Strict):
+    """How far a round's training is."""
+
+    step: Count
+    steps: Count
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Raises BrokenProtocol: it has another form."""
+        return checked(cls, document, "its progress")

@@ -1,0 +1,135 @@
+"""``site-agent studies`` and ``status``: where this site stands in each study, who it is, what isolates its trainer."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from site_agent.cli.options import Json, State
+from site_agent.cli.service import ask_service, joined, refresh
+from site_agent.cli.study import print_history
+from wardround.cli import print_json, say_next
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from site_agent.gateway.consent.rows import StudyRow
+    from site_agent.gateway.status import DisputedUpload, SiteStatus
+
+MEASURES = {  # of the trainer's isolation, by the names of `site_agent.trainer.isolation.kernel`
+    "no_namespace": "a network namespace of its own (this system forbids it)",
+    "no_system_call_filter": "the filter of system calls: it can reach into this user's processes and terminals",
+    "reads_processes": "Landlock: it can read this user's other processes, where they do not hide their memory",
+    "abstract_sockets": "Landlock from version 6: abstract Unix sockets of this machine are within its reach",
+    "signals": "Landlock from version 6: it can send signals to this user's other processes",
+    "shared_session": "a session of its own: it shares one with whoever started it",
+}
+
+
+def studies(
+    state: State,
+    history: Annotated[bool, typer.Option("--history", help="Every approval and withdrawal, oldest first.")] = False,
+    json: Json = False,
+) -> None:
+    """List the studies that the coordinator offers to this site, or (--history) each approval and withdrawal here."""
+    here, site = joined(state)
+    if history:
+        print_history(here, json=json)
+        return
+    refresh(here)
+    from site_agent.gateway.consent.rows import study_rows
+    from site_agent.state import codec
+    from wardround.signing.certificates import Name
+
+    rows = study_rows(here, Name(site.federation, "coordinator").uri)
+    if json:
+        print_json({"studies": [codec.to_document(row) for row in rows]})
+        return
+    _print_studies(rows)
+    fresh = next((row.id for row in rows if row.state in ("offered", "changed")), None)
+    if fresh is not None:
+        say_next(f"next: `site-agent preview {fresh}`")
+
+
+def status(state: State, json: Json = False) -> None:
+    """Show who this site is, what isolates its trainer, and where it stands in each study."""
+    from site_agent.gateway import requests
+    from site_agent.gateway.status import site_status
+    from site_agent.state import codec
+
+    here, site = joined(state)
+    shown = site_status(here, site, ask_service(here, requests.Status()))
+    if json:
+        print_json(codec.to_document(shown))
+        return
+    _print_status(shown)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False)
+
+
+def _print_studies(rows: "Sequence[StudyRow]") -> None:
+    from rich.table import Table
+
+    if not rows:
+        print("no study is offered to this site yet")
+        return
+    table = Table("study", "state", "round", "revision", "digest", "approved by", "data", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            row.id, row.state, f"{min(row.round, row.rounds)} of {row.rounds}", str(row.revision),
+            row.study_digest[:12], row.approved_by or "", row.data or "",
+        )  # fmt: skip
+    _console().print(table, markup=False)
+    for row in rows:
+        for change in row.changes:
+            print(f"{row.id} changed since it was approved: {change}")
+        if row.state == "held":
+            say_next(f"{row.id}: round {row.round} waits: `site-agent release {row.id} --round {row.round}`")
+
+
+def _print_status(shown: "SiteStatus") -> None:
+    from rich.text import Text
+
+    console = _console()
+    print(f"Site `{shown.site}` of federation `{shown.federation}`")
+    reached = "connected" if shown.connected else ("not connected, trying" if shown.running else "not running")
+    print(f"Coordinator {shown.coordinator}: {reached}")
+    print(f"Certificate valid to {shown.certificate_expires}")
+    if shown.certificate_fork_since:
+        warning = (
+            f"SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since {shown.certificate_fork_since}"
+        )
+        console.print(Text(warning, style="bold red"))
+        print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
+    print(f"Ledger key {shown.ledger_key}")
+    print(f"Coordinator's receipt key {shown.receipt_key}")
+    isolation = f"Trainer's isolation: {shown.isolation}"
+    console.print(Text(isolation, style="bold red" if shown.isolation == "none" else ""))
+    for measure in shown.isolation_missing:
+        print(f"  not in force: {MEASURES.get(measure, 'a measure that this version does not know')}")
+    print(f"Trains on: {shown.device}")
+    console.print(f"Gateway runs as {shown.users.gateway}, trainer as {shown.users.trainer}", markup=False)
+    if shown.users.root:
+        console.print(Text("RUNNING AS ROOT: give gateway and trainer users of their own", style="bold red"))
+    elif not shown.users.separate:
+        print("One user for both: the kernel does not keep the gateway from the patients' files")
+    _print_studies(shown.studies)
+    _print_disputed(shown.disputed)
+    if not shown.running:
+        say_next("next: `site-agent run`")
+
+
+def _print_disputed(uploads: "Sequence[DisputedUpload]") -> None:
+    from rich.text import Text
+
+    for row in uploads:
+        upload = f"upload {row.upload_id[:12]}…, round {row.round} of {row.study}"
+        text = f"THE COORDINATOR'S RECEIPT CANNOT BE BELIEVED ({row.at}, {upload}): {row.why}"
+        _console().print(Text(text, style="bold red"), soft_wrap=True)
+        more = f"; {row.left_out} more about this upload were counted and not kept" if row.left_out else ""
+        print(f"What it said is kept in ledger/evidence/{row.file}; the ledger is as it was{more}")

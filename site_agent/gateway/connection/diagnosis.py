@@ -1,0 +1,91 @@
+"""Why the coordinator cannot be reached: gRPC says "unavailable" for everything, so this looks step by step."""
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+from wardround.errors import NeedsPerson, Unavailable, WardroundError
+
+TIMEOUT_S = 10
+
+
+def diagnose(
+    address: str, authority: bytes, certificate: Path | None = None, key: Path | None = None
+) -> WardroundError:
+    """What keeps the coordinator from being reached, by a TLS handshake in which the authority is verified.
+
+    Nothing is sent. With ``certificate`` and ``key`` it also finds out whether the coordinator takes them.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=authority.decode())
+    if certificate is not None and key is not None:
+        context.load_cert_chain(certificate, key)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S) as plain:
+            accepted = _is_accepted(context, plain, host.strip("[]"))
+    except ssl.SSLCertVerificationError as error:
+        return _not_verified(address, error)
+    except TimeoutError:
+        return Unavailable(
+            f"{address} does not answer in {TIMEOUT_S} s", hint="a firewall between here and there may drop it"
+        )
+    except socket.gaierror:
+        return Unavailable(f"the name {host} is not known here", hint="check the name service of this machine")
+    except ConnectionRefusedError:
+        return Unavailable(f"nobody listens at {address}", hint="is the coordinator running? ask its operator")
+    except ssl.SSLError as error:
+        return Unavailable(
+            f"what listens at {address} does not speak TLS 1.3 as a coordinator does ({_words(error)})",
+            hint="is the address right, and is there a proxy between here and there?",
+        )
+    except OSError as error:
+        return Unavailable(f"{address} cannot be reached ({error.strerror or error})")
+    if certificate is not None and not accepted:
+        return NeedsPerson(
+            f"the coordinator at {address} does not take this site's certificate",
+            hint="check this machine's clock, then ask the coordinator's operator for a new invitation",
+        )
+    return Unavailable(f"the coordinator at {address} is there, but did not answer the call")
+
+
+def _is_accepted(context: ssl.SSLContext, plain: socket.socket, name: str) -> bool:
+    """Whether the other side keeps the connection after the handshake.
+
+    Under TLS 1.3 it refuses our certificate only then, with an alert or by closing; a coordinator that takes it sends
+    the first frame of HTTP/2.
+    """
+    with context.wrap_socket(plain, server_hostname=name) as secure:
+        secure.settimeout(1)
+        try:
+            return secure.recv(1) != b""
+        except TimeoutError:
+            return True
+        except (ConnectionResetError, ssl.SSLError):
+            return False
+
+
+def _not_verified(address: str, error: ssl.SSLCertVerificationError) -> WardroundError:
+    if error.verify_code in (62, 64):
+        return NeedsPerson(
+            f"the coordinator's certificate is not for {address}: {_words(error)}",
+            hint="its operator must use the address it was made with (`coordinator init --address`)",
+        )
+    if error.verify_code in (9, 10):
+        return NeedsPerson(
+            f"the coordinator's certificate is not valid by this machine's clock ({_words(error)})",
+            hint="check the clock here (`timedatectl`) and there",
+        )
+    return NeedsPerson(
+        f"the coordinator at {address} presents another authority than the one this site trusts ({_words(error)}); "
+        "nothing was sent",
+        hint="do not go on: ask the coordinator's operator to read you the authority's fingerprint",
+    )
+
+
+def _words(error: ssl.SSLError) -> str:
+    text: Any = getattr(error, "verify_message", "") or error.reason or "no reason given"
+    return str(text).lower().replace("_", " ")

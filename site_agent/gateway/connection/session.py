@@ -1,0 +1,75 @@
+"""The connection in use, which is replaced when the certificate is."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.meter import Meter
+
+
+class Session:
+    """A site's connection to the coordinator, whichever certificate it has. Safe to use from several threads.
+
+    Calls under way end on the old connection, new ones begin on the new one.
+
+    Args:
+        connect: makes a connection with the certificate that is valid now.
+    """
+
+    def __init__(self, connect: Callable[[Meter], Connection]) -> None:
+        self.meter = Meter()
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._current = connect(self.meter)
+        self._users: dict[Connection, int] = {self._current: 0}
+        self._bytes_up = 0
+
+    @contextmanager
+    def use(self) -> Iterator[Connection]:
+        """The connection to call on, which is not closed before the block ends."""
+        with self._lock:
+            connection = self._current
+            self._users[connection] += 1
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._users[connection] -= 1
+            self._close_unused()
+
+    def replace(self) -> None:
+        """Connect anew: the certificate is another."""
+        fresh = self._connect(self.meter)
+        with self._lock:
+            self._users[fresh] = 0
+            self._current = fresh
+        self._close_unused()
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether new calls would go this way. Once ``replace`` has returned, the old one is not."""
+        with self._lock:
+            return connection is self._current
+
+    def bytes_up(self) -> int:
+        """Payload bytes handed to gRPC since the beginning, over all connections."""
+        with self._lock:
+            return self._bytes_up + sum(connection.bytes_up for connection in self._users)
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._users:
+                connection.close()
+
+    def _close_unused(self) -> None:
+        with self._lock:
+            unused = [
+                connection
+                for connection, users in self._users.items()
+                if users == 0 and connection is not self._current
+            ]
+            for connection in unused:
+                self._bytes_up += connection.bytes_up
+                del self._users[connection]
+        for connection in unused:
+            connection.close()

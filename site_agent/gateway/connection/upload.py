@@ -1,0 +1,106 @@
+"""The requests of one upload: its header, its payload from where the coordinator wants it, its commit."""
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wardround.errors import BadData, Unavailable, WardroundError
+from wardround.records.messages import envelope_from
+from wardround.records.update import UploadHeader
+from wardround.signing.dsse import Envelope
+from wardround.tensors.manifests import CHUNK, PayloadHasher, TensorFile
+from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import tensors_pb2
+
+
+class ChangedOnTheWay(BadData):
+    """What was read for sending is not what the ledger says; nothing was committed."""
+
+
+@dataclass
+class UploadTry:
+    """What one try to send an upload let out, counted as it is handed to gRPC.
+
+    ``answered``: the coordinator has received the header.
+    """
+
+    answered: bool = False
+    payload_bytes: int = 0
+
+
+@dataclass
+class UploadStream:
+    """Both directions of one upload's call. gRPC takes the requests from a thread of its own; the file is opened and
+    closed in it.
+
+    Attributes:
+        payload: the update's file; None for a closing validation, which has none.
+        on_request: is called with each request before it is handed to gRPC.
+        cancel: ends the call; set once there is one.
+        failure: why the requests ended early, if they did.
+    """
+
+    header: UploadHeader
+    payload: Path | None
+    on_request: Callable[[pb.UploadRequest], None]
+    cancel: Callable[[], object] = lambda: None
+    failure: WardroundError | None = None
+    _starts: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
+
+    def requests(self) -> Iterator[pb.UploadRequest]:
+        """What the site sends."""
+        for request in self._requests():
+            self.on_request(request)
+            yield request
+
+    def receipt(self, replies: Iterator[pb.UploadReply], sent: UploadTry) -> Envelope:
+        """Read what the coordinator sends, up to its receipt.
+
+        Raises:
+            Unavailable: it ended the call without one.
+        """
+        started = False
+        for reply in replies:
+            sent.answered = True
+            if reply.WhichOneof("kind") == "receipt":
+                return envelope_from(reply.receipt)
+            if not started:
+                self._starts.put(reply.offset)
+                started = True
+        raise Unavailable("the coordinator ended an upload without a receipt")
+
+    def end(self) -> None:
+        """The call has ended: no request that still waits to begin is sent."""
+        self._starts.put(None)
+
+    def _requests(self) -> Iterator[pb.UploadRequest]:
+        yield pb.UploadRequest(open=self.header.to_message())
+        start = self._starts.get()
+        if start is None:
+            return
+        try:
+            yield from self._chunks(start)
+        except WardroundError as error:
+            self.failure = error
+            self.cancel()
+            return
+        digest = bytes.fromhex(self.header.manifest.digest())
+        yield pb.UploadRequest(commit=pb.UploadCommit(manifest_sha256=digest))
+
+    def _chunks(self, start: int) -> Iterator[pb.UploadRequest]:
+        if self.payload is None:
+            return
+        hasher = PayloadHasher(self.header.manifest.specs)
+        with TensorFile(self.payload) as file:
+            for offset, data in file.chunks(size=CHUNK):
+                hasher.update(data)
+                skip = min(max(0, start - offset), len(data))
+                if skip < len(data):
+                    chunk = tensors_pb2.Chunk(offset=offset + skip, data=data[skip:])
+                    yield pb.UploadRequest(chunk=chunk)
+        if hasher.manifest() != self.header.manifest:
+            raise ChangedOnTheWay(
+                f"{self.payload}: changed after the ledger recorded it; the upload was not committed",
+                code="DECLINED_MODEL_MISMATCH",
+            )

@@ -1,0 +1,168 @@
+"""What the lines of this site's ledger say so far, in memory: heads, open uploads, quotas, release decisions. No I/O.
+
+The writer of the ledger (``ledger``) shows it each line, at its start and as it appends. ``site_agent.audit`` judges
+ledgers by itself, from the files alone.
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from site_agent.state.directory import COUNTS
+from wardround.errors import BadData
+from wardround.records.ledger.entries import (
+    Entry,
+    GenesisEntry,
+    HeldEntry,
+    HoldEntry,
+    IdentityEntry,
+    PolicyEntry,
+    ReceiptEntry,
+    ReleasedEntry,
+    ResendEntry,
+    UploadEntry,
+)
+from wardround.records.ledger.lines import Line
+from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
+
+Part = str | tuple[str, int, int]  # a UTC day ("2026-01-31"), or a round: study, revision, round
+
+
+@dataclass
+class Charge:
+    """What the last line that let an upload out counts for: ``bytes`` in each of ``parts``."""
+
+    parts: tuple[Part, ...]
+    bytes: int
+    tries: int
+
+
+def refuse_incomplete(entry: Entry) -> None:
+    """Raises BadData: it lacks what the agent's own lines have and a verifier does not ask for."""
+    match entry:
+        case PolicyEntry(sha256=None):
+            raise BadData("it names no policy")
+        case HoldEntry():
+            _update_of(entry)
+        case ReceiptEntry():
+            entry.refuse_no_receipt()
+
+
+def _update_of(hold: HoldEntry) -> tuple[str, int, int, str]:
+    if hold.revision is None or hold.round is None or hold.update is None:
+        raise BadData("it names no update")
+    return hold.study, hold.revision, hold.round, hold.update
+
+
+class LedgerState:
+    """Not safe for several threads: the writer has a lock."""
+
+    def __init__(self) -> None:
+        self.hashes: list[bytes] = []
+        self.heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
+        self.witnessed = 0  # lines under the last head that a receipt names
+        self.ledger_id = ""
+        self.policy = ""  # digest of the one in force
+        self.receipt_key: Ed25519PublicKey | None = None
+        self.open: dict[str, UploadEntry] = {}  # uploads without a receipt
+        self.charges: dict[str, Charge] = {}  # of each of them
+        self.bytes: Counter[Part] = Counter()  # payloads that may have left
+        self.numbers: Counter[Part] = Counter()  # metrics and counts
+        self.last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
+        self.held: set[tuple[str, int, int, str]] = set()  # study, revision, round, digest of the update
+        self.decided: dict[tuple[str, int, int, str], str] = {}  # the release decision on each
+        self.released: set[tuple[str, int]] = set()  # studies of which an update was released
+        self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
+        self._site = self._federation = self._ledger_key = ""
+        self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
+
+    @property
+    def lines(self) -> int:
+        return len(self.hashes)
+
+    @property
+    def head(self) -> LedgerHead:
+        return LedgerHead(self.ledger_id, self.lines, self.heads[-1])
+
+    def take(self, line: Line, hash_of_line: bytes) -> None:
+        """The next line.
+
+        Raises:
+            BadData: as ``refuse_incomplete``; the line counts for nothing.
+        """
+        refuse_incomplete(line.entry)
+        match line.entry:
+            case GenesisEntry() as genesis:
+                self.ledger_id, self._ledger_key = genesis.ledger_id, genesis.ledger_key or ""
+                self._previous = EMPTY_HEAD if genesis.continues is None else None
+            case IdentityEntry() as identity:
+                self.receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(identity.receipt_key))
+                self._site, self._federation = identity.site or "", identity.federation or ""
+            case UploadEntry() as upload:
+                self._upload(line, upload)
+            case ResendEntry() as resend:
+                if resend.sent is not None and resend.upload_id in self.charges:
+                    self.sent(resend.upload_id, resend.sent)
+                self._charge(line.ts, resend, resend.try_)
+            case PolicyEntry() as policy:
+                self.policy = policy.sha256 or ""
+            case HoldEntry() as hold:
+                self._hold(hold)
+            case ReceiptEntry() as answer:
+                self._receipt(line.seq, answer)
+        self.hashes.append(hash_of_line)
+        self.heads.append(next_head(self.heads[-1], hash_of_line))
+
+    def sent(self, upload_id: str, size: int) -> None:
+        """Count no more than ``size`` bytes for the last line that let this upload out."""
+        charge = self.charges[upload_id]
+        for part in charge.parts:
+            self.bytes[part] -= charge.bytes - size
+        charge.bytes = size
+
+    def awaited(self, upload_id: str) -> Awaited:
+        """What a receipt for an open upload is judged against."""
+        return Awaited(
+            self.open[upload_id].recorded(self._places[upload_id]), self.ledger_id, self._head_after, self._previous,
+            self._site, self._federation, self._ledger_key,
+        )  # fmt: skip
+
+    def _head_after(self, lines: int) -> str | None:
+        return self.heads[lines] if 0 <= lines < len(self.heads) else None
+
+    def _upload(self, line: Line, upload: UploadEntry) -> None:
+        self.open[upload.upload_id], self._places[upload.upload_id] = upload, line.seq
+        self._charge(line.ts, upload, 1)
+        numbers = len(upload.metrics) + COUNTS
+        for part in self.charges[upload.upload_id].parts:
+            self.numbers[part] += numbers
+        study = upload.study, upload.revision
+        self.last[study] = max(self.last.get(study, (0, 0)), (upload.round, upload.attempt))
+
+    def _charge(self, time: str, entry: UploadEntry | ResendEntry, tries: int) -> None:
+        """Count what a line lets out, by its day and its round."""
+        parts = (time[:10], (entry.study, entry.revision, entry.round))
+        for part in parts:
+            self.bytes[part] += entry.payload_bytes
+        self.charges[entry.upload_id] = Charge(parts, entry.payload_bytes, tries)
+
+    def _hold(self, hold: HoldEntry) -> None:
+        key = _update_of(hold)
+        if isinstance(hold, HeldEntry):
+            self.held.add(key)
+        else:
+            self.decided[key] = hold.type
+        if isinstance(hold, ReleasedEntry):
+            self.released.add(key[:2])
+
+    def _receipt(self, seq: int, answer: ReceiptEntry) -> None:
+        receipt = answer.receipt
+        for kept in (self.open, self.charges, self._places):
+            kept.pop(answer.upload_id, None)
+        if receipt.decision == NOT_RECEIVED:
+            return
+        self._previous = hashlib.sha256(answer.envelope.payload.encode()).hexdigest()
+        if receipt.ledger is not None:
+            self.witnessed = max(self.witnessed, min(receipt.ledger.lines, seq + 1))

@@ -1,0 +1,48 @@
+"""What an update's file holds, measured in one pass: each tensor's digest, norm and largest magnitude."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+
+from site_agent.gateway.consent import approvals as consents
+from site_agent.state.directory import Consent
+from wardround.records.ledger.entries import TensorRow
+from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+
+BLOCK = 64 * 1024  # float32 elements looked at in one piece
+
+
+def measure(file: Path, consent: Consent) -> tuple[Manifest, list[TensorRow]]:
+    """The manifest of an update's file, and its tensors' rows in the ledger.
+
+    Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
+    the others, with which nothing leaves.
+
+    Raises:
+        BadData: the file does not hold exactly the approved tensors.
+    """
+    with TensorFile(file) as tensors:
+        consents.check_tensors(tensors.specs, consent.upload, consent.study, "the trainer's update")
+        rows = [_row(tensors, spec) for spec in tensors.specs]
+    return Manifest(tuple(Entry(spec, row.sha256) for spec, row in zip(tensors.specs, rows, strict=True))), rows
+
+
+def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:
+    digest, squares, largest, nonfinite = hashlib.sha256(), 0.0, 0.0, 0
+    count = math.prod(spec.shape)
+    for start in range(0, count, BLOCK):
+        block = tensors.block(spec.key, start, min(BLOCK, count - start))
+        digest.update(block.data)
+        wide = block.astype(np.float64)
+        finite = np.isfinite(wide)
+        if not finite.all():
+            nonfinite += int(wide.size - finite.sum())
+            wide = wide[finite]
+        squares += float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
+        largest = max(largest, float(np.abs(wide).max(initial=0.0)))
+    return TensorRow(
+        bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding="raw", bytes=spec.bytes,
+        sha256=digest.hexdigest(), l2=f"{math.sqrt(squares):.9e}", max_abs=f"{largest:.9e}", nonfinite=nonfinite,
+    )  # fmt: skip

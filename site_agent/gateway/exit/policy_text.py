@@ -1,0 +1,105 @@
+"""The policy as text: a draft for a person to edit, its lines in a study's account, and how two policies differ."""
+
+from collections.abc import Iterator
+
+from pydantic import JsonValue
+
+from site_agent.gateway.exit.decisions import EXPOSURES, StudyRequest, decide, first_denial
+from site_agent.gateway.exit.policy import Policy
+from site_agent.state.consent import exposed
+
+SENT_AGAIN = 4  # how often a drafted quota lets one update be sent: a broken line or a second attempt
+
+
+def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
+    """What the policy says of a study, line by line, for the study's account."""
+    denial = first_denial(decide(policy, request))
+    verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
+    tables = policy.model_dump(mode="json", include={"quotas", "release", "models"})
+    return {"verdict": verdict} | {
+        f"{table}.{key}": _quota(value) for table, content in tables.items() for key, value in content.items()
+    }
+
+
+def draft(request: StudyRequest, site: str) -> str:
+    """A proposal for a person to read and edit: what the study asks, tensor by tensor, and nothing more."""
+    size = sum(spec.bytes for spec in request.tensors)
+    lines = [
+        f"# What may leave {site}. A draft from study `{request.study}`: read it, edit it, and it is yours.",
+        "# Nothing leaves that no rule allows; deny beats allow; one denied tensor blocks the whole update.",
+        "",
+        "[study]",
+        f"coordinator = {_toml(request.coordinator)}",
+        f"studies = [{_toml(request.study)}]",
+        "",
+        "[tensors]",
+        "deny = []",
+        "allow = [",
+        *(
+            f"  {{ match = {_toml(spec.key)}, dtype = [{_toml(spec.dtype)}], max_bytes = {spec.bytes} }},"
+            for spec in request.tensors
+        ),
+        "]",
+        "",
+        "[metrics]",
+        "allow = [",
+        *(f"  {{ name = {_toml(name)}, digits = {request.digits}, min_records = 1 }}," for name in request.metrics),
+        "]",
+        "",
+        "[counts]                       # exact, bucketed (a power of two) or uniform (1)",
+        f"form = {_toml(request.counts)}",
+        "",
+        *_drafted_models(request),
+        "",
+        f"[quotas]                       # an update is {size} bytes; a broken line may have it sent again",
+        f"bytes_per_round = {SENT_AGAIN * size}",
+        f"bytes_per_day = {SENT_AGAIN * size * request.rounds}",
+        f"numbers_per_round = {SENT_AGAIN * request.numbers}          # {request.numbers} go with each update",
+        f"numbers_per_day = {SENT_AGAIN * request.numbers * (request.rounds + 1)}",
+        "",
+        "[release]                      # none, first (a person releases a study's first update) or every",
+        'updates = "none"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _drafted_models(request: StudyRequest) -> list[str]:
+    needed = ("", "; it needs `kept_by_coordinator = true`", "; it needs `true` twice")
+    return [
+        f"# in this study {exposed(request.exposure, request.personalized)}{needed[EXPOSURES[request.exposure]]}",
+        "[models]                       # nobody else has it unless a person writes so here",
+        "kept_by_coordinator = false",
+        "sent_to_other_sites = false",
+    ]
+
+
+def differences(old: Policy, new: Policy) -> list[str]:
+    """What the new policy says otherwise than the old, a sentence each; [] where they say the same."""
+    return list(_differences(old.model_dump(mode="json"), new.model_dump(mode="json"), ""))
+
+
+def _differences(old: JsonValue, new: JsonValue, name: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from (f"{name}: no longer {_rule(item)}" for item in old if item not in new)
+        yield from (f"{name}: now {_rule(item)}" for item in new if item not in old)
+    elif old != new:
+        yield f"{name}: {_value(old)} before, {_value(new)} now"
+
+
+def _rule(item: JsonValue) -> str:
+    return ", ".join(f"{key} {value}" for key, value in item.items()) if isinstance(item, dict) else str(item)
+
+
+def _value(value: JsonValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quota(value: JsonValue) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _value(value)
+
+
+def _toml(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,255 @@
+"""What a command asks of the running service over `control.sock`, and what it answers: a class for each.
+
+status    ServiceStatus    whether the coordinator is reached, and as which user the service runs
+refresh   Done             ask the coordinator for its studies
+receipts  Receipts         ask the coordinator for its copy of this site's receipts
+preview   Preview          the account of a study
+approve   Approved         approve exactly what was shown
+withdraw  Withdrawn        take an approval back
+waiting   Waiting          the update that waits for a person
+decide    Decided          release or reject it
+leave     Left             end the membership
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError
+
+from site_agent.gateway.consent.preview import Preview
+from site_agent.state import codec
+from site_agent.state.codec import STRICT
+from site_agent.state.person import KnownPerson
+from wardround.errors import BadData, UsageProblem
+from wardround.records.ledger.entries import TensorRow
+
+ReleaseDecision = Literal["released", "rejected"]
+MeasuredTensor = Annotated[TensorRow, PlainValidator(TensorRow.from_document), PlainSerializer(TensorRow.document)]
+
+
+class Answer:
+    """An answer that is one JSON object of its fields."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def document(self) -> dict[str, Any]:
+        return codec.to_document(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Raises ValueError: it is another answer."""
+        return codec.from_document(cls, document)
+
+
+@dataclass(frozen=True)
+class ServiceStatus(Answer):
+    """How the service runs.
+
+    Attributes:
+        certificate_fork_since: since when the coordinator sees two holders of this site's keys; "" if it sees one.
+    """
+
+    connected: bool
+    uid: int
+    certificate_fork_since: str
+
+
+@dataclass(frozen=True)
+class Done(Answer):
+    """It was done, and there is nothing to say of it."""
+
+
+@dataclass(frozen=True)
+class Receipts(Answer):
+    """How many receipts the coordinator's copy has."""
+
+    receipts: int
+
+
+@dataclass(frozen=True)
+class Approved(Answer):
+    """``reported``: whether the coordinator was told already."""
+
+    reported: bool
+    rows: int
+    study_digest: str
+    exposure: str
+    personalized: str
+
+
+@dataclass(frozen=True)
+class Withdrawn(Answer):
+    """``reported``: whether the coordinator was told already."""
+
+    reported: bool
+
+
+@dataclass(frozen=True)
+class Waiting(Answer):
+    """All of an update that waits for a person: its tensors as the ledger will have them, and every number.
+
+    Attributes:
+        update: the digest over it, which a decision names.
+    """
+
+    study: str
+    revision: int
+    round: int
+    update: str
+    tensors: tuple[MeasuredTensor, ...]
+    payload_bytes: int
+    metrics: dict[str, str]
+    num_examples: int
+    num_validation: int
+
+
+@dataclass(frozen=True)
+class Decided(Answer):
+    """``goes_on``: whether the round goes on at once; else when the coordinator asks for it again."""
+
+    goes_on: bool
+
+
+@dataclass(frozen=True)
+class Left(Answer):
+    """``unreported``: the studies whose withdrawal the coordinator was not told."""
+
+    unreported: tuple[str, ...]
+
+
+A = TypeVar("A", bound=Answer | Preview)
+
+
+class Request(Generic[A]):
+    """One request, whose answer is an ``A``."""
+
+    command: ClassVar[str]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def document(self) -> dict[str, Any]:
+        return {**codec.to_document(self), "command": self.command}
+
+    def answer_from(self, document: Mapping[str, Any]) -> A:
+        """The service's answer.
+
+        Raises:
+            BadData: it is no answer to this request.
+        """
+        kind: Any = get_args(type(self).__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        try:
+            answer: A = kind.from_document(document)
+            return answer
+        except (ValueError, KeyError, BadData):
+            raise BadData(
+                f"the running service's answer to `{self.command}` has not its form",
+                hint="the service and this command must be of the same release; start the service again",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Status(Request[ServiceStatus]):
+    """Answered at once."""
+
+    command = "status"
+
+
+@dataclass(frozen=True)
+class Refresh(Request[Done]):
+    """Fails where the coordinator is not reached."""
+
+    command = "refresh"
+
+
+@dataclass(frozen=True)
+class FetchReceipts(Request[Receipts]):
+    """Fails where the coordinator is not reached."""
+
+    command = "receipts"
+
+
+@dataclass(frozen=True)
+class GetPreview(Request[Preview]):
+    """``data``: with the network and the weights of this data; "": as approved before, or as assigned."""
+
+    command = "preview"
+
+    study: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Approve(Request[Approved]):
+    """``digest`` is that of the account that was shown."""
+
+    command = "approve"
+
+    study: str
+    data: str
+    digest: str
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
+class Withdraw(Request[Withdrawn]):
+    """From here on nothing of the study leaves."""
+
+    command = "withdraw"
+    study: str
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
+class GetWaiting(Request[Waiting]):
+    """Every tensor with its norms, and every number."""
+
+    command = "waiting"
+    study: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Decide(Request[Decided]):
+    """``update`` is the digest of the update that was shown."""
+
+    command = "decide"
+
+    study: str
+    round: int
+    decision: ReleaseDecision
+    update: str
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
+class Leave(Request[Left]):
+    """Every study is withdrawn first."""
+
+    command = "leave"
+    by: KnownPerson
+
+
+AnyRequest = Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | GetWaiting | Decide | Leave
+REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
+
+
+def request_from(document: Mapping[str, Any]) -> AnyRequest:
+    """The request of a command.
+
+    Raises:
+        UsageProblem: this release knows no such request, or not in this form.
+    """
+    command = document.get("command")
+    kind = REQUESTS.get(command) if isinstance(command, str) else None
+    if kind is None:
+        raise UsageProblem(
+            f"the running service knows no command {str(command)[:40]!r}", hint="is it of an older release?"
+        )
+    try:
+        return codec.from_document(kind, {key: value for key, value in document.items() if key != "command"})
+    except ValidationError as error:
+        field = ".".join(str(part) for part in error.errors(include_url=False, include_input=False)[0]["loc"])
+        raise UsageProblem(
+            f"the request's `{field[:80]}` is missing, unknown, or not of its form",
+            hint="the service and this command must be of the same release; start the service again",
+        ) from None

@@ -1,0 +1,64 @@
+"""Opens a site's connection, ledger and command handler: for the agent, or for one command while no service runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from site_agent.gateway.commands import CommandHandler
+from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.diagnosis import diagnose
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.session import Session
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.exit import egress
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.directory import SiteState
+from site_agent.state.site import Site
+from wardround.errors import NeedsPerson, RefusedForGood, WardroundError
+from wardround.local import durable
+
+
+def is_fatal(error: WardroundError) -> bool:
+    """Whether the coordinator has said that this site, or this program, cannot go on without a person. Nobody else can:
+    what the trainer or a command says never becomes this kind.
+    """
+    return isinstance(error, RefusedForGood)
+
+
+def open_session(site: Site, own: Identity) -> Session:
+    """A session with the coordinator, under the site's certificate as it is on the disk."""
+    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
+
+
+def why_unreachable(site: Site, own: Identity) -> WardroundError:
+    """What keeps the coordinator from being reached, looked at from here."""
+    return diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+
+
+@contextmanager
+def handler_alone(state: SiteState) -> Iterator[tuple[CommandHandler, Interrupt]]:
+    """A command handler for one command while no service runs.
+
+    Raises:
+        TryAgain: another process owns the state directory.
+    """
+    site = state.site()
+    with durable.StateLock(state.root, "site-agent"):
+        own = Identity(state.identity)
+        ledger = Ledger(state.ledger, own.ledger_key())
+        ledger.refuse_unbegun()
+        session = open_session(site, own)
+        try:
+            yield CommandHandler(state, site, ledger, session), Interrupt()
+        finally:
+            session.close()
+            try:
+                egress.record_control(ledger, session.meter)
+            finally:
+                ledger.close()
+
+
+def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
+    """A fatal refusal, with what it means for this hospital."""
+    why = error.message.removesuffix(f" ({error.code})")
+    message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {why}"
+    return NeedsPerson(message, hint=error.hint, code=error.code)

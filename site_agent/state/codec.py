@@ -1,0 +1,76 @@
+"""Records as JSON: one strict codec for the dataclasses that a site keeps in files or passes over its control socket.
+
+A class says what each field is by its type; ``STRICT`` refuses unknown fields and converts nothing. A field whose name
+in the file is another has it as its ``Field(alias=...)``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from wardround.errors import BadData, TryAgain
+from wardround.local import descriptors
+from wardround.signing import canonical
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Record = TypeVar("Record")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def to_document(record: Any) -> dict[str, Any]:
+    """The record as a JSON object."""
+    document: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json", by_alias=True)
+    return document
+
+
+def from_document(kind: type[Record], document: Any) -> Record:
+    """The record that ``document`` is.
+
+    Raises:
+        ValueError, BadData: it is not a ``kind``.
+    """
+    try:
+        text = json.dumps(document)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return _adapter(kind).validate_json(text)
+
+
+def to_bytes(record: Any) -> bytes:
+    """The bytes of the record's file: canonical JSON."""
+    return canonical.dumps(to_document(record))
+
+
+def from_bytes(kind: type[Record], data: bytes) -> Record:
+    """The record in the bytes of a file, which holds every field and nothing else. Raises as ``from_document``."""
+    document = canonical.read(data)
+    record = _adapter(kind).validate_json(data)
+    if to_document(record) != document:
+        raise ValueError("a field is missing, or stands there otherwise than it is written")
+    return record
+
+
+def read(path: Path, kind: type[Record]) -> Record:
+    """The record at ``path``.
+
+    Raises:
+        BadData: the file is damaged; it says which, and that nothing was changed.
+        TryAgain: there is no file descriptor for it now.
+    """
+    try:
+        return from_bytes(kind, path.read_bytes())
+    except (BadData, ValueError, OSError) as error:  # pydantic's is a ValueError
+        if descriptors.ran_out(error):
+            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
+        raise BadData(
+            f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
+            hint="restore it from a backup; the ledger and the models beside it are untouched",
+        ) from None
+
+
+def _adapter(kind: type[Record]) -> TypeAdapter[Record]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]

@@ -1,0 +1,49 @@
+"""How far a study's current assignment is: `journal/STUDY.json`.
+
+Written before each step that a crash must not repeat.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from site_agent.state.codec import STRICT
+
+
+@dataclass
+class Journal:
+    """One study's current assignment.
+
+    Attributes:
+        phase: "", downloading, training, trained, held (waits for a person), uploading, decided.
+        update: the trainer's file in staging; "" for a closing validation.
+        update_digest: of the manifest of the gateway's own copy of it, in ``outgoing``.
+        applied: whether the trainer has heard the decision.
+        ended: the coordinator's last word on the study (finished, stopped, failed), once acted upon.
+        declined: the code with which this site declined the assignment; ``declined_at`` says when.
+        consent: the digest of the consent under which it was begun.
+    """
+
+    study: str
+    revision: int = 0
+    study_digest: str = ""
+    round: int = 0
+    attempt: int = 0
+    kind: str = ""
+    phase: str = ""
+    base_digest: str = ""
+    update: str = ""
+    update_digest: str = ""
+    num_examples: int = 0
+    num_validation: int = 0
+    metrics: dict[str, str] = field(default_factory=dict)
+    upload_id: str = ""
+    decision: str = ""
+    applied: bool = True
+    ended: str = ""
+    declined: str = ""
+    declined_at: str = ""
+    consent: str = ""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -1,0 +1,95 @@
+"""One study as the coordinator offers it: `offers/STUDY.json`."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, JsonValue
+
+from site_agent.state import codec
+from site_agent.state.codec import STRICT
+from site_agent.state.tensors import TensorManifest
+from wardround.records.schema import check
+from wardround.records.study import ReportedSection, StudyFile
+from wardround.tensors.manifests import TensorSpec
+
+StudyDocument = dict[str, JsonValue]  # the resolved study as JSON, of which a digest is made
+
+
+def table_of(document: StudyDocument, name: str) -> dict[str, JsonValue]:
+    """A table of a resolved study."""
+    table = document[name]
+    assert isinstance(table, dict)
+    return table
+
+
+def rounds_of(document: StudyDocument) -> int:
+    """How many rounds a resolved study has."""
+    rounds = table_of(document, "study")["rounds"]
+    assert isinstance(rounds, int)
+    return rounds
+
+
+def reported_of(document: StudyDocument, study: str) -> ReportedSection:
+    """Which numbers go with an update of a resolved study. Raises BadData: this release does not know its form."""
+    return check(ReportedSection, document.get("reported"), f"study `{study}`", "reported")
+
+
+def _resolved(document: StudyDocument) -> StudyDocument:
+    if StudyFile.from_document(document).document() != document:
+        raise ValueError("not a resolved study")
+    return document
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One exact study, and of its initial model the part that is this site's.
+
+    Attributes:
+        state: as the coordinator says: created, waiting, running, paused, finished, stopped, failed.
+    """
+
+    study: str
+    revision: int
+    digest: str
+    state: str
+    document: Annotated[StudyDocument, AfterValidator(_resolved)]
+    initial_model: TensorManifest
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def to_bytes(self) -> bytes:
+        """The bytes of its file."""
+        return codec.to_bytes(self)
+
+    @property
+    def title(self) -> str:
+        return str(table_of(self.document, "study")["title"])
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        sites = table_of(self.document, "study")["sites"]
+        assert isinstance(sites, list)
+        return tuple(str(site) for site in sites)
+
+    @property
+    def algorithm(self) -> str:
+        return str(table_of(self.document, "algorithm")["name"])
+
+    @property
+    def rounds(self) -> int:
+        return rounds_of(self.document)
+
+    @property
+    def upload(self) -> tuple[TensorSpec, ...]:
+        """The tensors of every update, in the payload's order."""
+        return self.initial_model.specs
+
+    @cached_property
+    def reported(self) -> ReportedSection:
+        """Which numbers go with an update, and how exactly."""
+        return reported_of(self.document, self.study)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(self.reported.metrics)

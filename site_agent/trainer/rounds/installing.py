@@ -1,0 +1,81 @@
+"""A study as the programs installed here understand it, at one site."""
+
+from dataclasses import dataclass
+
+from fl_algorithms import catalog, registry
+from fl_algorithms.client.partition import Partition, describe, task_of
+from fl_algorithms.resolving import resolve
+from fl_algorithms.tasks.base import Task
+from wardround.errors import BadData
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
+
+REMEMBERED_STUDIES = 16
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A study at one site that trains one of its networks."""
+
+    file: StudyFile
+    own: StudyFile  # the same with that network alone
+    network: str  # its label; "" where the study has one network
+    digest: str  # of the document alone
+    site: str
+    task: Task
+    partition: Partition
+
+    @property
+    def name(self) -> str:
+        return self.file.study.name
+
+    @property
+    def needs_public_data(self) -> bool:
+        """Whether its method needs the public data set at each site."""
+        return catalog.method(self.file).public_data == registry.SITES
+
+
+class Studies:
+    """The studies that were asked for; building the networks of one, to see what they share, is done once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], Installed] = {}  # by digest, site and chosen network
+
+    def at(self, document: object, site: str, chosen: str) -> Installed:
+        """The study of a resolved ``document`` at ``site``, which chose the network of that label, "" for none.
+
+        Raises:
+            BadData: as ``installed``, or the site may not choose that network.
+        """
+        digest = canonical.digest(document)
+        key = (digest, site, chosen)
+        if key not in self._known:
+            study = installed(document)
+            if len(self._known) >= REMEMBERED_STUDIES:
+                self._known.clear()
+            own = catalog.network_of(study, site, chosen)
+            partition = describe(study, site, chosen)
+            label = network_label(study, site, chosen)
+            self._known[key] = Installed(study, own, label, digest, site, task_of(own), partition)
+        return self._known[key]
+
+
+def installed(document: object) -> StudyFile:
+    """The study of a resolved document, as the programs installed here understand it.
+
+    Raises:
+        BadData: it names something that is not installed, or means something else here.
+    """
+    study = resolve(StudyFile.from_document(document))
+    if study.document() != document:
+        raise BadData(
+            f"study `{study.study.name}` was written for another version of the installed task, network or method",
+            hint="compare `site-agent --version` with the coordinator's",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+    return study
+
+
+def network_label(study: StudyFile, site: str, chosen: str) -> str:
+    """What the site's network is called; "" where the study has one network. Raises BadData: not allowed."""
+    return catalog.network_label(study, site, chosen) if study.networks or chosen else ""

@@ -1,0 +1,220 @@
+"""A study's rounds: trained or validated, asked again after a crash, and finished.
+
+What is trained and how lives in ``fl_algorithms``; this module brings it the data and the kept state, and puts away
+what comes of it. A round ends in this order, so that it can be asked again after a crash at any instant:
+
+    update file in staging ──> checkpoints ──> private state, pending ──> the answer ──> commit or discard
+"""
+
+import datetime
+import hashlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import torch
+
+from fl_algorithms.client.session import Checkpoint, RoundResult
+from fl_algorithms.device import device_for
+from fl_algorithms.hardware import Hardware
+from fl_algorithms.tasks.base import SiteData
+from fl_algorithms.training import Progress
+from site_agent.handoff import staged
+from site_agent.trainer.rounds import describing, predictions
+from site_agent.trainer.rounds.installing import Installed, Studies
+from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
+from site_agent.trainer.rounds.tensorfiles import (
+    manifest_of,
+    payload,
+    read_download,
+    require_specs,
+    specs_of,
+    write_update,
+)
+from site_agent.trainer.vault.cards import Card
+from site_agent.trainer.vault.index import Origin, Pending
+from site_agent.trainer.vault.states import Vault
+from wardround import __version__
+from wardround.errors import BadData, CannotWrite
+from wardround.records import trainer as records
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
+
+RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
+
+
+class Rounds:
+    """Trains, validates and predicts for one site."""
+
+    def __init__(self, state: Path, hardware: Hardware) -> None:
+        """Raises UsageProblem: the device is not there, or cannot be used."""
+        self._state = state
+        self._device = device_for(hardware)
+        self._studies = Studies()
+        self._sessions = Sessions(state, self._device)
+
+    def warm_up(self) -> None:
+        """Take one step with an optimizer: torch imports its compiler's front (a second) with the first one."""
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        torch.optim.AdamW([weight], fused=True).step()
+
+    def device(self) -> records.Device:
+        """Where rounds are trained. Predictions are made on the CPU, so that they are the same from every command."""
+        return records.Device(device=self._device.name)
+
+    def describe(self, request: records.Describe) -> records.Described:
+        """As ``describing.described``."""
+        return describing.described(self._state, self._studies, request)
+
+    def check(self, request: records.Check) -> records.Checked:
+        """As ``describing.checked``."""
+        return describing.checked(self._state, self._studies, request)
+
+    def predict(self, request: records.Predict) -> records.Predicted:
+        """As ``predictions.predict``."""
+        return predictions.predict(self._state, request)
+
+    def train(self, request: records.Train, progress: Progress) -> records.Trained:
+        """One training round. Asked again before it is decided, it gives the same update, trained anew only if need be.
+
+        Raises:
+            BadData: DECLINED_DATA_CHANGED, DECLINED_DATA_INVALID or DECLINED_MODEL_MISMATCH.
+            CannotWrite: there is no room for the update; DECLINED_RESOURCES.
+            NeedsPerson: the private state is damaged; DECLINED_TRAINING_FAILED.
+        """
+        answer = self._round(request, progress)
+        assert isinstance(answer, records.Trained)  # a pending round's answer is of its own command
+        return answer
+
+    def validate(self, request: records.Validate) -> records.Validated:
+        """The closing round: judge the last model, keep it as a checkpoint, report its metrics. Raises as ``train``."""
+        return self._round(request, None)
+
+    def finish(self, request: records.Finish) -> None:
+        """The study has ended: keep the best global model, and write into the cards who contributed."""
+        study = self._approved_study(request)
+        vault = Vault(self._state, study.name, request.revision)
+        if request.best is not None:
+            vault.open(request.study_digest, request.study)
+            start = vault.start_of(study.file.study.rounds + 2)
+            context = RoundContext(study, request.study_digest, request.data, vault, start)
+            data = self._sessions.data(context)
+            specs, download = read_download(staged(self._state, request.best.file))
+            require_specs(specs, study.partition.download, "the best global model")
+            session = self._sessions.resume(context, data)  # and not kept: it holds the best model now, not the last
+            for checkpoint in session.finish(request.best.round, download):
+                self._keep(context, checkpoint, data)
+        if request.contributors:
+            vault.name_contributors(request.contributors, request.capped, request.left_out)
+
+    def _round(self, request: records.Train | records.Validate, progress: Progress | None) -> records.Validated:
+        # 1. The study as it is installed here, and the state that the round starts from.
+        study, number = self._approved_study(request), request.round
+        vault = Vault(self._state, study.name, request.revision)
+        vault.open(request.study_digest, request.study)
+        context = RoundContext(study, request.study_digest, request.data, vault, vault.start_of(number))
+
+        # 2. The data that was approved.
+        data = self._sessions.data(context)
+
+        # 3. The model that was announced, with the tensors that the installed method begins with and no others.
+        specs, base = read_download(staged(self._state, request.base), request.base_digest)
+        require_specs(specs, study.partition.download, "the downloaded model")
+
+        # 4. What an earlier request of the same has given already.
+        origin = Origin(
+            command=request.command, base_digest=request.base_digest, data_digest=data.digest,
+            start="" if context.start is None else context.start.folder, network=study.network,
+            weights=request.data.weights,
+        )  # fmt: skip
+        pending = vault.pending(number, origin)
+        if pending is not None and self._is_whole(pending):
+            return pending.answer
+
+        # 5. The round.
+        session = self._sessions.resume(context, data)
+        if progress is None:
+            result, update_digest = session.validate(number, base), ""
+            answer = _reported(study.file, result)
+        else:
+            uploaded = study.partition.upload
+            self._require_room(sum(spec.bytes for spec in uploaded))
+            result = session.train(number, base, progress)
+            update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
+            update_digest = write_update(staged(self._state, update), result.uplink, uploaded)
+            answer = records.Trained(update=update, **dict(_reported(study.file, result)))
+
+        # 6. What is kept here.
+        for checkpoint in result.checkpoints:
+            self._keep(context, checkpoint, data)
+        state = encoded(session.export_state(), study.network)
+        after = vault.keep_pending(number, state, origin, answer, update_digest)
+        self._sessions.remember(context, data, after, session)
+        return answer
+
+    def _approved_study(self, request: records.Train | records.Validate | records.Finish) -> Installed:
+        """The study of a request, with the network that a person approved."""
+        return self._studies.at(request.study, request.site, request.data.network)
+
+    def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData) -> None:
+        specs = specs_of(checkpoint.tensors)
+        fitted = context.study.task.fitted(data)
+        preprocessing = json.dumps(fitted, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False).encode()
+        card = Card.model_validate({
+            "study": context.study.name, "revision": context.vault.revision, "study_digest": context.study_digest,
+            "site": context.study.site, "network": context.study.network, "kind": checkpoint.kind,
+            "round": checkpoint.round, "score": _finite(checkpoint.score), "metric": checkpoint.metric,
+            "split": checkpoint.split,
+            "scores": {name: _finite(score) for name, score in checkpoint.scores.items()},
+            "val_loss": _finite(checkpoint.val_loss),
+            "model_digest": manifest_of(checkpoint.tensors, specs).digest(), "data_digest": data.digest,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "wardround": __version__, "torch": str(torch.__version__), "device": self._device.name,
+            "threads": torch.get_num_threads(), "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "preprocessing_sha256": hashlib.sha256(preprocessing).hexdigest(),
+        })  # fmt: skip
+        context.vault.keep_checkpoint(card, specs, payload(checkpoint.tensors, specs), preprocessing)
+
+    def _is_whole(self, pending: Pending) -> bool:
+        """Whether the update of a pending round still lies in staging, bit for bit."""
+        if not isinstance(pending.answer, records.Trained):
+            return True
+        path = staged(self._state, pending.answer.update)
+        if not path.exists():
+            return False
+        try:
+            with TensorFile(path) as file:
+                return file.manifest().digest() == pending.update_digest
+        except BadData:
+            return False  # cut short or overwritten: the round is trained again, to the same bits
+
+    def _require_room(self, update_bytes: int) -> None:
+        """Fail before the training and not after it.
+
+        Raises:
+            CannotWrite: the disk has no room for what the round will write.
+        """
+        needed = 4 * update_bytes + RESERVED_BYTES
+        for folder in (self._state / "staging", self._state / "studies"):
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                raise CannotWrite(
+                    f"{folder} has {free >> 20} MiB free, a round needs {needed >> 20} MiB",
+                    hint="make room on that disk",
+                    code="DECLINED_RESOURCES",
+                )
+
+
+def _reported(study: StudyFile, result: RoundResult) -> records.Validated:
+    """The numbers of a round, in the form that the study says."""
+    form = study.reported
+    return records.Validated(
+        num_examples=form.count(result.num_examples), num_validation=form.count(result.num_validation),
+        metrics={name: form.metric(name, result.metrics.get(name)) for name in form.metrics},
+    )  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

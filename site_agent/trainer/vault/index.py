@@ -1,0 +1,86 @@
+"""Which private states of a study count, as ``index.json`` says: records and their codec."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from wardround.errors import BadData
+from wardround.records.trainer import Trained, Validated
+from wardround.records.trainer.failures import first_fault
+from wardround.records.trainer.fields import Count, Digest, NetworkLabel, NoDigest, Strict
+from wardround.signing import canonical
+
+STATE_FOLDER = re.compile(r"state-[0-9]{5,6}-[0-9a-f]{12}")
+
+
+class Kept(Strict):
+    """A state on disk. ``tensors`` and ``meta`` are the SHA-256 (hex) of its two files."""
+
+    round: Count
+    folder: Annotated[str, Field(pattern=rf"^{STATE_FOLDER.pattern}$")]
+    tensors: Digest
+    meta: Digest
+
+
+class Origin(Strict):
+    """What a round was made from. The same origin gives the same update, bit for bit.
+
+    Attributes:
+        start: the folder of the private state that it began with; "" for none.
+        network, weights: as in ``ApprovedData``.
+    """
+
+    command: Literal["train", "validate"]
+    base_digest: Digest
+    data_digest: Digest
+    start: str = ""
+    network: NetworkLabel = ""
+    weights: NoDigest = ""
+
+
+class Pending(Strict):
+    """A round whose update has no receipt yet: what it was made from, and what the gateway was answered.
+
+    ``update_digest`` is that of the manifest of the update's file; "" for a closing validation.
+    """
+
+    state: Kept
+    origin: Origin
+    answer: Trained | Validated
+    update_digest: NoDigest = ""
+
+
+class Index(Strict):
+    """Which states count. ``forgotten`` is the newest round whose state was dropped for its age, 0 for none."""
+
+    v: Literal[1] = 1
+    study_digest: Digest
+    committed: Annotated[tuple[Kept, ...], Field(strict=False)] = ()  # by round, the newest last
+    pending: Pending | None = None
+    forgotten: Count = 0
+
+    @model_validator(mode="after")
+    def _refuse_forgotten_without_kept(self) -> Self:
+        if self.forgotten and not self.committed:
+            raise ValueError("a state was dropped for its age, and no newer one is kept")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The bytes of its file."""
+        return canonical.dumps(self.model_dump())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Index":
+        """Raises BadData: these are none."""
+        document = canonical.loads(data)
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BadData(f"not an index of states: {first_fault(error)}") from None
+
+    @property
+    def folders(self) -> set[str]:
+        """The folders of the states that it names."""
+        pending = {self.pending.state.folder} if self.pending is not None else set()
+        return {kept.folder for kept in self.committed} | pending

@@ -1,0 +1,253 @@
+"""One revision of a study at this site: its private states, and where its checkpoints are put.
+
+    STATE/studies/STUDY/REVISION/
+        study.json                             the resolved study
+        index.json                             which state counts; replaced whole, so this is where a round becomes true
+        state-00003-9f2c41d0aa07/              a round's private state, never changed once the index names it
+            tensors.safetensors  meta.json
+        checkpoints/best_local/
+            model.safetensors                  with its card in the header, so that model and card change together
+            card.json                          the same card, for people
+            preprocessing.json                 how rows are encoded; computed from patients
+
+A round is trained from the newest committed state before it, and first becomes *pending*. ``commit`` (its update was
+accepted) makes it current; ``discard`` drops it. The two newest committed states are kept, so that a round which the
+coordinator has to repeat starts where it started. A crash at any instant leaves the index as it was or as it was meant.
+
+A damaged state is refused by name and never passed over: whoever wants to go on from the one before deletes its folder.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from site_agent.trainer.vault.cards import (
+    CARD_FILE,
+    MODEL_FILE,
+    PREPROCESSING_FILE,
+    Card,
+    CheckpointFile,
+    Rounds,
+    holds,
+    read,
+)
+from site_agent.trainer.vault.index import STATE_FOLDER, Index, Kept, Origin, Pending
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.local import durable
+from wardround.local.durable import Buffer
+from wardround.records.study import STUDY_NAME
+from wardround.records.trainer import CHECKPOINT_KINDS, TRAINING_FAILED, Validated
+from wardround.signing import canonical
+from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+
+KEPT_STATES = 2
+MODEL_MISMATCH = "DECLINED_MODEL_MISMATCH"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A state as it was read and verified: the bytes of its two files, a safetensors file and canonical JSON."""
+
+    tensors: bytes
+    meta: bytes
+
+
+class Vault:
+    """One revision of one study at this site."""
+
+    def __init__(self, state: Path, study: str, revision: int) -> None:
+        self.study = study
+        self.revision = revision
+        self.folder = study_folder(state, study) / str(int(revision))
+
+    def open(self, study_digest: str, document: object) -> Index:
+        """The index, made if this is the revision's first round.
+
+        Raises:
+            BadData: this revision was begun as another study.
+            NeedsPerson: the index is damaged.
+        """
+        if not (self.folder / "index.json").exists():
+            durable.make_folder(self.folder)
+            durable.write_file(self.folder / "study.json", canonical.dumps(document))
+            self._write(Index(study_digest=study_digest))
+        index = self.index()
+        if index.study_digest != study_digest:
+            raise BadData(
+                f"revision {self.revision} of study `{self.study}` was begun with digest {index.study_digest[:12]}…, "
+                f"now it has {study_digest[:12]}…",
+                hint="the coordinator must give changed content a new revision; ask its operator",
+                code=MODEL_MISMATCH,
+            )
+        return index
+
+    def index(self) -> Index:
+        """Raises NeedsPerson: it is missing or damaged."""
+        path = self.folder / "index.json"
+        try:
+            return Index.from_bytes(path.read_bytes())
+        except (OSError, BadData):
+            raise NeedsPerson(
+                f"{path} is missing or damaged, so it is not known which private state of study `{self.study}` counts",
+                hint="restore that folder from a backup",
+                code=TRAINING_FAILED,
+            ) from None
+
+    def document(self) -> object:
+        """The resolved study that this revision was begun with."""
+        return canonical.loads(read(self.folder / "study.json"))
+
+    def start_of(self, round_number: int) -> Kept | None:
+        """The state that ``round_number`` is trained from: the newest committed one before it, None for a first round.
+
+        Raises:
+            NeedsPerson: it is too old and was dropped.
+        """
+        index = self.index()
+        for kept in reversed(index.committed):
+            if kept.round < round_number:
+                if (self.folder / kept.folder).is_dir():
+                    return kept
+                log.warning("%s was deleted: round %d goes on without it", self.folder / kept.folder, round_number)
+        if index.forgotten and round_number <= index.forgotten + 1:
+            oldest = index.committed[0].round
+            raise NeedsPerson(
+                f"round {round_number} of study `{self.study}` was asked again, but the oldest private state kept here "
+                f"is that of round {oldest}",
+                hint="the coordinator went back in time; ask its operator whether it was restored from a backup",
+                code=TRAINING_FAILED,
+            )
+        return None
+
+    def load(self, kept: Kept) -> StoredState:
+        """Read a state and verify it.
+
+        Raises:
+            NeedsPerson: it is damaged.
+        """
+        folder = self.folder / kept.folder
+        tensors, meta = read(folder / "tensors.safetensors"), read(folder / "meta.json")
+        for name, data, wanted in (("tensors.safetensors", tensors, kept.tensors), ("meta.json", meta, kept.meta)):
+            sha256 = hashlib.sha256(data).hexdigest()
+            if sha256 != wanted:
+                raise NeedsPerson(
+                    f"{folder / name} is damaged: its SHA-256 is {sha256[:12]}…, {wanted[:12]}… was written",
+                    hint=f"restore it from a backup; or, to go on from the state before it, delete {folder}",
+                    code=TRAINING_FAILED,
+                )
+        return StoredState(tensors, meta)
+
+    def keep_pending(
+        self, round_number: int, state: StoredState, origin: Origin, answer: Validated, update_digest: str
+    ) -> Kept:
+        """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped."""
+        hashes = hashlib.sha256(state.tensors).hexdigest(), hashlib.sha256(state.meta).hexdigest()
+        name = f"state-{round_number:05d}-{canonical.digest(list(hashes))[:12]}"
+        folder = self.folder / name
+        durable.make_folder(folder)
+        durable.write_file(folder / "tensors.safetensors", state.tensors)
+        durable.write_file(folder / "meta.json", state.meta)
+        kept = Kept(round=round_number, folder=name, tensors=hashes[0], meta=hashes[1])
+        pending = Pending(state=kept, origin=origin, answer=answer, update_digest=update_digest)
+        self._write(self.index().model_copy(update={"pending": pending}))
+        return kept
+
+    def pending(self, round_number: int, origin: Origin) -> Pending | None:
+        """The round ``round_number``, if it was made from just this ``origin`` and is not decided yet."""
+        pending = self.index().pending
+        if pending is None or pending.state.round != round_number or pending.origin != origin:
+            return None
+        return pending
+
+    def commit(self, round_number: int) -> None:
+        """Make the pending state of ``round_number`` current. Asked again, nothing more changes.
+
+        Raises:
+            NeedsPerson: no such state is here.
+        """
+        index = self.index()
+        if index.pending is not None and index.pending.state.round == round_number:
+            committed = [kept for kept in index.committed if kept.round < round_number] + [index.pending.state]
+            dropped, kept = committed[:-KEPT_STATES], committed[-KEPT_STATES:]
+            forgotten = dropped[-1].round if dropped else index.forgotten
+            self._write(
+                Index(study_digest=index.study_digest, committed=tuple(kept), pending=None, forgotten=forgotten)
+            )
+        elif not any(kept.round >= round_number for kept in index.committed):
+            raise NeedsPerson(
+                f"the update of round {round_number} of study `{self.study}` was accepted, "
+                f"but its private state is not in {self.folder}",
+                hint="restore that folder from a backup; without it the next round starts from an older private state",
+                code=TRAINING_FAILED,
+            )
+
+    def discard(self, round_number: int) -> None:
+        """Drop the pending state of ``round_number``. Without one, nothing changes."""
+        if not (self.folder / "index.json").exists():
+            return
+        index = self.index()
+        if index.pending is not None and index.pending.state.round == round_number:
+            self._write(index.model_copy(update={"pending": None}))
+
+    def keep_checkpoint(
+        self, card: Card, specs: Iterable[TensorSpec], payload: Iterable[Buffer], preprocessing: bytes
+    ) -> None:
+        """Put a checkpoint in place of the one of its kind.
+
+        Args:
+            card: of this ``preprocessing``, which is JSON.
+            specs, payload: the tensors in the order of their bytes.
+        """
+        folder = self.folder / "checkpoints" / card.kind
+        durable.make_folder(folder)
+        if not holds(folder / PREPROCESSING_FILE, preprocessing):
+            durable.write_file(folder / PREPROCESSING_FILE, preprocessing)
+        _write_model(folder, card, specs, payload)
+
+    def checkpoints(self) -> list[CheckpointFile]:
+        """The checkpoints that are here. Raises BadData: one is damaged."""
+        folders = [self.folder / "checkpoints" / kind for kind in CHECKPOINT_KINDS]
+        return [CheckpointFile.at(folder) for folder in folders if (folder / MODEL_FILE).exists()]
+
+    def name_contributors(self, contributors: Rounds, capped: Rounds, left_out: Rounds) -> None:
+        """Write into each card which sites contributed to which rounds; and in which a site counted for less than its
+        rows, or its update was beyond the study's limits.
+        """
+        named = {"contributors": contributors, "capped": capped, "left_out": left_out}
+        for checkpoint in self.checkpoints():
+            with TensorFile(checkpoint.model) as model:
+                payload = (data for _, data in model.chunks())
+                _write_model(checkpoint.folder, checkpoint.card.model_copy(update=named), model.specs, payload)
+
+    def _write(self, index: Index) -> None:
+        """Replace the index, then remove the states that it no longer names."""
+        durable.write_file(self.folder / "index.json", index.to_bytes())
+        for folder in self.folder.iterdir():
+            if STATE_FOLDER.fullmatch(folder.name) and folder.name not in index.folders:
+                durable.remove(folder)
+
+
+def study_folder(state: Path, study: str) -> Path:
+    """Where everything of a study is kept.
+
+    Raises:
+        UsageProblem: that is no study's name.
+    """
+    if not STUDY_NAME.fullmatch(study):
+        raise UsageProblem(f"{study[:80]!r} is not a study's name: 1 to 64 of a-z, 0-9 and -")
+    return state / "studies" / study
+
+
+def _write_model(folder: Path, card: Card, specs: Iterable[TensorSpec], payload: Iterable[Buffer]) -> None:
+    """The model with its card in the header, then the same card for people."""
+    text = card.to_text()
+    durable.write_file(folder / MODEL_FILE, _chained(file_header(specs, {"card": text}), payload))
+    durable.write_file(folder / CARD_FILE, text.encode() + b"\n")
+
+
+def _chained(first: bytes, rest: Iterable[Buffer]) -> Iterator[Buffer]:
+    yield first
+    yield from rest

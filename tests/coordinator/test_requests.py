@@ -1,0 +1,110 @@
+"""What crosses the control socket: every request and answer out and back, and what is said of a wrong one."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator import answers, requests
+from coordinator.answers import Answer, AttemptReport, BestRound, SiteList, StudyReport, StudyStatus
+from coordinator.requests import Request, request_from
+from wardround.errors import Unavailable, UsageProblem
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | FINITE | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+DOCUMENTS = st.dictionaries(st.text(), JSON, max_size=3)
+BY_SITE = st.dictionaries(st.text(), FINITE, max_size=2)
+st.register_type_strategy(BestRound, st.builds(BestRound, val_loss=FINITE))
+st.register_type_strategy(
+    AttemptReport,
+    st.builds(
+        AttemptReport, seconds=st.none() | FINITE, val_loss=st.none() | FINITE, norms=BY_SITE, limits=BY_SITE,
+        shares=BY_SITE,
+    ),
+)  # fmt: skip
+st.register_type_strategy(StudyReport, st.builds(StudyReport, study=DOCUMENTS))
+st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
+
+OF_A_STUDY = (
+    requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowReport, requests.FollowStudy,
+)  # fmt: skip
+REQUESTS = (
+    requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
+    requests.CreateStudy, *OF_A_STUDY,
+)  # fmt: skip
+ANSWERS = (
+    answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
+    StudyStatus, StudyReport,
+)  # fmt: skip
+
+
+@given(st.one_of([st.from_type(kind) for kind in REQUESTS]))
+def test_a_request_comes_back_as_it_was(request_: Request) -> None:
+    assert request_from(json.loads(json.dumps(request_.to_document()))) == request_
+
+
+@settings(deadline=None)
+@given(st.one_of([st.from_type(kind) for kind in ANSWERS]))
+def test_an_answer_comes_back_as_it_was(answer: Answer) -> None:
+    document = json.loads(json.dumps(answer.document()))
+    assert type(answer).from_document(document) == answer
+    assert type(answer).from_document(document).document() == document
+
+
+def test_every_request_that_there_is_came_back() -> None:
+    """A new one must stand in the round trip above, and be known by its command."""
+    made = {kind for kind in requests.__dict__.values() if isinstance(kind, type) and issubclass(kind, Request)}
+    assert made - {Request, requests.StudyRequest} == set(REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        pytest.param({"command": "dance"}, "the running service knows no command `dance`", id="no such command"),
+        pytest.param({"study": "trial"}, "the running service knows no command ``", id="no command"),
+        pytest.param({"command": "status"}, "the command `status` lacks its field `study`", id="a field is missing"),
+        pytest.param(
+            {"command": "status", "study": "trial", "more": 1}, "the command `status` has no field `more`", id="unknown"
+        ),
+        pytest.param(
+            {"command": "invite", "site": "a", "expires_s": "3600"},
+            "the command `invite`: the field `expires_s` is not valid: input should be a valid integer",
+            id="a text for a number",
+        ),
+        pytest.param(
+            {"command": "invite", "site": "a", "expires_s": True},
+            "the command `invite`: the field `expires_s` is not valid: input should be a valid integer",
+            id="a bool for a number",
+        ),
+        pytest.param(
+            {"command": "create", "document": [], "initial": "x"},
+            "the command `create`: the field `document` is not valid: input should be a valid dictionary",
+            id="a list for a table",
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_by_the_name_of_its_field(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        request_from(document)
+    assert refused.value.message == sentence
+    assert refused.value.hint == "the service and the command are of different versions: restart the service"
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"sites": [], "receipt_key": "", "more": 1}], ids=str)
+def test_an_answer_of_another_version_is_named_as_that(document: Any) -> None:
+    with pytest.raises(Unavailable) as refused:
+        SiteList.from_document(document)
+    assert refused.value.message == "the running service gave an answer that this command does not know"
+    assert refused.value.hint == "the service and the command are of different versions: restart the service"
+
+
+def test_a_report_prints_the_keys_of_the_status_first() -> None:
+    """Scripts read them; their order is what people see."""
+    keys = list(StudyReport.model_fields)
+    assert keys[: len(StudyStatus.model_fields)] == list(StudyStatus.model_fields)

@@ -1,0 +1,195 @@
+"""Every record of a site's state and of its control socket is read back as it was written, and as nothing else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from site_agent.gateway import requests
+from site_agent.gateway.consent.account import Account, Group, Line
+from site_agent.gateway.consent.facts import facts
+from site_agent.gateway.consent.preview import Preview
+from site_agent.gateway.requests import Answer, AnyRequest, request_from
+from site_agent.state import codec
+from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
+from site_agent.state.journal import Journal
+from site_agent.state.offer import Offer
+from site_agent.state.person import Account as User
+from site_agent.state.person import Person
+from site_agent.state.site import Site
+from tools.fuzz.examples import SiteFiles, described
+from wardround.errors import BadData, UsageProblem
+from wardround.records.ledger.entries import TensorRow
+from wardround.records.trainer import FilesStatus, PrivateTensor, Weights
+from wardround.signing import canonical
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+
+SITE = SiteFiles()
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+PLAIN = st.text("abcXYZ._-0", min_size=1, max_size=12)
+COUNT = st.integers(0, canonical.MAX_INTEGER)
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+TEXTS = st.dictionaries(TEXT, TEXT, max_size=3)
+SPECS = st.builds(
+    TensorSpec, PLAIN, st.sampled_from(["F32", "F16", "I64"]), st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    st.sampled_from(["model", "network_1"]),
+)  # fmt: skip
+TENSORS = st.lists(SPECS, max_size=3).map(tuple)
+MANIFESTS = st.lists(st.builds(Entry, SPECS, HEX), max_size=3, unique_by=lambda entry: entry.spec.key).map(
+    lambda entries: Manifest(tuple(entries))
+)
+USERS = st.builds(User, TEXT, COUNT)
+PERSONS = st.builds(Person, TEXT, COUNT, st.sampled_from(["", "sudo"]), st.none() | USERS)
+SHOWN = st.builds(Shown, HEX, HEX, COUNT, TEXT, TEXTS)
+PRIVATE = st.builds(
+    PrivateTensor, name=PLAIN, dtype=PLAIN.map(lambda text: text[:8]), shape=st.lists(COUNT, max_size=3), bytes=COUNT,
+    why=PLAIN,
+)  # fmt: skip
+CONSENTS = st.builds(
+    Consent, study=PLAIN, revision=COUNT, study_digest=HEX, upload=TENSORS,
+    metrics=st.lists(TEXT, max_size=2).map(tuple), counts=TEXT, private=st.lists(PRIVATE, max_size=2).map(tuple),
+    data=st.builds(TrainedData, TEXT, HEX, TEXT, TEXT, TEXT), rows=COUNT, validation_rows=COUNT, approved_by=PERSONS,
+    approved_at=TEXT, state=st.sampled_from([APPROVED, WITHDRAWN]), download=TENSORS,
+    exposure=st.sampled_from(["", "coordinator", "sites"]), personalized=TEXT, document=st.just(SITE.offer.document),
+    attempts=COUNT, account=SHOWN, files=st.builds(FilesStatus, data=HEX, weights=st.just("") | HEX),
+    withdrawn_by=st.none() | PERSONS, withdrawn_at=TEXT,
+)  # fmt: skip
+LINES = st.lists(st.builds(Line, TEXT, TEXT, st.none() | TEXT), max_size=3).map(tuple)
+GROUPS = st.lists(st.builds(Group, TEXT, LINES), max_size=3).map(tuple)
+ACCOUNTS = st.builds(Account, PLAIN, COUNT, HEX, TEXT, GROUPS, LINES, TEXT)
+JOURNALS = st.builds(
+    Journal, study=PLAIN, revision=COUNT, round=COUNT, attempt=COUNT, phase=TEXT, num_examples=COUNT, metrics=TEXTS,
+    applied=st.booleans(), consent=HEX,
+)  # fmt: skip
+RECORDS = (
+    st.builds(Site, TEXT, TEXT, TEXT, HEX, HEX, COUNT)
+    | st.builds(lambda manifest, state: replace(SITE.offer, initial_model=manifest, state=state), MANIFESTS, TEXT)
+    | SHOWN
+    | CONSENTS
+    | JOURNALS
+)
+REQUESTS = st.one_of(
+    *(st.builds(kind) for kind in (requests.Status, requests.Refresh, requests.FetchReceipts))
+) | st.one_of(
+    st.builds(requests.GetPreview, TEXT, TEXT),
+    st.builds(requests.Approve, TEXT, TEXT, HEX, PERSONS),
+    st.builds(requests.Withdraw, TEXT, PERSONS),
+    st.builds(requests.GetWaiting, TEXT, COUNT),
+    st.builds(requests.Decide, TEXT, COUNT, st.sampled_from(["released", "rejected"]), HEX, PERSONS),
+    st.builds(requests.Leave, PERSONS),
+)
+ROWS = st.builds(
+    TensorRow, bundle=PLAIN, name=PLAIN, dtype=PLAIN, shape=st.lists(COUNT, max_size=2).map(tuple), encoding=PLAIN,
+    bytes=COUNT, sha256=HEX, l2=PLAIN, max_abs=PLAIN, nonfinite=COUNT,
+)  # fmt: skip
+ANSWERS = st.one_of(
+    st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),
+    st.builds(requests.Done),
+    st.builds(requests.Receipts, COUNT),
+    st.builds(requests.Approved, st.booleans(), COUNT, HEX, TEXT, TEXT),
+    st.builds(requests.Withdrawn, st.booleans()),
+    st.builds(
+        requests.Waiting, PLAIN, COUNT, COUNT, HEX,
+        st.lists(ROWS, max_size=2).map(tuple),
+        COUNT, TEXTS, COUNT, COUNT,
+    ),
+    st.builds(requests.Decided, st.booleans()),
+    st.builds(requests.Left, st.lists(PLAIN, max_size=2).map(tuple)),
+)  # fmt: skip
+
+
+def over_the_socket(document: dict[str, Any]) -> dict[str, Any]:
+    crossed: dict[str, Any] = json.loads(json.dumps(document))
+    return crossed
+
+
+@settings(max_examples=150, deadline=None)
+@given(RECORDS)
+def test_a_record_of_the_state_is_read_back_from_its_file(record: Any) -> None:
+    data = codec.to_bytes(record)
+    assert codec.from_bytes(type(record), data) == record
+    assert canonical.loads(data) == codec.to_document(record)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS)
+def test_a_request_crosses_the_control_socket(request: AnyRequest) -> None:
+    assert request_from(over_the_socket(request.document())) == request
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANSWERS)
+def test_an_answer_crosses_the_control_socket(answer: Answer) -> None:
+    assert type(answer).from_document(over_the_socket(answer.document())) == answer
+
+
+@settings(max_examples=60, deadline=None)
+@given(ACCOUNTS, st.booleans())
+def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: Account, has_policy: bool) -> None:
+    weights = Weights(digest="ab" * 32, used=1, drawn=["a"], unused=[])
+    own = described(SITE.offer.upload, SITE.consent.private).model_copy(update={"weights": weights})
+    preview = Preview(account, facts(SITE.offer, own), "patients", has_policy)
+    document = over_the_socket(preview.document())
+    assert Preview.from_document(document) == preview
+    assert document["digest"] == account.digest
+
+
+def test_each_request_has_one_command_and_an_answer() -> None:
+    assert set(requests.REQUESTS) == {
+        "status", "refresh", "receipts", "preview", "approve", "withdraw", "waiting", "decide", "leave"
+    }  # fmt: skip
+    assert len(requests.REQUESTS) == len(get_args(AnyRequest))
+    assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"command": "rename"}, "the running service knows no command 'rename'"),
+        ({"command": None}, "the running service knows no command 'None'"),
+        ({"command": "withdraw", "study": "hearts"}, "the request's `by` is missing, unknown, or not of its form"),
+        ({"command": "refresh", "now": 1}, "the request's `now` is missing, unknown, or not of its form"),
+        ({"command": "decide", "study": "s", "round": True, "decision": "released", "update": "", "by": {}},
+         "the request's `round` is missing, unknown, or not of its form"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        request_from(document)
+    assert refused.value.message == message
+    assert "release" in refused.value.hint
+
+
+@pytest.mark.parametrize("answer", [{}, {"reported": 1}, {"reported": True, "more": 1}])
+def test_an_answer_of_another_release_is_named(answer: dict[str, Any]) -> None:
+    with pytest.raises(BadData, match="the running service's answer to `withdraw` has not its form") as refused:
+        requests.Withdraw("hearts", Person("dpo", 1)).answer_from(answer)
+    assert refused.value.hint == "the service and this command must be of the same release; start the service again"
+
+
+@pytest.mark.parametrize("name", sorted(SITE.files()))
+def test_a_file_without_one_of_its_fields_or_with_one_more_is_damaged(tmp_path: Path, name: str) -> None:
+    """What is not there is not filled in: a person has not seen it."""
+    kinds = {"identity": Site, "offers": Offer, "consents": Consent, "journal": Journal, "previews": Shown}
+    kind = kinds[name.partition("/")[0]]
+    document = json.loads(SITE.files()[name])
+    path = tmp_path / "file.json"
+    for changed in [
+        {**document, "more": 1},
+        *({**document, key: None} for key in document if document[key] is not None),
+    ]:
+        path.write_text(json.dumps(changed))
+        with pytest.raises(
+            BadData, match=f"is damaged or of another version: .* the fields of {kind.__name__.lower()}"
+        ):
+            codec.read(path, kind)
+    for key in document:
+        path.write_text(json.dumps({other: document[other] for other in document if other != key}))
+        with pytest.raises(BadData, match="is damaged or of another version"):
+            codec.read(path, kind)
+    path.write_text(json.dumps(document, indent=1))
+    assert codec.to_document(codec.read(path, kind)) == document
