@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the catalogue; a test compares. ``python -m tools.methods_page``"""
+"""Writes docs/methods.md from the registry; a test compares. ``python -m tools.methods_page``"""
 
 from pathlib import Path
 
@@ -34,9 +34,9 @@ def page() -> str:
         title, _, link = str(row["paper"]).rpartition(", https://")
         method = f"[{row['title']}](https://{link}), {title}" if title else f"{row['title']}: {row['paper']}"
         needs = "; ".join(row["needs"]) or "–"
-        rows.append(f"| {name} | {method} | {row['leaves']} | {row['stays']} | {needs} |\n")
+        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} |\n")
         if row["exposure"]:
-            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['apart'])}.\n")
+            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
     return HEAD + "".join(rows) + TAIL + "".join(exposed)
 
 

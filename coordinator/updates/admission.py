@@ -143,7 +143,7 @@ def declaration_refusal(
     own = own_tensors(study.file, site, study.shared)
     if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
         return refusal
-    form = study.file.told
+    form = study.file.reported
     names = [name for name, _ in header.metrics]
     if len(set(names)) != len(names) or not set(names) <= set(form.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11

@@ -403,7 +403,7 @@ def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: C
 
 
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/offer.py")
-@pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
+@pytest.mark.parametrize("table", ["reported", "training", "checkpoints"])
 def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
     """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
     hospital.ready()

@@ -34,7 +34,7 @@ def document(**study: Any) -> dict[str, Any]:
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
-        "told": {"metrics": ["val_loss", "accuracy"], "ranges": {"val_loss": [0, 1e6], "accuracy": [0, 1]}},
+        "reported": {"metrics": ["val_loss", "accuracy"], "ranges": {"val_loss": [0, 1e6], "accuracy": [0, 1]}},
     }
     return StudyFile.from_document(tables).document()
 

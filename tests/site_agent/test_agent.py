@@ -470,7 +470,7 @@ def test_a_study_that_changed_since_approval_is_not_worked_on(
     longer = (*SHARED, TensorSpec("head.weight", "F32", (2, 64)))
     model = write_tensors(world.folder / "other.safetensors", longer, 0)
     changed = document()
-    changed["told"] = {**changed["told"], "metrics": ["val_loss", "accuracy", "auc"]}
+    changed["reported"] = {**changed["reported"], "metrics": ["val_loss", "accuracy", "auc"]}
     world.coordinator.offer(changed, model, revision=2)
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_NOT_APPROVED")

@@ -99,7 +99,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
     """Its digest is right, and a table that is left out has defaults: only who shows it would have missed the table."""
     message = pb.StudyOffer.FromString(site.offer_message.SerializeToString())
     document = canonical.loads(message.document)
-    del document["told"]
+    del document["reported"]
     message.document = canonical.dumps(document)
     initial = site.offer.initial_model.digest()
     message.digest = bytes.fromhex(canonical.digest({"initial_model": initial, "study": document}))

@@ -234,7 +234,7 @@ def apart() -> StudyFile:
     """FedDF: north trains `deep`, south the default network."""
     features = [{"name": name, "mean": 0.0, "std": 1.0} for name in ("age", "dose")]
     task = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features}
-    return several(task=task, algorithm={"name": "feddf"}, common={"digest": "c0" * 32, "rows": 10})
+    return several(task=task, algorithm={"name": "feddf"}, public_data={"digest": "c0" * 32, "rows": 10})
 
 
 def offered(study: StudyFile) -> pb.StudyOffer:

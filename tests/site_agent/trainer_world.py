@@ -32,7 +32,7 @@ def small_study(algorithm: str = "fenda", **study: Any) -> StudyFile:
         "model": NETWORKS[algorithm],
         "algorithm": {"name": algorithm},
         "training": {"local_steps": 5, "batch_size": 8},
-        "told": {"metrics": ["val_loss", "accuracy"], "digits": 4},
+        "reported": {"metrics": ["val_loss", "accuracy"], "digits": 4},
     }
     return resolve(StudyFile.model_validate(tables))
 

@@ -115,7 +115,7 @@ def study_document(**study: Any) -> dict[str, Any]:
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
-        "told": {"metrics": ["val_loss", "accuracy"]},
+        "reported": {"metrics": ["val_loss", "accuracy"]},
     }
     return resolve(StudyFile.model_validate(tables)).document()
 
@@ -458,7 +458,7 @@ class SiteFiles:
 
 
 def consent_to(offer: Offer) -> Consent:
-    lines = {"study.rounds": "3", "told.counts": "exact"}
+    lines = {"study.rounds": "3", "reported.counts": "exact"}
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
         metrics=offer.metrics, counts="exact",

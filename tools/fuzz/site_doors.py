@@ -745,13 +745,13 @@ def _known(folder: Path) -> Door:
 def _manifest(folder: Path) -> Door:
     """A manifest, as both programs read it."""
     document = StudyFile.from_document(SiteFiles().offer.document)
-    from wardround.records.architectures import own_part
+    from wardround.records.architectures import own_manifest
     from wardround.tensors.manifests import PayloadHasher, file_header
 
     def take(data: bytes) -> None:
         manifest = manifest_from(tensors_pb2.Manifest.FromString(data))
         manifest.digest()
-        own_part(document, "alpha", manifest)
+        own_manifest(document, "alpha", manifest)
         if len(manifest.entries) < 100:
             file_header(manifest.specs)
             PayloadHasher(manifest.specs)
