@@ -44,7 +44,8 @@ from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.records.messages import manifest_most_bytes
 from wardround.records.study import StudyFile
 from wardround.signing.dsse import Envelope, fingerprint
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledger's lines and metrics beside it

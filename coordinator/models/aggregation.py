@@ -14,7 +14,8 @@ from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
 from fl_algorithms.server.limits import Account, averaged
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 
 def begin(blobs: Blobs, aggregator: ServerAggregator, initial: Manifest, label: str) -> Manifest:

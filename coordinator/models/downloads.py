@@ -10,7 +10,8 @@ from coordinator.models.kept import manifest_of
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from fl_algorithms.server.aggregator import ServerAggregator
-from wardround.tensors.manifests import Manifest, TensorFile, view
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest, view
 
 
 @dataclass(frozen=True)

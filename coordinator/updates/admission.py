@@ -31,7 +31,8 @@ from wardround.records import receipts
 from wardround.records.architectures import own_tensors
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.update import LedgerStatement, UploadHeader
-from wardround.tensors.manifests import Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest, TensorSpec
 
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
 

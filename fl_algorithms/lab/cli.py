@@ -67,7 +67,7 @@ def init(
     resolved = resolve(study_file.load(study, setting, variant), source=study.name)
     from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
-    from wardround.tensors.manifests import file_header
+    from wardround.tensors.files import file_header
 
     tensors = _initial(resolved, weights)
     specs = specs_of(tensors)

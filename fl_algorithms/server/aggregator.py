@@ -42,7 +42,7 @@ class BeyondFloat32(BadData):
 
 
 class BlockSource(Protocol):
-    """Tensors that are read in pieces: a ``wardround.tensors.manifests.TensorFile``, or ``InMemory``."""
+    """Tensors that are read in pieces: a ``wardround.tensors.files.TensorFile``, or ``InMemory``."""
 
     def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
         """``count`` elements of the flat tensor ``key`` from element ``start`` on."""

@@ -54,7 +54,7 @@ from wardround.records.ledger.entries import UploadEntry
 from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb

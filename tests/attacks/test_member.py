@@ -43,7 +43,8 @@ from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.receipts import NOT_RECEIVED
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
@@ -869,7 +870,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors/manifests.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors/files.py")
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_safetensors_bomb(tmp_path: Path, bomb: bytes) -> None:
     """A file that claims to be larger than it is, or otherwise than it is: refused from its header alone."""

@@ -27,7 +27,8 @@ from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
 from wardround.records.trainer import BrokenProtocol, Commit
-from wardround.tensors.manifests import TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 EGRESS = "site_agent/gateway/exit/egress.py"

@@ -20,7 +20,8 @@ from tests.coordinator.fake_site import Ledger
 from wardround.records.receipts import LedgerHead
 from wardround.records.study import StudyFile
 from wardround.records.update import LedgerStatement, UploadHeader
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
 SITES = ("alpha", "bravo", "charlie")

@@ -31,7 +31,7 @@ from wardround import __version__, rpc
 from wardround.errors import CannotWrite, NeedsPerson
 from wardround.local.durable import StorageFailed
 from wardround.records.receipts import Receipt
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 SITES = ("alpha", "bravo")

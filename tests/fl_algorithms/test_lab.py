@@ -22,7 +22,7 @@ from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import LimitsSection, StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY = """
 [study]

@@ -20,7 +20,8 @@ from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from tests.reference import capped_shares
 from wardround.records.study import LimitsSection, StudyFile
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 
 SITES = ("ash", "birch", "cedar", "douglas")
 SPECS = (TensorSpec("w", "F32", (3,)),)

@@ -18,7 +18,8 @@ from fl_algorithms.server.mean import mean as mean_half
 from fl_algorithms.settings.methods import MeanSettings
 from tests import reference
 from wardround.errors import BadData
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 SPEC = (TensorSpec("w", "F32", (5,)),)
 floats = st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5)

@@ -31,7 +31,8 @@ from tests import reference
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 OPTIMIZERS = ["fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 METHODS = [*OPTIMIZERS, "scaffold", "fedfomo", "fedsm"]

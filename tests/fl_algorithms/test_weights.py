@@ -16,7 +16,7 @@ from fl_algorithms.lab.weights import weighted
 from tests.fl_algorithms.image_toys import image_study, packed
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY = """
 [study]

@@ -21,7 +21,8 @@ from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.records.ledger.entries import PolicyEntry
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 

@@ -31,7 +31,7 @@ from wardround.records.messages import manifest_message
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Checked, DataFiles, Described, FilesStatus
 from wardround.signing import canonical
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 

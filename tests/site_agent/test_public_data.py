@@ -17,7 +17,7 @@ from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import Hospital, small_study, write_table
 from wardround.errors import BadData, UsageProblem
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 ROWS = 9
 

@@ -25,7 +25,8 @@ from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_s
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.records.study import Named, StudyFile
 from wardround.records.trainer import Checkpoint, Progress, request_from
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 CONTROL = TensorSpec("c", "F32", (2,), "control")
 

@@ -32,7 +32,8 @@ from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_s
 from wardround.errors import BadData
 from wardround.records.ledger.lines import Line
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")

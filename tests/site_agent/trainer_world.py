@@ -13,7 +13,7 @@ from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests
 from wardround.records.study import StudyFile
 from wardround.records.trainer import DataFiles, request_from
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY_DIGEST = "5d" * 32
 NAME = "small"

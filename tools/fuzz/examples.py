@@ -52,7 +52,8 @@ from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
-from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import enrolment_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 

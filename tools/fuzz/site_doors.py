@@ -746,7 +746,8 @@ def _manifest(folder: Path) -> Door:
     """A manifest, as both programs read it."""
     document = StudyFile.from_document(SiteFiles().offer.document)
     from wardround.records.architectures import own_manifest
-    from wardround.tensors.manifests import PayloadHasher, file_header
+    from wardround.tensors.files import file_header
+    from wardround.tensors.manifests import PayloadHasher
 
     def take(data: bytes) -> None:
         manifest = manifest_from(tensors_pb2.Manifest.FromString(data))

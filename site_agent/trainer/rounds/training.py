@@ -39,7 +39,7 @@ from wardround import __version__
 from wardround.errors import BadData, CannotWrite
 from wardround.records import trainer as records
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
 
