@@ -1,4 +1,4 @@
-"""``site-agent policy``: what may leave, in a file that a person writes. See ``site_agent.gateway.exit.policy``."""
+"""``site-agent policy``: what may leave, in a file that a person writes. See ``site_agent.gateway.policy.policy``."""
 
 import datetime
 from pathlib import Path
@@ -15,8 +15,8 @@ from wardround.local.directory import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from site_agent.gateway.exit.decisions import Decision, StudyRequest
-    from site_agent.gateway.exit.policy import ModelTable
+    from site_agent.gateway.policy.decisions import Decision, StudyRequest
+    from site_agent.gateway.policy.policy import ModelTable
     from site_agent.state.directory import SiteState
     from site_agent.state.site import Site
 
@@ -36,7 +36,8 @@ def draft(
     json: Json = False,
 ) -> None:
     """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit."""
-    from site_agent.gateway.exit import policy, policy_text
+    from site_agent.gateway.policy import policy
+    from site_agent.gateway.policy import text as policy_text
     from wardround.local import outputs
     from wardround.local.durable import write_file
 
@@ -75,7 +76,7 @@ def check_policy(
     """Check that a file is a policy, and show what is wrong with it, and where."""
     import hashlib
 
-    from site_agent.gateway.exit import policy
+    from site_agent.gateway.policy import policy
     from site_agent.state.directory import SiteState
 
     SiteState(state).require_folder()
@@ -142,7 +143,7 @@ def show_policy(
 @policy_app.command()
 def explain(study: StudyId, state: State, json: Json = False) -> None:
     """Show for each tensor and number of a study whether it may leave, and by which rule. Exits 77 if one may not."""
-    from site_agent.gateway.exit import decisions, policy
+    from site_agent.gateway.policy import decisions, policy
 
     here, site = joined(state)
     request = _request(here, site, study)
@@ -178,7 +179,8 @@ def diff(
     json: Json = False,
 ) -> None:
     """Show what policy NEW says otherwise than policy OLD, in sentences."""
-    from site_agent.gateway.exit import policy, policy_text
+    from site_agent.gateway.policy import policy
+    from site_agent.gateway.policy import text as policy_text
 
     changes = policy_text.differences(policy.load(old), policy.load(new))
     if json:

@@ -66,7 +66,7 @@ def approve(
 
     here, _ = joined(state)
     if not here.policy.exists():
-        from site_agent.gateway.exit import policy
+        from site_agent.gateway.policy import policy
 
         policy.load(here.policy, study)  # which says what to do first
     if not digest and not sys.stdin.isatty():

@@ -19,12 +19,13 @@ from site_agent.gateway.consent.account import Account, account
 from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
-from site_agent.gateway.exit import egress, policy_text, receipt_copy
-from site_agent.gateway.exit.decisions import decide
+from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
-from site_agent.gateway.exit.policy import load
+from site_agent.gateway.policy import text
+from site_agent.gateway.policy.decisions import decide
+from site_agent.gateway.policy.policy import load
 from site_agent.gateway.requests import ReleaseDecision, Waiting
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
@@ -149,7 +150,7 @@ class CommandHandler:
         records = consent.validation_rows if consent is not None else None
         request = approvals.study_request(offer, self._policy.coordinator, records, described.exposure)
         try:
-            lines = policy_text.lines(load(self._state.policy), request)
+            lines = text.lines(load(self._state.policy), request)
         except NeedsPerson:
             lines = {"verdict": "there is none: nothing may leave"}
         except WardroundError as error:

@@ -136,7 +136,7 @@ def test_rounds_beyond_consent__revision(site: SiteWorld) -> None:
     refused_beyond(site, 1)
 
 
-@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/exit/policy.py")
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/policy/policy.py")
 def test_rounds_beyond_consent__numbers(site: SiteWorld) -> None:
     """What tells no tensor is counted too: each attempt at the closing round tells its numbers again."""
     site.join()

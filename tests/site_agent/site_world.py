@@ -10,7 +10,7 @@ from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import join
-from site_agent.gateway.exit import policy_text
+from site_agent.gateway.policy import text as policy_text
 from site_agent.gateway.service import RequestDispatcher
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person

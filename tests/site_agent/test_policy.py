@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.gateway.exit import policy
-from site_agent.gateway.exit.decisions import StudyRequest, decide, quotas
-from site_agent.gateway.exit.policy_text import differences, draft
+from site_agent.gateway.policy import policy
+from site_agent.gateway.policy.decisions import StudyRequest, decide, quotas
+from site_agent.gateway.policy.text import differences, draft
 from wardround.errors import BadData, NeedsPerson
 from wardround.tensors.manifests import TensorSpec
 

@@ -33,7 +33,7 @@ from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.consent.approvals import ATTEMPTS, study_request
-from site_agent.gateway.exit import policy_text
+from site_agent.gateway.policy import text
 from site_agent.state import codec
 from site_agent.state.consent import APPROVED, Consent, Shown, TrainedData
 from site_agent.state.journal import Journal
@@ -427,7 +427,7 @@ class SiteFiles:
             self.consent.train_rows, self.consent.validation_rows, {"val_loss": "0.5"}, "ef" * 16,
         )  # fmt: skip
         self.request = study_request(self.offer, "spiffe://north/coordinator", 5, "")
-        self.policy = policy_text.draft(self.request, "alpha").encode()
+        self.policy = text.draft(self.request, "alpha").encode()
         self.shown = self.consent.account
 
     def files(self) -> dict[str, bytes]:

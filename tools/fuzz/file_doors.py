@@ -19,9 +19,11 @@ from site_agent.gateway.consent.account import changes as changed
 from site_agent.gateway.consent.changes import data_differences, differences, since_shown
 from site_agent.gateway.consent.rows import study_row
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import decisions, evidence, policy_text
-from site_agent.gateway.exit import policy as policies
+from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.policy import decisions
+from site_agent.gateway.policy import policy as policies
+from site_agent.gateway.policy import text as policy_text
 from site_agent.state import codec
 from site_agent.state.directory import SiteState, study_state
 from site_agent.trainer.data import sources as data_files

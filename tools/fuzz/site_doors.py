@@ -35,11 +35,13 @@ from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.exit import decisions, egress, evidence, policy_text, receipt_copy, receipts
-from site_agent.gateway.exit import policy as policies
+from site_agent.gateway.exit import egress, evidence, receipt_copy, receipts
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.policy import decisions
+from site_agent.gateway.policy import policy as policies
+from site_agent.gateway.policy import text as policy_text
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.service import RequestDispatcher
 from site_agent.gateway.setup import is_fatal

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from site_agent.gateway.consent.account import SHORT, Account
 from site_agent.gateway.consent.changes import since_shown, tensor_differences
-from site_agent.gateway.exit.decisions import StudyRequest
+from site_agent.gateway.policy.decisions import StudyRequest
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
 from site_agent.state.directory import now_text
 from site_agent.state.offer import Offer

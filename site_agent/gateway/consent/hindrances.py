@@ -5,8 +5,8 @@ from pathlib import Path
 from site_agent import handoff
 from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.consent.changes import differences
-from site_agent.gateway.exit.decisions import decide, first_denial
-from site_agent.gateway.exit.policy import load
+from site_agent.gateway.policy.decisions import decide, first_denial
+from site_agent.gateway.policy.policy import load
 from site_agent.state.consent import APPROVED, Consent, data_changed
 from site_agent.state.directory import SiteState
 from site_agent.state.journal import Journal

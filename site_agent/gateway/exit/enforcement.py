@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from site_agent.gateway.exit.decisions import Decision, StudyRequest, decide, first_denial, number_quotas, quotas
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.policy import Policy, parse, read
+from site_agent.gateway.policy.decisions import Decision, StudyRequest, decide, first_denial, number_quotas, quotas
+from site_agent.gateway.policy.policy import Policy, parse, read
 from site_agent.state.consent import Consent
 from site_agent.state.directory import COUNTS, SiteState
 from site_agent.state.site import Site

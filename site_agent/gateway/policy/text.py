@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
-from site_agent.gateway.exit.decisions import EXPOSURES, StudyRequest, decide, first_denial
-from site_agent.gateway.exit.policy import Policy
+from site_agent.gateway.policy.decisions import EXPOSURES, StudyRequest, decide, first_denial
+from site_agent.gateway.policy.policy import Policy
 from site_agent.state.consent import exposed
 
 SENT_AGAIN = 4  # how often a drafted quota lets one update be sent: a broken line or a second attempt

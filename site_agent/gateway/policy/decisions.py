@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from site_agent.gateway.exit.policy import Policy
+from site_agent.gateway.policy.policy import Policy
 from site_agent.state.directory import COUNTS
 from wardround.tensors.manifests import TensorSpec
 
