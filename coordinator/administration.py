@@ -27,7 +27,7 @@ from coordinator.answers import (
     StudyStatus,
 )
 from coordinator.context import Context
-from coordinator.models import public_data
+from coordinator.models import public_data as public_data_sets
 from coordinator.models.aggregation import begin
 from coordinator.models.kept import add_model
 from coordinator.requests import Request, request_from
@@ -44,7 +44,8 @@ from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.records.messages import manifest_most_bytes
 from wardround.records.study import StudyFile
 from wardround.signing.dsse import Envelope, fingerprint
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledger's lines and metrics beside it
@@ -97,7 +98,7 @@ class Administration:
             case requests.RollOver():
                 return self.rollover(request.site, request.ledger)
             case requests.CreateStudy():
-                return self.create(request.document, request.initial, request.common)
+                return self.create(request.document, request.initial, request.public_data)
             case requests.StartStudy():
                 return self.start(request.study)
             case requests.StopStudy():
@@ -204,19 +205,19 @@ class Administration:
 
     # Studies.
 
-    def create(self, document: Mapping[str, object], initial: str, common: str | None = None) -> StudyCreated:
+    def create(self, document: Mapping[str, object], initial: str, public_data: str | None = None) -> StudyCreated:
         """Offer a resolved study to its sites. With exactly the content that is known here, nothing changes.
 
         Args:
             initial: path of the initial shared tensors, a safetensors file.
-            common: path of the common set, where the coordinator distils on it.
+            public_data: path of the public data set, where the coordinator distills on it.
 
         Raises:
             NeedsPerson: a study of that name goes on.
             BadData: the document is no study, the tensors are not finite float32, or what distilling needs is missing.
         """
         file = StudyFile.from_document(document)
-        public_data.prepare(file, self._context.blobs, None if common is None else Path(common))
+        public_data_sets.prepare(file, self._context.blobs, None if public_data is None else Path(public_data))
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
             digest = file.digest(tensors.manifest().digest())

@@ -77,13 +77,13 @@ class CreateStudy(Request):
     Attributes:
         document: the resolved study.
         initial: path of the initial shared tensors, a safetensors file.
-        common: path of the common set, for a method that distils at the coordinator.
+        public_data: path of the public data set, for a method that distills at the coordinator.
     """
 
     command: Literal["create"] = "create"
     document: dict[str, JsonValue]
     initial: str
-    common: str | None = None
+    public_data: str | None = None
 
 
 class StudyRequest(Request):

@@ -30,7 +30,7 @@ from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
-from wardround.tensors.manifests import TensorFile, ViewFile
+from wardround.tensors.files import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 

@@ -23,7 +23,7 @@ from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
 from wardround.local.durable import make_folder, write_file
-from wardround.records.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, read_toml, toml_bytes
 from wardround.signing.certificates import FEDERATION_NAME, private_key, refuse_readable
 
 _HOST = re.compile(
@@ -137,8 +137,8 @@ def create(state: State, federation: str, address: str, now_s: float) -> Authori
     write_file(state.receipt_key_file, _pem(Ed25519PrivateKey.generate()))
     make_folder(state.blobs)
     database.upgrade(state.database)
-    text = f'federation = "{config.federation}"\naddress = "{config.address}"  # HOST:PORT that the sites connect to\n'
-    write_file(state.config_file, text.encode())
+    about = b"# address is HOST:PORT, as the sites connect to it\n"
+    write_file(state.config_file, about + toml_bytes(config.model_dump()))
     return authority
 
 

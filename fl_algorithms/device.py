@@ -27,6 +27,12 @@ CHANCE = "does not have a deterministic implementation"  # in what torch then sa
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # without it torch refuses matrix products as not deterministic
 
 
+def make_deterministic(threads: int) -> None:
+    """Make this process's torch give the same bits again: deterministic kernels, ``threads`` threads."""
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(threads)
+
+
 @dataclass(frozen=True)
 class Device:
     """A device and how it is used.
@@ -67,8 +73,8 @@ class Device:
         return torch.autocast(self.where.type, dtype=self.precision)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Around training: say in a sentence what this device cannot do.
+    def explaining_errors(self) -> Iterator[None]:
+        """Around training: what this device cannot do becomes an error of ours, with a hint.
 
         Raises:
             TryAgain: its memory is full.

@@ -1,4 +1,4 @@
-"""Ensemble distillation: students learn what teachers say together about the rows of a common set.
+"""Ensemble distillation: students learn what teachers say together about the rows of a public data set.
 
 ``fl_algorithms.server.feddf`` asks for it. Where its process has no torch, this is a process of its own, whose input is
 a line of JSON and then the networks' payloads, and whose output is a line of JSON and then the students' payloads.
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of, compute_logits, validation_loss
-from fl_algorithms.client.common import class_logits
-from fl_algorithms.client.partition import all_tensors, build, leaving, task_of
+from fl_algorithms.client.distillation import class_logits
+from fl_algorithms.client.partition import all_tensors, build, task_of, upload_specs
+from fl_algorithms.device import make_deterministic
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import BeyondFloat32
 from fl_algorithms.settings.methods import EarlyStopping, FedDfSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, Split
-from fl_algorithms.tasks.common import read_common, require_common
+from fl_algorithms.tasks.base import PublicData, Split
+from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from fl_algorithms.tasks.selection import chosen
 from fl_algorithms.training import (
     Batch,
     Batches,
-    make_deterministic,
     only_trainable,
     run_steps,
     seeded,
@@ -47,11 +47,11 @@ CLIP = 5.0  # norm of a step's gradient
 PURPOSE = "distil"
 
 
-def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -> None:
+def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None = None) -> None:
     """Read networks from ``request``, distil, and write the students to ``reply``.
 
     Args:
-        common: the set as read; None: it lies where the request says.
+        public_data: the set as read; None: it lies where the request says.
 
     Raises:
         BadData: the set is not the study's, or the request is cut short.
@@ -60,17 +60,17 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
     head = json.loads(request.readline(MAX_HEAD))
     study = resolve(StudyFile.from_document(head["study"]))
     make_deterministic(study.study.threads)
-    if common is None:
-        path = Path(head["common"])
-        require_common(study, path, "create the study again with the right file")
-        common = read_common(study, task_of(study), path)
+    if public_data is None:
+        path = Path(head["public_data"])
+        require_public_data(study, path, "create the study again with the right file")
+        public_data = read_public_data(study, task_of(study), path)
     own = {site: catalog.network_of(study, site) for site in (*head["students"], *head["teachers"])}
-    specs = {site: leaving(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
+    specs = {site: upload_specs(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
     students, teachers = (
         [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
     )
-    targets = ensemble_targets(common, teachers, head["teachers"])
-    done = [distilled(one, common, student, targets, head["round"]) for one, student in students]
+    targets = ensemble_targets(public_data, teachers, head["teachers"])
+    done = [distilled(one, public_data, student, targets, head["round"]) for one, student in students]
     reply.write(b'{"ok": true}\n')
     for site, student in zip(head["students"], done, strict=True):
         for spec in specs[site]:
@@ -78,7 +78,7 @@ def answer(request: IO[bytes], reply: IO[bytes], common: Common | None = None) -
 
 
 def ensemble_targets(
-    common: Common, teachers: Sequence[tuple[StudyFile, Network]], sites: Sequence[str] = ()
+    public_data: PublicData, teachers: Sequence[tuple[StudyFile, Network]], sites: Sequence[str] = ()
 ) -> Tensor:
     """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper.
 
@@ -92,16 +92,16 @@ def ensemble_targets(
     for place, (study, teacher) in enumerate(teachers):
         networks = _networks(study)
         _load(networks, teacher)
-        logits = class_logits(compute_logits(algorithm_of(study), networks, common.x)).double()
+        logits = class_logits(compute_logits(algorithm_of(study), networks, public_data.x)).double()
         if not bool(torch.isfinite(logits).all()):
             site = sites[place] if sites else ""
-            raise BeyondFloat32("the network says of the common set what is no number", site=site)
+            raise BeyondFloat32("the network says of the public data set what is no number", site=site)
         total = total + logits
     return torch.softmax(total / len(teachers), dim=1).float()
 
 
 def distilled(
-    study: StudyFile, common: Common, student: Network, targets: Tensor, round_number: int
+    study: StudyFile, public_data: PublicData, student: Network, targets: Tensor, round_number: int
 ) -> dict[str, Tensor]:
     """The student after its steps: Adam with a cosine that ends at 0, the gradient cut to a norm of 5.
 
@@ -109,7 +109,7 @@ def distilled(
     rows held out are in no batch, and their classes say which of the student's steps is kept.
 
     Raises:
-        BadData: early stopping, and the common set was read without its classes.
+        BadData: early stopping, and the public data set was read without its classes.
     """
     _, _, settings = catalog.settings_of(study)
     assert isinstance(settings, FedDfSettings)
@@ -118,7 +118,7 @@ def distilled(
     if settings.distil_steps:
         changed = {"batch_size": settings.distil_batch_size, "iterator": "round", "drop_last": True}
         own = study.model_copy(update={"training": study.training.model_copy(update=changed)})
-        taught, held_out = _parts(study, common, settings)
+        taught, held_out = _parts(study, public_data, settings)
         batches = Batches(taught.x, taught.y, own, "", round_number, PURPOSE, {})
         parameters = trainable_parameters(networks, ["*"])
         optimizer = torch.optim.Adam(parameters.values(), lr=settings.distil_learning_rate)
@@ -177,19 +177,19 @@ def keep_best(
     _load(networks, best)
 
 
-def _parts(study: StudyFile, common: Common, settings: FedDfSettings) -> tuple[Split, Split | None]:
+def _parts(study: StudyFile, public_data: PublicData, settings: FedDfSettings) -> tuple[Split, Split | None]:
     """The rows to learn from, whose ``y`` are their places, and those held out, with their classes: the end of a
     permutation from the stream (seed, "", 0, "distil.split"), alike in all rounds.
     """
-    places = torch.arange(len(common.x))
+    places = torch.arange(len(public_data.x))
     if settings.early_stopping is None:
-        return Split(common.x, places), None
-    if common.y is None:
-        raise BadData("`early_stopping` in [algorithm] needs the common set's classes, which were not read")
+        return Split(public_data.x, places), None
+    if public_data.y is None:
+        raise BadData("`early_stopping` in [algorithm] needs the public data set's classes, which were not read")
     seed = stream_seed(study.study.seed, "", 0, f"{PURPOSE}.split")
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
     taught, held_out = torch.tensor_split(order, [len(order) - settings.early_stopping.held_out(len(order))])
-    return chosen(Split(common.x, places), taught), chosen(Split(common.x, common.y), held_out)
+    return chosen(Split(public_data.x, places), taught), chosen(Split(public_data.x, public_data.y), held_out)
 
 
 def _networks(study: StudyFile) -> dict[str, nn.Module]:

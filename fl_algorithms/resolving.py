@@ -1,11 +1,11 @@
 """A study with every default filled in, or the first thing in it that does not fit together. No torch.
 
-What is installed, and what it needs, stands in ``fl_algorithms.catalog``.
+What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
-from fl_algorithms.catalog import (
+from fl_algorithms.catalog import each_network, method, model, settings_of, task
+from fl_algorithms.registry import (
     COLUMNS,
-    COMMON,
     COORDINATOR,
     IMAGES,
     MASKS,
@@ -13,38 +13,34 @@ from fl_algorithms.catalog import (
     VAL_LOSS,
     MethodRow,
     TaskRow,
-    each_network,
-    method,
-    model,
     nearest,
     row_of,
-    settings_of,
-    task,
 )
-from fl_algorithms.settings.methods import CommonSettings, FedDfSettings, HeadSettings, MethodSettings
+from fl_algorithms.settings.methods import DistillationSettings, FedDfSettings, HeadSettings, MethodSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
-from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, StudyFile, ToldSection
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, ReportedSection, StudyFile
 
-MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-say.md has what was measured
+MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
 
 def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
-    [common] is left out where the method has no use for it, so that one file can be run with methods of both kinds.
+    [public_data] is left out where the method has no use for it, so that one file can be run with methods of both
+    kinds.
 
     Args:
         lab: also take the methods that run only in the lab.
         source: the file's name, for messages.
 
     Raises:
-        BadData: a name is not installed, a key unknown, a value impossible, a told metric that the task does not have,
-            a network that does not take the task's data, a network, a training or a common set that lacks what the
-            method needs, images of several sizes where it needs one, an assignment of a network that the study does not
-            have or to a site that is not in it, or a method that runs only in the lab.
+        BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
+            have, a network that does not take the task's data, a network, a training or a public data set that lacks
+            what the method needs, images of several sizes where it needs one, an assignment of a network that the study
+            does not have or to a site that is not in it, or a method that runs only in the lab.
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
@@ -62,10 +58,10 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
         _refuse_misfit(one, task_settings, found, where, table)
         _refuse_unfit(one, method_row, found, method_settings, where)
         networks[label] = named(row.name, found)
-    _refuse_odd_assignment(study, source)
-    _refuse_without_common_set(study, method_row, task_settings, method_settings, source)
-    _refuse_unlike_sizes(study, method_row, source)
-    told = _with_ranges(study.told, task_row, source)
+    _refuse_unknown_assignment(study, source)
+    _refuse_without_public_data(study, method_row, task_settings, method_settings, source)
+    _refuse_different_sizes(study, method_row, source)
+    reported = _with_ranges(study.reported, task_row, source)
     return study.model_copy(
         update={
             "task": named(task_row.name, task_settings),
@@ -73,43 +69,43 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "networks": dict(sorted(networks.items())),
             "assigned": dict(sorted(study.assigned.items())),
             "algorithm": named(method_row.name, method_settings),
-            "told": told,
+            "reported": reported,
             "limits": _filled(study),
-            "common": study.common if method_row.common else None,
+            "public_data": study.public_data if method_row.public_data else None,
         }
     )
 
 
-def _with_ranges(told: ToldSection, row: TaskRow, source: str) -> ToldSection:
-    """With the range of each told metric, as the study narrows it or as the task has it."""
-    for name in told.metrics:
+def _with_ranges(reported: ReportedSection, row: TaskRow, source: str) -> ReportedSection:
+    """With the range of each reported metric, as the study narrows it or as the task has it."""
+    for name in reported.metrics:
         if name not in (VAL_LOSS, *row.metrics):
             raise BadData(
-                f"{source}: `metrics` in [told] names `{name}`, which task `{row.name}` does not have",
+                f"{source}: `metrics` in [reported] names `{name}`, which task `{row.name}` does not have",
                 hint=nearest(name, (VAL_LOSS, *row.metrics)),
             )
-    for name in told.ranges:
-        if name not in told.metrics:
+    for name in reported.ranges:
+        if name not in reported.metrics:
             raise BadData(
-                f"{source}: `ranges` in [told] names `{name[:40]}`, which the study does not tell",
-                hint=nearest(name, told.metrics),
+                f"{source}: `ranges` in [reported] names `{name[:40]}`, which the study does not report",
+                hint=nearest(name, reported.metrics),
             )
     ranges = {}
-    for name in sorted(told.metrics):
+    for name in sorted(reported.metrics):
         whole = row.range_of(name)
         if whole is None:
             raise BadData(
-                f"{source}: task `{row.name}` says no range for its metric `{name}`, so it cannot be told",
+                f"{source}: task `{row.name}` says no range for its metric `{name}`, so it cannot be reported",
                 hint="whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out",
             )
-        low, high = ranges[name] = told.ranges.get(name, whole)
+        low, high = ranges[name] = reported.ranges.get(name, whole)
         if low < whole[0] or high > whole[1]:
             raise BadData(
-                f"{source}: `ranges` in [told] gives `{name}` {low:g} to {high:g}, the task has {whole[0]:g} to "
+                f"{source}: `ranges` in [reported] gives `{name}` {low:g} to {high:g}, the task has {whole[0]:g} to "
                 f"{whole[1]:g}",
                 hint="a study may narrow a range and not widen it",
             )
-    return told.model_copy(update={"ranges": ranges})
+    return reported.model_copy(update={"ranges": ranges})
 
 
 def _filled(study: StudyFile) -> LimitsSection:
@@ -155,10 +151,10 @@ def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str,
         raise BadData(f"{source}: model `{model_row.name}` {needs}, {given}")
 
 
-def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
-    """A coordinator that distils asks every site's network about the same images."""
+def _refuse_different_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
+    """A coordinator that distills asks every site's network about the same images."""
     sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
-    if row.common != COORDINATOR or len(set(sizes.values())) == 1:
+    if row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
         return
     found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
     raise BadData(
@@ -167,7 +163,7 @@ def _refuse_unlike_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
     )
 
 
-def _refuse_odd_assignment(study: StudyFile, source: str) -> None:
+def _refuse_unknown_assignment(study: StudyFile, source: str) -> None:
     for site, label in study.assigned.items():
         if site not in study.study.sites:
             raise BadData(
@@ -211,19 +207,17 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
         )
 
 
-def _refuse_without_common_set(
+def _refuse_without_public_data(
     study: StudyFile, row: MethodRow, data: Strict, method: MethodSettings, source: str
 ) -> None:
-    """What a method that works on a common set asks of it, and of the task: the same input at every party."""
-    if not row.common:
+    """What a method that works on a public data set asks of it, and of the task: the same input at every party."""
+    if not row.public_data:
         return
-    if study.common is None:
+    if study.public_data is None:
         raise BadData(
-            f"{source}: algorithm `{row.name}` needs a common set: [common] with `digest` and `rows`",
-            hint=f"`fl-lab common {source} PATH` reads one and prints that table",
+            f"{source}: algorithm `{row.name}` needs a public data set: [public_data] with `digest` and `rows`",
+            hint=f"`fl-lab public-data {source} PATH` reads one and prints that table",
         )
-    if COMMON in study.study.sites:
-        raise BadData(f"{source}: a site is called `{COMMON}`, as the common set is in the lab", hint="rename the site")
     if task(study).gives == MASKS:
         raise BadData(
             f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task(study).name}` judges pixels"
@@ -234,18 +228,19 @@ def _refuse_without_common_set(
             f"{source}: algorithm `{row.name}` needs every input on one scale at all parties, [task] gives none for "
             f"{', '.join(f'`{name}`' for name in unscaled[:SHOWN_NAMES])}"
             + (f" and {len(unscaled) - SHOWN_NAMES} more" if len(unscaled) > SHOWN_NAMES else ""),
-            hint="`mean` and `std` of each, from the literature or from the common set itself",
+            hint="`mean` and `std` of each, from the literature or from the public data set itself",
         )
-    if isinstance(method, CommonSettings) and (method.subset or 0) > study.common.rows:
+    if isinstance(method, DistillationSettings) and (method.subset or 0) > study.public_data.rows:
         raise BadData(
-            f"{source}: `subset` in [algorithm] is {method.subset}, the common set has {study.common.rows} rows"
+            f"{source}: `subset` in [algorithm] is {method.subset}, the public data set has "
+            f"{study.public_data.rows} rows"
         )
-    stopping = method.early_stopping if isinstance(method, FedDfSettings) else None
-    if stopping is not None and not 0 < stopping.held_out(study.common.rows) < study.common.rows - 1:
+    stopping, rows = method.early_stopping if isinstance(method, FedDfSettings) else None, study.public_data.rows
+    if stopping is not None and not 0 < stopping.held_out(rows) < rows - 1:
         raise BadData(
-            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(study.common.rows)} of the common "
-            f"set's {study.common.rows} rows, and needs 1 of them at least and 2 to learn from",
-            hint="another `fraction`, or a larger common set",
+            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(rows)} of the public data set's "
+            f"{rows} rows, and needs 1 of them at least and 2 to learn from",
+            hint="another `fraction`, or a larger public data set",
         )
 
 

@@ -61,12 +61,6 @@ class Phase:
     batch_size: int = 32
 
 
-def make_deterministic(threads: int) -> None:
-    """Make this process's torch give the same bits again: deterministic kernels, ``threads`` threads."""
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(threads)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from torch's default generator as one stream, and leave it as it was. Other devices' draw as it too."""
@@ -145,10 +139,10 @@ class Batches:
             for _ in range(count):
                 yield self.next()
             return
-        wanted, told = itertools.tee(itertools.islice(self._coming, count))
-        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in wanted)
+        to_make, to_take = itertools.tee(itertools.islice(self._coming, count))
+        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in to_make)
         with closing(ahead(make, requests, workers, torch.get_num_threads())) as made:
-            for (x, y), coming in zip(made, told, strict=False):
+            for (x, y), coming in zip(made, to_take, strict=False):
                 yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
 
     def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
@@ -308,9 +302,9 @@ def run_steps(
     """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step.
 
     Raises:
-        TryAgain, BadData: as ``Batches.take`` and ``Device.told``; or rows cannot be read.
+        TryAgain, BadData: as ``Batches.take`` and ``Device.explaining_errors``; or rows cannot be read.
     """
-    with closing(batches.take(steps)) as taken, device.told():
+    with closing(batches.take(steps)) as taken, device.explaining_errors():
         for step, batch in enumerate(taken, start=1):
             optimizer.zero_grad(set_to_none=True)
             with device.arithmetic():

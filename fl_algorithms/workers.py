@@ -83,7 +83,7 @@ def _begin(make: Callable[..., Any], threads: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends this process
     follow_parent()
-    from fl_algorithms.training import make_deterministic
+    from fl_algorithms.device import make_deterministic
 
     make_deterministic(threads)
     _make = make

@@ -1,2 +1,5 @@
-"""The program a hospital installs: a gateway that has the network and no patients, a trainer that has patients and no
-network, and the commands that a person gives them."""
+"""The program a hospital installs: a gateway, a trainer, the commands that a person gives them, and the audit.
+
+The gateway has the network and no patients, the trainer has patients and no network. Imports ``wardround``; the trainer
+alone imports ``fl_algorithms`` and torch. Nothing here imports the coordinator.
+"""

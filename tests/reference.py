@@ -127,7 +127,7 @@ def model_contrast(z: Vector, z_global: Vector, z_previous: Vector, temperature:
     return -log(toward / (toward + exp(cosine(z, z_previous) / temperature)))
 
 
-# Server halves beside the mean
+# Server aggregators beside the mean
 
 
 def server_steps(
@@ -343,7 +343,7 @@ def calibrated(
     return answers
 
 
-# Methods that use a common set
+# Methods that use a public data set
 
 
 def era(rows: list[Vector], temperature: float) -> list[Vector]:

@@ -32,7 +32,10 @@ KINDS = {
             ("proto/wardround/refusals.py", "the sentence and the hint that a site's people read for it"),
             ("coordinator/updates/admission.py", "where it is decided, as a numbered check of its own"),
             ("tests/coordinator/test_admission.py", "the test that is refused with it, and one that just passes"),
-            ("docs/operators.md", "what the operator does when it is seen, if anything"),
+            (
+                "docs/operators.md",
+                "what the operator does when it is seen; docs/troubleshooting.md has what a hospital does",
+            ),
         ),
         "TENSOR_NORM",
     ),

@@ -19,7 +19,7 @@ DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; deploy/README.md has the scores
     "wardround-gateway.service": 13,
     "wardround-trainer.service": 10,
-    "wardround-coordinator.servicers": 13,
+    "wardround-coordinator.service": 13,
 }
 NO_SUCH_PROGRAM = re.compile(r"^ExecStart=/opt/wardround/bin/[a-z-]+", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the catalogue; a test compares. ``python -m tools.methods_page``"""
+"""Writes docs/methods.md from the registry; a test compares. ``python -m tools.methods_page``"""
 
 from pathlib import Path
 
@@ -7,16 +7,22 @@ from fl_algorithms.lab.methods import SHOWN, overview
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 HEAD = """# Methods
 
-Written by `python -m tools.methods_page` from the catalogue (`fl_algorithms/catalog.py`), which `fl-lab methods`
-prints. `fl-lab methods NAME` has a method's settings. Each federated one runs in the lab and across hospitals with the
-same code and ends with the same digest.
+This page is for researchers who choose a method, and for hospitals that ask what a method takes out. After it you know
+for each method what leaves a site, what stays, and what it needs. How to run one: [researchers.md](researchers.md).
+Terms: [glossary](glossary.md).
+
+`python -m tools.methods_page` writes this page from the registry of methods, which `fl-lab methods` prints too.
+`fl-lab methods NAME` has a method's settings. Each federated method runs in the lab and across hospitals with the same
+code, and ends with the same digest.
 
 | `name` | method | what leaves a site | what stays | needs |
 |---|---|---|---|---|
 """
 TAIL = """
-Local (*Client j*) comes from the runs of `silo`, and Central is a row of `kind = "central"` in a suite:
-[researchers.md](researchers.md).
+Two baselines are no methods: Local (*Client j*) comes from the runs of `silo`, and Central is a row of
+`kind = "central"` in a suite ([researchers.md](researchers.md#comparing-methods)).
+
+A hospital's policy blocks these methods until it allows them in `[models]` ([policy.md](policy.md#models)):
 
 """
 
@@ -28,11 +34,10 @@ def page() -> str:
         title, _, link = str(row["paper"]).rpartition(", https://")
         method = f"[{row['title']}](https://{link}), {title}" if title else f"{row['title']}: {row['paper']}"
         needs = "; ".join(row["needs"]) or "–"
-        rows.append(f"| {name} | {method} | {row['leaves']} | {row['stays']} | {needs} |\n")
+        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} |\n")
         if row["exposure"]:
-            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['apart'])}.\n")
-    shown = "Off unless a hospital's policy allows it in `[models]`:\n\n" + "".join(exposed)
-    return HEAD + "".join(rows) + TAIL + shown
+            exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
+    return HEAD + "".join(rows) + TAIL + "".join(exposed)
 
 
 if __name__ == "__main__":

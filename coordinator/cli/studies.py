@@ -50,8 +50,9 @@ def create(
     initial: Annotated[
         Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, made by `fl-lab init`.")
     ] = None,
-    common: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The common set, for a method that distils here (.csv, .npz).")
+    public_data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The public data set, where the method distills here (.csv, .npz)."),
     ] = None,
     setting: Setting = None,
 ) -> None:
@@ -60,8 +61,8 @@ def create(
     study = _resolved(file, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else make_initial(file, Path(folder), setting)
-        here = None if common is None else str(common.resolve())
-        request = CreateStudy(document=study.document(), initial=str(path), common=here)
+        here = None if public_data is None else str(public_data.resolve())
+        request = CreateStudy(document=study.document(), initial=str(path), public_data=here)
         answer = ask(state, request, StudyCreated)
     print(f"{answer.id} {answer.study_digest}", flush=True)
     if not answer.new:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
-from fl_algorithms.server.aggregator import Round, ServerHalf, Update
+from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
 from fl_algorithms.server.limits import Account, averaged
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 
-def begin(blobs: Blobs, aggregator: ServerHalf, initial: Manifest, label: str) -> Manifest:
+def begin(blobs: Blobs, aggregator: ServerAggregator, initial: Manifest, label: str) -> Manifest:
     """Make durable what is kept before the first round, and return its manifest.
 
     Args:
@@ -55,7 +56,7 @@ class Spooled:
 def aggregate(
     blobs: Blobs,
     study: StudyFile,
-    aggregator: ServerHalf,
+    aggregator: ServerAggregator,
     kept: str,
     spooled: Sequence[Spooled],
     before: Sequence[Account],

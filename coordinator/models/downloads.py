@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from coordinator.models.kept import manifest_of
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
-from fl_algorithms.server.aggregator import ServerHalf
-from wardround.tensors.manifests import Manifest, TensorFile, view
+from fl_algorithms.server.aggregator import ServerAggregator
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest, view
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Downloads:
         self._blobs = blobs
         self._last: tuple[str, Manifest] | None = None
 
-    def digest(self, aggregator: ServerHalf, site: str, number: int, kept: str) -> str:
+    def digest(self, aggregator: ServerAggregator, site: str, number: int, kept: str) -> str:
         """Digest of the site's view of model ``number``, of which ``kept`` is the digest.
 
         Raises:
@@ -39,7 +40,7 @@ class Downloads:
         return kept if aggregator.passes else self._view(aggregator, site, number, kept).manifest.digest()
 
     def find(
-        self, aggregator: ServerHalf, offered: Iterable[tuple[int, str]], site: str, digest: str
+        self, aggregator: ServerAggregator, offered: Iterable[tuple[int, str]], site: str, digest: str
     ) -> Download | None:
         """The site's view with this digest, of a model that is offered; else None. Raises as above.
 
@@ -54,11 +55,11 @@ class Downloads:
                 return download
         return None
 
-    def _view(self, aggregator: ServerHalf, site: str, number: int, kept: str) -> Download:
+    def _view(self, aggregator: ServerAggregator, site: str, number: int, kept: str) -> Download:
         manifest = self._manifest(kept)
         with TensorFile(self._blobs.model(kept)) as file:
             sources = aggregator.sources(file, site, number + 1)
-        return Download(view(manifest, sources, aggregator.comes_to(site)), kept, sources)
+        return Download(view(manifest, sources, aggregator.download_of(site)), kept, sources)
 
     def _manifest(self, digest: str) -> Manifest:
         """Of a kept file; every site's view is of the same one, so the last is remembered."""

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.server.feddf import require_torch
 from wardround.errors import BadData
 from wardround.local import durable
@@ -27,11 +27,11 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
                 f"algorithm `{name}` does not distill at the coordinator, so it takes no public data set here"
             )
         return
-    assert study.common is not None
+    assert study.public_data is not None
     require_torch(name)
     if copy_of(study, blobs) is not None:
         return
-    again = f"`coordinator study create STUDY.toml --common PATH` with the set of study `{study.study.name}`"
+    again = f"`coordinator study create STUDY.toml --public-data PATH` with the set of study `{study.study.name}`"
     if path is None:
         message = f"algorithm `{name}` distills at the coordinator, which has no copy of the public data set"
         raise BadData(message, hint=again)
@@ -41,7 +41,7 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
         data = path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}", hint=again) from None
-    digest, wanted = hashlib.sha256(data).hexdigest(), study.common.digest
+    digest, wanted = hashlib.sha256(data).hexdigest(), study.public_data.digest
     if digest != wanted:
         raise BadData(
             f"{path} is not the public data set of study `{study.study.name}`: "
@@ -54,12 +54,12 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
 
 def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
     """The copy that ``prepare`` kept; None where the study needs none, or has none."""
-    if not distills(study) or study.common is None:
+    if not distills(study) or study.public_data is None:
         return None
-    paths = [blobs.public_data / f"{study.common.digest}{suffix}" for suffix in SUFFIXES]
+    paths = [blobs.public_data / f"{study.public_data.digest}{suffix}" for suffix in SUFFIXES]
     return next((path for path in paths if path.exists()), None)
 
 
 def distills(study: StudyFile) -> bool:
     """Whether the study's method distills at the coordinator."""
-    return catalog.method(study).common == catalog.COORDINATOR
+    return catalog.method(study).public_data == registry.COORDINATOR

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from wardround.errors import BadData
 from wardround.local.durable import SpoolFile, make_folder, move, remove
-from wardround.tensors.manifests import CHUNK, Manifest, PayloadHasher, TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import CHUNK, Manifest, PayloadHasher, TensorSpec
 
 SUFFIX = ".safetensors"
 

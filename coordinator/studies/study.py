@@ -14,7 +14,7 @@ from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
 from coordinator.studies.state import Round, Rules, StudyState
 from fl_algorithms import catalog
-from fl_algorithms.server.aggregator import ServerHalf, server_half
+from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
@@ -87,13 +87,13 @@ class Study:
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @cached_property
-    def aggregator(self) -> ServerHalf:
+    def aggregator(self) -> ServerAggregator:
         """The server aggregator of its method.
 
         Raises:
             BadData: the method as it is installed now does not know the study's settings.
         """
-        return server_half(self.file, self.shared)
+        return server_aggregator(self.file, self.shared)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:

@@ -31,7 +31,8 @@ from wardround.records import receipts
 from wardround.records.architectures import own_tensors
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.update import LedgerStatement, UploadHeader
-from wardround.tensors.manifests import Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest, TensorSpec
 
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
 
@@ -143,7 +144,7 @@ def declaration_refusal(
     own = own_tensors(study.file, site, study.shared)
     if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
         return refusal
-    form = study.file.told
+    form = study.file.reported
     names = [name for name, _ in header.metrics]
     if len(set(names)) != len(names) or not set(names) <= set(form.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11

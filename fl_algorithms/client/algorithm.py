@@ -1,4 +1,4 @@
-"""The hooks of a method's site half. Their defaults are FedAvg; a method replaces those in which it differs.
+"""What a method does at a site, as hooks. Their defaults are FedAvg; a method replaces those in which it differs.
 
     h1 receive         load the shared tensors                     h5 after_backward  edit gradients
     h2 before_round    snapshot, mix, distil, freeze               h6 after_step
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.device import CPU, Device, device_of
 from fl_algorithms.settings.methods import MeanSettings, MethodSettings
-from fl_algorithms.tasks.base import Common, Inputs, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
 from fl_algorithms.training import Batch, Networks, Optimizers, Phase
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -115,15 +115,17 @@ class Context:
         return self.study.study.sites.index(self.site)
 
     @property
-    def common(self) -> Common:
-        """The study's common set.
+    def public_data(self) -> PublicData:
+        """The study's public data set.
 
         Raises:
             BadData: it was not read.
         """
-        if self.data.common is None:
-            raise BadData(f"algorithm `{self.study.algorithm.name}` needs the study's common set, which was not read")
-        return self.data.common
+        if self.data.public_data is None:
+            raise BadData(
+                f"algorithm `{self.study.algorithm.name}` needs the study's public data set, which was not read"
+            )
+        return self.data.public_data
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""
@@ -153,8 +155,8 @@ def study_network(study: StudyFile, task: Task) -> nn.Module:
     _, settings, _ = catalog.settings_of(study)
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
     row, shape = catalog.model(study), task.input_shape
-    inputs = shape[0] if row.takes == catalog.COLUMNS else shape
-    network: nn.Module = catalog.load(row.implementation)(settings, inputs, outputs)
+    inputs = shape[0] if row.takes == registry.COLUMNS else shape
+    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
     return network
 
 
@@ -251,7 +253,7 @@ def frozen_copy(network: nn.Module, values: Mapping[str, Tensor] | None = None) 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method's site half.
+    """What a method does at a site.
 
     Attributes:
         slots: the networks that it owns, by name. One made by ``study_network`` begins as the study's network does, any
@@ -281,11 +283,11 @@ class Algorithm:
 
 
 def algorithm_of(study: StudyFile) -> Algorithm:
-    """The site half of the study's method, with a soup if the study asks for one."""
+    """What the study's method does at a site, with a soup if the study asks for one."""
     _, _, settings = catalog.settings_of(study)
-    algorithm: Algorithm = catalog.load(catalog.method(study).client)(settings)
+    algorithm: Algorithm = registry.load(catalog.method(study).client)(settings)
     if isinstance(settings, MeanSettings) and settings.soup is not None:
-        algorithm = catalog.load("fl_algorithms.client.fedsoup:with_soup")(algorithm, settings.soup)
+        algorithm = registry.load("fl_algorithms.client.fedsoup:with_soup")(algorithm, settings.soup)
     return algorithm
 
 

@@ -1,4 +1,4 @@
-"""DS-FL: sites exchange class probabilities of common rows; the sharpened mean is what each learns from.
+"""DS-FL: sites exchange class probabilities of public rows; the sharpened mean is what each learns from.
 
 A site fits its probabilities to what came (Kullback-Leibler), trains on its own patients, and predicts the next round's
 rows. Its own network is what is judged; the coordinator trains none.
@@ -8,7 +8,7 @@ Efficient Collaborative Training with Non-IID Private Data, IEEE TMC 22(1), 2023
 """
 
 from fl_algorithms.client.algorithm import Algorithm, nothing
-from fl_algorithms.client.common import class_probabilities, distil, divergence, send_probabilities
+from fl_algorithms.client.distillation import class_probabilities, distil, divergence, send_probabilities
 from fl_algorithms.server.fedmd import CONSENSUS
 from fl_algorithms.settings.methods import DsFlSettings
 from fl_algorithms.training import Phase

@@ -9,7 +9,7 @@ from torch import nn
 from fl_algorithms.client.algorithm import Algorithm, Share, all_but
 from fl_algorithms.settings.methods import MeanSettings
 
-NORMS = (  # batch norms of every dimension and the synchronised one are subclasses, as are the instance norms
+NORMS = (  # batch norms of every dimension and the synchronized one are subclasses, as are the instance norms
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
     nn.LayerNorm,
@@ -24,7 +24,7 @@ def fedbn(settings: MeanSettings) -> Algorithm:
 
 
 def norm_layers(network: nn.Module) -> list[str]:
-    """The names of all tensors of norm layers, told by the layer's type: what a network calls them says nothing."""
+    """The names of all tensors of norm layers, chosen by the layer's type: what a network calls them says nothing."""
     return [
         f"{place}.{name}" if place else name
         for place, module in network.named_modules(remove_duplicate=False)

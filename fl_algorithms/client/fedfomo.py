@@ -41,7 +41,7 @@ def fedfomo(settings: FedFomoSettings) -> Algorithm:
         load_shared(context)
         peers = downloaded_peers(context)
         weights = raw_weights(context, peers, settings.norm_guard)
-        move(Share().tensors(context.networks), peers, normalised(weights))
+        move(Share().tensors(context.networks), peers, normalized(weights))
         context.scratch[WEIGHTS] = weights
 
     return Algorithm(extras=_affinity, receive=receive, to_send=model_and_weights)
@@ -71,7 +71,7 @@ def raw_weights(context: Context, peers: Mapping[int, Model], guard: float) -> d
     return weights
 
 
-def normalised(weights: Mapping[int, float]) -> dict[int, float]:
+def normalized(weights: Mapping[int, float]) -> dict[int, float]:
     """The positive ones, divided by their sum; {} where no peer is better."""
     positive = {position: weight for position, weight in weights.items() if weight > 0}
     total = math.fsum(positive.values())

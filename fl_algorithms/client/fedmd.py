@@ -1,7 +1,7 @@
-"""FedMD: sites agree on the mean of their scores (logits) of common rows, fit them, then train on their own patients.
+"""FedMD: sites agree on the mean of their scores (logits) of public rows, fit them, then train on their own patients.
 
-Networks may differ from site to site; nothing of them leaves. With ``transfer`` a site first learns the common set's
-own classes. The fit ("digest") minimises the mean absolute difference of the logits, as the released code does.
+Networks may differ from site to site; nothing of them leaves. With ``transfer`` a site first learns the public data
+set's own classes. The fit ("digest") minimises the mean absolute difference of the logits, as the released code does.
 
 Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019, Algorithm 1.
 https://arxiv.org/abs/1910.03581
@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor
 
 from fl_algorithms.client.algorithm import Algorithm, Context, nothing
-from fl_algorithms.client.common import LOGITS, distil, scores, send_scores
+from fl_algorithms.client.distillation import LOGITS, distil, scores, send_scores
 from fl_algorithms.server.fedmd import CONSENSUS
 from fl_algorithms.settings.methods import FedMdSettings
 from fl_algorithms.training import Batch, Phase
@@ -38,13 +38,13 @@ def distance(context: Context, batch: Batch) -> Tensor:
 
 
 def transfer(context: Context, settings: FedMdSettings) -> tuple[Phase, ...]:
-    """h3: the common set with its own classes, in the first round that the site takes part in."""
+    """h3: the public data set with its own classes, in the first round that the site takes part in."""
     amount = settings.transfer
     if amount is None or context.notes.get(TRANSFERRED):
         return ()
-    x, y = context.common.x, context.common.y
+    x, y = context.public_data.x, context.public_data.y
     if y is None:
-        raise BadData("`transfer` in [algorithm] needs the common set's classes, which were not read")
+        raise BadData("`transfer` in [algorithm] needs the public data set's classes, which were not read")
     return (
         Phase(
             "transfer",

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2111.02625
 """
 
 from fl_algorithms.client.algorithm import Algorithm, nothing
-from fl_algorithms.client.common import class_probabilities, distil, divergence, send_probabilities
+from fl_algorithms.client.distillation import class_probabilities, distil, divergence, send_probabilities
 from fl_algorithms.server.ktpfl import MIXTURE
 from fl_algorithms.settings.methods import KtPflSettings
 from fl_algorithms.training import Phase

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Algorithm, Builder, Context, Share, loss_of, study_network
 from fl_algorithms.models.bypass import Bypass, Fusion, Shape, judged
 from fl_algorithms.settings.methods import MhPflgbSettings
@@ -56,7 +56,7 @@ def mhpflgb(settings: MhPflgbSettings) -> Algorithm:
 def bypass(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Bypass:
     """The same at every site, whatever its own network is."""
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
-    masks = catalog.task(study).gives == catalog.MASKS
+    masks = catalog.task(study).gives == registry.MASKS
     body, head = settings.global_body, settings.global_head
     return Bypass(task.input_shape, outputs, settings.widths, masks=masks, body=body, head=head)
 

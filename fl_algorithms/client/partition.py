@@ -1,4 +1,4 @@
-"""Which tensors of a study leave a site, which come to it and which stay; and the networks as they start."""
+"""Which tensors of a study a site uploads, downloads and keeps private; and the networks as they start."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of, study_network
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.methods import HeadSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
@@ -34,7 +34,7 @@ UNLIKE_HINT = (
 
 
 @dataclass(frozen=True)
-class Stay:
+class PrivateTensor:
     """A tensor that never leaves, and why."""
 
     name: str
@@ -49,23 +49,24 @@ class Partition:
     """Every tensor of a study at a site.
 
     Attributes:
-        leaves: in the order of the payload.
-        stays: networks' and the method's own.
-        comes: what is downloaded before each round, in the order of the payload.
-        exposure, apart: as in ``fl_algorithms.catalog.MethodRow``; "" where the method as it is set exposes nothing.
+        upload: in the order of the payload.
+        private: networks' and the method's own.
+        download: what is downloaded before each round, in the order of the payload.
+        exposure, personalized: as in ``fl_algorithms.registry.MethodRow``; "" where the method as it is set exposes
+            nothing.
         parameters: numbers in the parameters of all the method's networks, as `fl-lab size` counts them.
     """
 
-    leaves: tuple[TensorSpec, ...]
-    stays: tuple[Stay, ...]
-    comes: tuple[TensorSpec, ...]
+    upload: tuple[TensorSpec, ...]
+    private: tuple[PrivateTensor, ...]
+    download: tuple[TensorSpec, ...]
     exposure: str
     parameters: int
-    apart: str = ""
+    personalized: str = ""
 
 
 def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
-    """What leaves ``site`` in a resolved study, what comes to it and what stays. Needs torch, no data.
+    """What ``site`` uploads in a resolved study, what it downloads and what never leaves it. Needs torch, no data.
 
     Args:
         chosen: the label of the network that the site itself chose, if any.
@@ -74,46 +75,48 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         BadData: two networks of the study share different tensors, and the method does not take that or the site chose
             another than its own; or as ``build``.
     """
-    unlike, assigned = refuse_unlike_networks(study), catalog.network_label(study, site)
+    unlike, assigned = has_heterogeneous_networks(study), catalog.network_label(study, site)
     if unlike and catalog.network_label(study, site, chosen) != assigned:
         raise BadData(
             f"algorithm `{study.algorithm.name}` averages each network by itself, so this site trains the one that the "
             f"study gives it, `{assigned}`, and not `{chosen}`",
             hint="take `network` out of the data's entry in data.toml, or ask the study's author to assign the other",
         )
-    apart = unlike and [catalog.network_label(study, other) for other in study.study.sites].count(assigned) == 1
+    alone = unlike and [catalog.network_label(study, other) for other in study.study.sites].count(assigned) == 1
     study = catalog.network_of(study, site, chosen)
     algorithm = algorithm_of(study)
     networks = build(study, task_of(study), algorithm, site)
-    leaves = leaving(study, algorithm, networks)
-    comes = coming(study, leaves)
-    brought = {spec.key for spec in (*leaves, *comes)}
+    upload = upload_specs(study, algorithm, networks)
+    download = download_specs(study, upload)
+    brought = {spec.key for spec in (*upload, *download)}
     kept = tuple(
-        Stay(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
+        PrivateTensor(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
         for spec in algorithm.keeps(networks, study)
     )
-    private = tuple(
-        Stay(key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name))
+    of_networks = tuple(
+        PrivateTensor(
+            key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name)
+        )
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
-    exposure, said = catalog.exposure(study), catalog.kept_apart(study)
-    if apart and not exposure:  # the mean of one site's network is that network
-        exposure, said = catalog.COORDINATOR, "the site's own network, which no other site trains"
-    return Partition(leaves, private + kept, comes, exposure, parameters, said)
+    exposure, personalized = catalog.exposure(study), catalog.personalized(study)
+    if alone and not exposure:  # the mean of one site's network is that network
+        exposure, personalized = registry.COORDINATOR, "the site's own network, which no other site trains"
+    return Partition(upload, of_networks + kept, download, exposure, parameters, personalized)
 
 
 def initial_model(study: StudyFile) -> dict[str, Tensor]:
-    """The leaving tensors before the first round, by name as in a safetensors file, in the order of the payload.
+    """The uploaded tensors before the first round, by name as in a safetensors file, in the order of the payload.
 
-    Of a study with several networks, those of the default one; where they are unlike each other, those of each that a
-    site trains, as ``wardround.records.architectures`` says.
+    Of a study with several networks, those of the default one; where these upload different tensors, those of each that
+    a site trains, as ``wardround.records.architectures`` says.
 
     Raises:
         BadData: as ``describe``.
     """
-    if not refuse_unlike_networks(study):
+    if not has_heterogeneous_networks(study):
         return _shared_of(catalog.network_of(study, site=""))
     found: dict[str, Tensor] = {}
     for label in {catalog.network_label(study, site) for site in study.study.sites}:
@@ -138,32 +141,40 @@ def _shared_of(study: StudyFile) -> dict[str, Tensor]:
     tensors = all_tensors(networks)
     return {
         spec.key: tensors[spec.key].detach().clone() if spec.key in tensors else torch.zeros(spec.shape)
-        for spec in leaving(study, algorithm, networks)
+        for spec in upload_specs(study, algorithm, networks)
     }
 
 
-def refuse_unlike_networks(study: StudyFile) -> bool:
-    """Whether what leaves is another list of tensors for one of the study's networks than for another, which only some
-    methods take.
+def has_heterogeneous_networks(study: StudyFile) -> bool:
+    """Whether the study's networks upload different tensors, which only some methods can work with.
 
     Raises:
-        BadData: this one does not; naming the first network and tensor of which that is so.
+        BadData: this one cannot; naming the first network and tensor that differ.
     """
     if not study.networks:
         return False
     shared: dict[str, dict[str, TensorSpec]] = {}
     for label, one in catalog.each_network(study).items():
         algorithm = algorithm_of(one)
-        leaves = leaving(one, algorithm, build(one, task_of(one), algorithm, site=""))
-        shared[label] = {spec.key: spec for spec in leaves}
+        upload = upload_specs(one, algorithm, build(one, task_of(one), algorithm, site=""))
+        shared[label] = {spec.key: spec for spec in upload}
     default = shared.pop(DEFAULT_NETWORK)
-    for label, found in shared.items():
-        odd = next((key for key in sorted(default.keys() | found.keys()) if default.get(key) != found.get(key)), None)
-        if odd is not None and catalog.method(study).unlike:
+    for label, uploaded in shared.items():
+        differing = next(
+            (key for key in sorted(default.keys() | uploaded.keys()) if default.get(key) != uploaded.get(key)), None
+        )
+        if differing is not None and catalog.method(study).heterogeneous:
             return True
-        if odd is not None:
-            ours, theirs = (f"`{odd}` {list(t[odd].shape)}" if odd in t else f"no `{odd}`" for t in (found, default))
-            theirs = theirs if odd not in found or odd not in default else f"it as {list(default[odd].shape)}"
+        if differing is not None:
+            ours, theirs = (
+                f"`{differing}` {list(t[differing].shape)}" if differing in t else f"no `{differing}`"
+                for t in (uploaded, default)
+            )
+            theirs = (
+                theirs
+                if differing not in uploaded or differing not in default
+                else f"it as {list(default[differing].shape)}"
+            )
             raise BadData(
                 f"network `{label}` of [networks] shares {ours}, the default network shares {theirs}; algorithm "
                 f"`{study.algorithm.name}` needs one architecture",
@@ -175,7 +186,7 @@ def refuse_unlike_networks(study: StudyFile) -> bool:
 def task_of(study: StudyFile) -> Task:
     """The study's task, ready to read data. Images are of the size that the default network sees."""
     settings, _, _ = catalog.settings_of(catalog.network_of(study, site=""))
-    task: Task = catalog.load(catalog.task(study).implementation)(settings)
+    task: Task = registry.load(catalog.task(study).implementation)(settings)
     return task
 
 
@@ -194,7 +205,7 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
         BadData: a pattern in [algorithm] chooses nothing of the networks, or no parameter leaves.
     """
     networks = _draw(study, task, algorithm, "")
-    shared = {spec.key for spec in leaving(study, algorithm, networks)}
+    shared = {spec.key for spec in upload_specs(study, algorithm, networks)}
     _refuse_idle_settings(study, algorithm, networks, shared)
     if not site or study.training.init_private == "common" or all_tensors(networks).keys() <= shared:
         return networks
@@ -249,8 +260,8 @@ def all_tensors(networks: Networks) -> dict[str, Tensor]:
     }
 
 
-def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
-    """What leaves, in the order in which safetensors writes float32 tensors: by key."""
+def upload_specs(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
+    """What a site uploads, in the order in which safetensors writes float32 tensors: by key."""
     specs = [
         TensorSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape), share.bundle)
         for share in algorithm.shares
@@ -259,9 +270,9 @@ def leaving(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple
     return tuple(sorted((*specs, *algorithm.extras(networks, study)), key=lambda spec: spec.key))
 
 
-def coming(study: StudyFile, leaves: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def download_specs(study: StudyFile, upload: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """What is downloaded before each round, in the order of the payload."""
-    return server_half(study, leaves).comes if leaves else ()
+    return server_aggregator(study, upload).download if upload else ()
 
 
 def _why_private(tensor: Tensor, algorithm: str) -> str:

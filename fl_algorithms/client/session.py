@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.client.fine_tuning import fine_tuned
-from fl_algorithms.client.partition import all_tensors, build, coming, leaving, restore
-from fl_algorithms.device import CPU, Device, at_home
+from fl_algorithms.client.partition import all_tensors, build, download_specs, restore, upload_specs
+from fl_algorithms.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
@@ -26,7 +26,6 @@ from fl_algorithms.training import (
     Optimizers,
     Phase,
     Progress,
-    make_deterministic,
     only_trainable,
     run_steps,
     seeded,
@@ -64,7 +63,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round gave. Counts and metrics are raw; the study's [told] says how they may be told.
+    """What a round gave. Counts and metrics are raw; the study's [reported] says how they are reported.
 
     Attributes:
         uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
@@ -165,7 +164,9 @@ class SiteSession:
             Optimizers(study.training),
             device=device,
         )
-        self._brought = {spec.key for spec in coming(study, leaving(study, algorithm, networks))}  # by each download
+        self._brought = {
+            spec.key for spec in download_specs(study, upload_specs(study, algorithm, networks))
+        }  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -182,7 +183,7 @@ class SiteSession:
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
-            progress: told (steps done, steps in all) of each phase now and then.
+            progress: called with (steps done, steps in all) of each phase now and then.
 
         Raises:
             BadData: ``base`` is not the shared tensors.
@@ -285,7 +286,7 @@ class SiteSession:
         if round_number > 1:
             checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
             checkpoints += self._compete(round_number - 1, trained=False)
-        return {catalog.VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
+        return {registry.VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
 
     def _compete(self, model_round: int, *, trained: bool) -> list[Checkpoint]:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import DTYPES, all_tensors, build, coming, leaving, task_of
+from fl_algorithms.client.partition import DTYPES, all_tensors, build, download_specs, task_of, upload_specs
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 
@@ -63,16 +63,16 @@ def own_weights(study: StudyFile, site: str, path: Path) -> OwnWeights:
         )
     algorithm = algorithm_of(study)
     networks = build(study, task_of(study), algorithm, site)
-    leaves = leaving(study, algorithm, networks)
-    travels = {spec.key for spec in (*leaves, *coming(study, leaves))}
+    upload = upload_specs(study, algorithm, networks)
+    travels = {spec.key for spec in (*upload, *download_specs(study, upload))}
     private = {name: tensor for name, tensor in all_tensors(networks).items() if name not in travels}
     file = read(path)
     used = {name: file.tensors[name] for name in private if name in file.tensors}
     if not used:
-        stays = f"there are: {', '.join(sorted(private)[:SHOWN])}" if private else WITHOUT
+        there = f"there are: {', '.join(sorted(private)[:SHOWN])}" if private else WITHOUT
         raise BadData(
             f"{path}: none of its {len(file.tensors)} tensors is one that stays here in study `{study.study.name}`",
-            hint=stays,
+            hint=there,
         )
     for name, tensor in used.items():
         require_fit(path, name, tensor, private[name], WITHOUT)
@@ -110,16 +110,16 @@ def read(path: Path) -> File:
     return File(hashlib.sha256(data).hexdigest(), tensors)
 
 
-def require_fit(path: Path, name: str, found: Tensor, wanted: Tensor, hint: str) -> None:
-    """Raises BadData: ``found`` is of another shape or type than the study's tensor, or not finite."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+def require_fit(path: Path, name: str, tensor: Tensor, wanted: Tensor, hint: str) -> None:
+    """Raises BadData: ``tensor`` is of another shape or type than the study's tensor, or not finite."""
+    if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise BadData(
-            f"{path}: `{name}` is {DTYPES.get(found.dtype, '?')} {list(found.shape)}, the study's is "
+            f"{path}: `{name}` is {DTYPES.get(tensor.dtype, '?')} {list(tensor.shape)}, the study's is "
             f"{DTYPES[wanted.dtype]} {list(wanted.shape)}",
             hint=hint,
         )
-    if bad := int(found.numel() - torch.isfinite(found).sum()):
-        raise BadData(f"{path}: {bad} of the {found.numel()} numbers of `{name}` are nan or infinite")
+    if bad := int(tensor.numel() - torch.isfinite(tensor).sum()):
+        raise BadData(f"{path}: {bad} of the {tensor.numel()} numbers of `{name}` are nan or infinite")
 
 
 WITHOUT = (

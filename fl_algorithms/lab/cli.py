@@ -15,7 +15,8 @@ from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
 from wardround.local import outputs
 from wardround.records import study as study_file
-from wardround.records.study import Named, StudyFile
+from wardround.records.schema import toml_bytes
+from wardround.records.study import Named, PublicDataSection, StudyFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,7 @@ def init(
     resolved = resolve(study_file.load(study, setting, variant), source=study.name)
     from fl_algorithms.client.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
-    from wardround.tensors.manifests import file_header
+    from wardround.tensors.files import file_header
 
     tensors = _initial(resolved, weights)
     specs = specs_of(tensors)
@@ -81,19 +82,20 @@ def init(
 
 
 @app.command()
-def common(
+def public_data(
     study: StudyArgument,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The set: a CSV or .npz file, or a folder of images.")],
     setting: SetOption = None,
     variant: VariantOption = "",
 ) -> None:
-    """Read a set without patients as the study's task does, and print the [common] table that pins it."""
+    """Read a set without patients as the study's task does, and print the [public_data] table that pins it."""
     loaded = study_file.load(study, setting, variant)
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.tasks.common import common_digest, read_common
+    from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
-    found = read_common(loaded.model_copy(update={"common": None}), task_of(loaded), path)
-    print(f'[common]\ndigest = "{common_digest(path)}"\nrows = {len(found.x)}')
+    found = read_public_data(loaded.model_copy(update={"public_data": None}), task_of(loaded), path)
+    section = PublicDataSection(digest=public_data_digest(path), rows=len(found.x))
+    print(toml_bytes({"public_data": section.model_dump()}).decode(), end="")
     say(f"next: put this into {study}, and give every site a copy of {path.name}")
 
 
@@ -212,8 +214,8 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
     return resolve(study, lab=True, source=path.name)
 
 
-def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "dict[str, Tensor]":
-    """The study's initial model, from ``weights`` where they have it; ``told``: say what is from where."""
+def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
+    """The study's initial model, from ``weights`` where they have it; ``verbose``: say what is from where."""
     if weights is None:
         from fl_algorithms.client.partition import initial_model
 
@@ -221,7 +223,7 @@ def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "d
     from fl_algorithms.lab.weights import weighted
 
     start = weighted(study, weights)
-    if told:
+    if verbose:
         say(f"{len(start.tensors) - len(start.drawn)} of {len(start.tensors)} shared tensors are from {weights}")
         for name in start.drawn:
             say(f"as drawn, not in the file: {name}")
@@ -232,7 +234,7 @@ def _initial(study: StudyFile, weights: Path | None, *, told: bool = True) -> "d
 
 def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
+    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     task = task_of(study)
     outcomes: list[Outcome] = []
@@ -243,9 +245,9 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None,
             for site, site_data in sites.items():
                 for warning in site_data.warnings:
                     say(f"warning: {site}: {warning}")
-        start = _initial(one, weights, told=not outcomes)
+        start = _initial(one, weights, verbose=not outcomes)
         outcomes.append(run_federation(one, task, sites, start=start, device=device))
-        for sentence in said_of_limits(outcomes[-1].accounts):
+        for sentence in limits_summary(outcomes[-1].accounts):
             say(f"warning: {sentence}")
         say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes

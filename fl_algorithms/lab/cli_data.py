@@ -48,18 +48,18 @@ def skin(
     size: Annotated[Literal["32", "64"], typer.Option(help="Pixels a side.")] = "32",
     hospitals: Annotated[int, typer.Option(min=1, max=9, help="How many each source becomes.")] = 1,
     at_most: Annotated[int, typer.Option(min=0, help="Images each has to train; 0 for all.", show_default=False)] = 0,
-    common: Annotated[int, typer.Option(min=0, help="Images of a common set, of what these leave.")] = 0,
+    public_data: Annotated[int, typer.Option(min=0, help="Images of a public data set, of what these leave.")] = 0,
     force: ForceOption = False,
 ) -> None:
     """Dermoscopy of the four sources of HAM10000, at 32 pixels with ISIC 2017; no lesion is in both parts."""
-    if common and not at_most:
-        raise UsageProblem("--common takes what the hospitals leave, and they leave nothing", hint="with --at-most N")
+    if public_data and not at_most:
+        raise UsageProblem("--public-data takes what the hospitals leave: nothing", hint="with --at-most N")
     from fl_algorithms.lab.image_data import skin as make
 
     outputs.folder(out, force=force, keep=[raw])
-    made = make(raw, out, 32 if size == "32" else 64, hospitals=hospitals, at_most=at_most, common=common)
-    if common:
-        say(f"common set: {common} images of no hospital, {out / 'common' / 'common.npz'}")
+    made = make(raw, out, 32 if size == "32" else 64, hospitals=hospitals, at_most=at_most, public_data=public_data)
+    if public_data:
+        say(f"public data set: {public_data} images of no hospital, {out / 'public_data' / 'public_data.npz'}")
     _say_rows(made, out, "images")
 
 

@@ -223,7 +223,7 @@ def _refuse_other_suite(suite: Suite, out: Path) -> None:
         )
 
 
-def _settle(suite: Suite, folder: Path, out: Path, found: Survey, seeds: int, command: str) -> None:
+def _settle(suite: Suite, folder: Path, out: Path, survey: Survey, seeds: int, command: str) -> None:
     """Refuse to mix with runs of other data or versions; then write what the runs have in common.
 
     Raises:
@@ -233,13 +233,13 @@ def _settle(suite: Suite, folder: Path, out: Path, found: Survey, seeds: int, co
     if path.is_file():
         held = read(path)
         versions = {"device": "cpu"} | held["versions"]  # that of a folder from before there was a choice
-        for what, old, new in (("versions", versions, found.versions), ("data", held["data"], found.data)):
+        for what, old, new in (("versions", versions, survey.versions), ("data", held["data"], survey.data)):
             if old != new:
                 raise BadData(
                     f"{out} holds runs with other {what}: {_difference(old, new)}",
                     hint="use another --out: runs are compared only where all else is equal",
                 )
-    for warning in found.warnings:
+    for warning in survey.warnings:
         say(f"warning: {warning}")
     record = {
         "format": runs.FORMAT,
@@ -252,8 +252,8 @@ def _settle(suite: Suite, folder: Path, out: Path, found: Survey, seeds: int, co
         "labels": {row.name: row.label for row in suite.rows},
         "seeds": seeds,
         "sites": list(suite.sites),
-        "versions": found.versions,
-        "data": found.data,
+        "versions": survey.versions,
+        "data": survey.data,
         "data_folder": str(folder),
         "command": command,
     }

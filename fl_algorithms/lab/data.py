@@ -39,7 +39,7 @@ def _in_centimetres(column: str, value: float) -> float:
 
 
 def _miscalibrated(column: str, value: float) -> float:
-    """A scanner that reads 15 % high, on grey values that start at 4."""
+    """A scanner that reads 15 % high, on gray values that start at 4."""
     if "texture" in column and "error" not in column:
         return value + 4
     return value * 1.15
@@ -51,7 +51,7 @@ def _two_digits(column: str, value: float) -> float:
 
 
 # Together the 357 benign and 212 malignant patients: a large hospital with the published mix, one that screens, a
-# referral centre where most are ill, and a small one.
+# referral center where most are ill, and a small one.
 BREAST_CANCER = {
     "ashford": _Hospital(benign=168, malignant=88, measure=_as_published),
     "birchwood": _Hospital(benign=119, malignant=35, measure=_in_centimetres),

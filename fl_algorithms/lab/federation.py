@@ -1,6 +1,6 @@
-"""A whole study in one process, with the two halves that run at the hospitals and at the coordinator.
+"""A whole study in one process, with the code that runs at the hospitals and at the coordinator.
 
-What crosses between them is what would cross the network: float32 deltas, counts and losses in the study's told form,
+What crosses between them is what would cross the network: float32 deltas, counts and losses as the study reports them,
 sites in sorted order. So the final model is the same bits.
 """
 
@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import Downlink
 from fl_algorithms.client.partition import initial_model, specs_of, task_at
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.device import CPU, Device
-from fl_algorithms.lab.sources import find, find_common
-from fl_algorithms.server.aggregator import BlockSource, Round, ServerHalf, Specs, Update, server_half
+from fl_algorithms.lab.sources import find, find_public_data
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.tasks.base import Common, SiteData, Task
-from fl_algorithms.tasks.common import read_common, require_common
+from fl_algorithms.tasks.base import PublicData, SiteData, Task
+from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
@@ -57,7 +57,7 @@ def run_federation(
 
     Args:
         task: the study's; the sites' own ones are made of it.
-        data: site -> its data, for each of the study's sites; with the common set, if the method needs one.
+        data: site -> its data, for each of the study's sites; with the public data set, if the method needs one.
         start: the initial model; without it as the study's seed draws it.
 
     Raises:
@@ -70,26 +70,26 @@ def run_federation(
     }
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
     start = initial_model(study) if start is None else start
-    half = server_half(study, specs_of(start))
-    model = _tensors(half.kept_specs, lambda sink: half.start(_source(start), sink))
+    aggregator = server_aggregator(study, specs_of(start))
+    model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(start), sink))
     best, best_model = BestGlobal(), model
     accounts: list[Account] = []
-    common = next(iter(data.values())).common if row.common == catalog.COORDINATOR else None
+    public_data = next(iter(data.values())).public_data if row.public_data == registry.COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
         results = {}
         for site, session in sessions.items():
-            base = downlink(half, model, site, round_number)
+            base = downlink(aggregator, model, site, round_number)
             step = session.train if round_number <= rounds else session.validate
             results[site] = step(round_number, base)
             kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
         if row.one_global_model:
-            judged = best.offered(round_number - 1, told_losses(study, results), study.limits.max_weight)
+            judged = best.offered(round_number - 1, reported_losses(study, results), study.limits.max_weight)
             if judged is not best:
                 best, best_model = judged, model
         if round_number <= rounds:
             try:
-                model, account = aggregate(study, half, model, round_number, results, common, accounts)
+                model, account = aggregate(study, aggregator, model, round_number, results, public_data, accounts)
             except TooFewLeft as error:
                 raise _paused(study, round_number, error) from None
             accounts.append(account)
@@ -97,63 +97,66 @@ def run_federation(
                 progress(round_number, rounds)
 
     for site, session in sessions.items():
-        finished = session.finish(best.round, downlink(half, best_model, site, rounds + 1))
+        finished = session.finish(best.round, downlink(aggregator, best_model, site, rounds + 1))
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
-    digest = manifest(model, half.kept_specs).digest() if model else None
-    return Outcome(manifest(start, half.leaves).digest(), digest, best.round, kept, model, sessions, tuple(accounts))
+    digest = manifest(model, aggregator.kept_specs).digest() if model else None
+    return Outcome(
+        manifest(start, aggregator.upload).digest(), digest, best.round, kept, model, sessions, tuple(accounts)
+    )
 
 
 def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
-    it comes the common set in ``folder/common``, where the method needs one. Images are of the size that the site's
-    network sees, those of the common set too.
+    it comes the public data set in ``folder/public_data``, where the method needs one. Images are of the size that the
+    site's network sees, those of the public data set too.
 
     Args:
         test: False leaves what is for testing unopened.
 
     Raises:
-        BadData: a site has nothing there, or what the task refuses; or the common set is not the study's.
+        BadData: a site has nothing there, or what the task refuses; or the public data set is not the study's.
     """
     sources = find(study, folder, test=test)
     tasks = {site: task_at(study, task, site) for site in sources}
-    common: dict[tuple[int, ...], Common] = {}  # by a sample's shape
-    if catalog.method(study).common:
-        path = find_common(folder)
-        require_common(study, path, "`fl-lab common STUDY.toml PATH` prints the table for this one")
+    public_data: dict[tuple[int, ...], PublicData] = {}  # by a sample's shape
+    if catalog.method(study).public_data:
+        path = find_public_data(folder)
+        require_public_data(study, path, "`fl-lab public-data STUDY.toml PATH` prints the table for this one")
         by_shape = {own.input_shape: own for own in tasks.values()}
-        common = {shape: read_common(study, own, path) for shape, own in by_shape.items()}
+        public_data = {shape: read_public_data(study, own, path) for shape, own in by_shape.items()}
     fraction = study.checkpoints.validation_fraction
     data = {
         site: own.load(sources[site], site=site, seed=study.study.seed, validation_fraction=fraction)
         for site, own in tasks.items()
     }
-    return {site: replace(found, common=common.get(tasks[site].input_shape)) for site, found in data.items()}
+    return {site: replace(found, public_data=public_data.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
-def told_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
+def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
     """What each site tells of the model it downloaded; none where the study tells no validation loss."""
-    if catalog.VAL_LOSS not in study.told.metrics:
+    if registry.VAL_LOSS not in study.reported.metrics:
         return []
+    form = study.reported
     return [
-        (study.told.metric(catalog.VAL_LOSS, result.metrics[catalog.VAL_LOSS]), study.told.count(result.num_validation))
+        (form.metric(registry.VAL_LOSS, result.metrics[registry.VAL_LOSS]), form.count(result.num_validation))
         for _, result in sorted(results.items())
     ]
 
 
 def aggregate(
     study: StudyFile,
-    half: ServerHalf,
+    aggregator: ServerAggregator,
     model: Mapping[str, Tensor],
     round_number: int,
     results: Mapping[str, RoundResult],
-    common: Common | None = None,
+    public_data: PublicData | None = None,
     before: Sequence[Account] = (),
 ) -> tuple[dict[str, Tensor], Account]:
-    """What the coordinator keeps next, by the code that it runs, with counts as they are told; and whose updates are in
-    it.
+    """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
+    are in it.
 
     Args:
-        common: the common set, where the coordinator distils.
+        public_data: the public data set, where the coordinator distills.
         before: the accounts of the rounds before.
 
     Raises:
@@ -162,8 +165,8 @@ def aggregate(
     updates = [
         Update(
             site,
-            study.told.count(result.num_examples),
-            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in half.leaves_of(site)}),
+            study.reported.count(result.num_examples),
+            _source({spec.key: result.uplink[spec.bundle][spec.name] for spec in aggregator.upload_of(site)}),
         )
         for site, result in sorted(results.items())
     ]
@@ -171,14 +174,14 @@ def aggregate(
 
     def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            half.aggregate(Round(round_number, kept, chosen, sink, common, study.limits.max_weight))
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight))
 
-        return _tensors(half.kept_specs, write)
+        return _tensors(aggregator.kept_specs, write)
 
-    return averaged(study, half, updates, before, make, kept=kept, round_number=round_number)
+    return averaged(study, aggregator, updates, before, make, kept=kept, round_number=round_number)
 
 
-def said_of_limits(accounts: Sequence[Account]) -> list[str]:
+def limits_summary(accounts: Sequence[Account]) -> list[str]:
     """Whom the study's limits touched, a sentence each."""
     capped: dict[str, list[int]] = {}
     said = []
@@ -199,10 +202,12 @@ def _paused(study: StudyFile, round_number: int, error: TooFewLeft) -> BadData:
     )
 
 
-def downlink(half: ServerHalf, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
+def downlink(aggregator: ServerAggregator, model: Mapping[str, Tensor], site: str, round_number: int) -> Downlink:
     """What ``site`` downloads of the kept tensors, by bundle and name."""
     bundles: dict[str, dict[str, Tensor]] = {}
-    for spec, source in zip(half.comes_to(site), half.sources(_source(model), site, round_number), strict=True):
+    for spec, source in zip(
+        aggregator.download_of(site), aggregator.sources(_source(model), site, round_number), strict=True
+    ):
         bundles.setdefault(spec.bundle, {})[spec.name] = model[source]
     return bundles
 

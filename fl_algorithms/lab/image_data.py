@@ -26,22 +26,22 @@ NUCLEI_LARGE = ("G9", "B0", "HE")  # hospitals with three slides or more
 
 
 def skin(
-    raw: Path, out: Path, size: Literal[32, 64] = 32, *, hospitals: int = 1, at_most: int = 0, common: int = 0
+    raw: Path, out: Path, size: Literal[32, 64] = 32, *, hospitals: int = 1, at_most: int = 0, public_data: int = 0
 ) -> Made:
     """Dermoscopy of the four sources of HAM10000, and at 32 pixels the ISIC 2017 archive as a fifth.
 
-    Arrays: images (n, size, size, 3); melanoma (no, yes); diagnosis (unknown where nobody told); patient, the lesion.
+    Arrays: images (n, size, size, 3); melanoma (no, yes); diagnosis (unknown where there is none); patient, the lesion.
     Whatever is asked for, no lesion is in two places.
 
     Args:
         raw: the folder with skin_32.npz and skin_64.npz.
         hospitals: how many each source becomes; of several, they are called SOURCE-1, SOURCE-2 and so on.
         at_most: images that each has to train; 0 for all. Those to test are never fewer for it.
-        common: images of a set that every party may hold, ``out/common/common.npz`` with classes but without patients,
-            of what the hospitals leave, of each source alike while it lasts; with ``at_most``.
+        public_data: images of a set that every party may hold, in ``out/public_data``, with classes but without
+            patients, of what the hospitals leave, of each source alike while it lasts; with ``at_most``.
 
     Raises:
-        BadData: the file is missing or of another form, or the hospitals leave too few for the common set.
+        BadData: the file is missing or of another form, or the hospitals leave too few for the public data set.
         CannotWrite: ``out`` cannot be written.
 
     Reference:
@@ -66,22 +66,22 @@ def skin(
             left &= ~train
             name = source if hospitals == 1 else f"{source}-{number}"
             made.append(_write(out, name, arrays, train | (rows & held_out), held_out))
-    if common:
-        chosen = _alike(sites, lesion, left & ~np.isin(lesion, lesion[~left]), common)
-        if chosen.sum() < common:
+    if public_data:
+        chosen = _alike(sites, lesion, left & ~np.isin(lesion, lesion[~left]), public_data)
+        if chosen.sum() < public_data:
             raise BadData(
-                f"{path}: the hospitals leave {int(chosen.sum())} images, {common} are wanted for a common set",
+                f"{path}: the hospitals leave {int(chosen.sum())} images, a public data set needs {public_data}",
                 hint="let each have fewer: a smaller --at-most",
             )
         arrays.pop("patient")
-        durable.make_folder(out / "common")
-        _pack(out / "common" / "common.npz", arrays, chosen)
+        durable.make_folder(out / "public_data")
+        _pack(out / "public_data" / "public_data.npz", arrays, chosen)
     return made
 
 
 def _dealt(lesion: Array, rows: NDArray[np.bool_], hospitals: int) -> list[NDArray[np.bool_]]:
     """``rows`` divided by lesion, as evenly as lesions go."""
-    order = sorted(set(lesion[rows].tolist()), key=lambda one: _shuffled("hospital", one))
+    order = sorted(set(lesion[rows].tolist()), key=lambda group: _shuffled("hospital", group))
     return [rows & np.isin(lesion, order[first::hospitals]) for first in range(hospitals)]
 
 
@@ -159,7 +159,7 @@ def nuclei(raw: Path, out: Path, by: Literal["organ", "hospital"] = "organ") -> 
     arrays = {"images": found["images"], "masks": found["masks"].astype(np.uint8), "patient": slide}
     made = []
     for name in wanted:
-        slides = sorted(set(slide[groups == name].tolist()), key=lambda one: _shuffled("slide", one))
+        slides = sorted(set(slide[groups == name].tolist()), key=lambda name: _shuffled("slide", name))
         tested = slides[: max(1, len(slides) // NUCLEI_TEST_SHARE)]
         made.append(_write(out, str(name), arrays, groups == name, np.isin(slide, tested)))
     return made

@@ -1,4 +1,4 @@
-"""`fl-lab methods`: the catalogue for people. Reads rows, settings and docstrings; imports no torch."""
+"""`fl-lab methods`: the registry of methods for people. Reads rows, settings and docstrings; imports no torch."""
 
 import ast
 import difflib
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_algorithms import catalog
-from fl_algorithms.catalog import MethodRow
+from fl_algorithms import registry
+from fl_algorithms.registry import MethodRow
 from wardround.errors import UsageProblem
 
 MEAN = "fl_algorithms.server.mean:mean"
@@ -21,7 +21,7 @@ SHOWN = {
 
 def overview() -> list[dict[str, Any]]:
     """Every method: what a hospital asks first."""
-    return [_facts(row) for row in catalog.METHODS.values()]
+    return [_facts(row) for row in registry.METHODS.values()]
 
 
 def card(name: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def card(name: str) -> dict[str, Any]:
     Raises:
         UsageProblem: there is none of that name.
     """
-    row = catalog.METHODS.get(name)
+    row = registry.METHODS.get(name)
     if row is None:
         raise UsageProblem(f"there is no method `{name[:60]}`", hint=_nearest(name))
     return {
@@ -50,40 +50,40 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         title = f"{row['title']} (lab only)" if row["lab_only"] else row["title"]
         needs = "; ".join(row["needs"]) or "–"
-        table.add_row(row["name"], title, row["leaves"], row["stays"], needs, row["exposure"] or "–")
+        table.add_row(row["name"], title, row["upload"], row["private"], needs, row["exposure"] or "–")
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print("next: `fl-lab methods NAME` for its settings and how it works")
 
 
-def print_card(found: Mapping[str, Any]) -> None:
+def print_card(card: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    console.print(f"{found['title']} (`{found['name']}`){', only in the lab' if found['lab_only'] else ''}")
-    console.print(found["about"])
+    console.print(f"{card['title']} (`{card['name']}`){', only in the lab' if card['lab_only'] else ''}")
+    console.print(card["about"])
     facts = Table.grid(padding=(0, 2))
-    for what, said in (
-        ("paper", found["paper"]),
-        ("leaves", found["leaves"]),
-        ("stays", found["stays"]),
-        ("single models", SHOWN[found["exposure"]].format(found["apart"])),
-        ("needs", "; ".join(found["needs"]) or "nothing particular"),
-        ("coordinator", found["server"]),
-        ("combines with", "; ".join(found["combines_with"]) or "nothing"),
+    for what, text in (
+        ("paper", card["paper"]),
+        ("leaves", card["upload"]),
+        ("stays", card["private"]),
+        ("single models", SHOWN[card["exposure"]].format(card["personalized"])),
+        ("needs", "; ".join(card["needs"]) or "nothing particular"),
+        ("coordinator", card["server"]),
+        ("combines with", "; ".join(card["combines_with"]) or "nothing"),
     ):
-        facts.add_row(what, said)
+        facts.add_row(what, text)
     console.print(facts)
     for optional, heading in ((False, "setting of [algorithm]"), (True, "where its table is given")):
-        settings = [setting for setting in found["settings"] if setting["optional"] is optional]
+        settings = [setting for setting in card["settings"] if setting["optional"] is optional]
         if settings:
             table = Table(heading, "default", "range")
             for setting in settings:
                 needed = ", needed" if setting["needed"] else ""
                 table.add_row(setting["key"], _written(setting["default"]), setting["range"] + needed)
             console.print(table)
-    console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={found['name']}`")
+    console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={card['name']}`")
 
 
 def _facts(row: MethodRow) -> dict[str, Any]:
@@ -91,11 +91,11 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "name": row.name,
         "title": row.title,
         "paper": row.paper,
-        "leaves": row.leaves,
-        "stays": row.stays,
+        "upload": row.upload,
+        "private": row.private,
         "needs": _needs(row),
         "exposure": row.exposure,
-        "apart": row.apart,
+        "personalized": row.personalized,
         "one_global_model": row.one_global_model,
         "lab_only": row.lab_only,
     }
@@ -109,8 +109,9 @@ def _needs(row: MethodRow) -> list[str]:
         needs.append('`init_private = "common"`')
     if row.validation:
         needs.append("validation rows, for the method itself")
-    if row.common:
-        needs.append(f"a common set at {'every site' if row.common == catalog.SITES else 'the coordinator'}: [common]")
+    if row.public_data:
+        holder = "every site" if row.public_data == registry.SITES else "the coordinator"
+        needs.append(f"a public data set at {holder}: [public_data]")
     return needs
 
 
@@ -134,18 +135,18 @@ def _combinations(row: MethodRow) -> list[str]:
 
 
 def _about(row: MethodRow) -> str:
-    """The first paragraph of the method's own module, else of the one that its site half is in."""
+    """The first paragraph of the method's own module, else of the one that its client is in."""
     own = f"fl_algorithms.client.{row.name}"
     return _first_paragraph(own if _source(own) is not None else _module(row.client))
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, catalog.METHODS, n=1)
+    close = difflib.get_close_matches(name, registry.METHODS, n=1)
     return f"did you mean `{close[0]}`?" if close else "`fl-lab methods` lists them"
 
 
 def _server(row: MethodRow) -> str:
-    if row.leaves == "nothing":
+    if row.upload == "nothing":
         return "none: nothing is sent"
     return "the mean, weighted by rows" if row.server == MEAN else _first_paragraph(_module(row.server))
 

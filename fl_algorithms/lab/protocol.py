@@ -92,7 +92,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Matrix:
-    """The generalisation matrix, metric -> M; ``M[j][i]`` is the score of site j's model on site i's held-out rows.
+    """The generalization matrix, metric -> M; ``M[j][i]`` is the score of site j's model on site i's held-out rows.
 
     FENDA-FL, 2023, figure 2, https://arxiv.org/abs/2309.16825. Of runs that share nothing, the mean of M's diagonal is
     Silo and that of row j is Client j.

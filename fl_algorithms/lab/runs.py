@@ -79,7 +79,7 @@ def versions(device: "Device") -> dict[str, str]:
 
 
 def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
-    """The job's result file. A failure is told, so that the other jobs go on."""
+    """The job's result file. A failure is recorded, so that the other jobs go on."""
     try:
         return json.dumps(perform(job, folder, hardware), indent=1, ensure_ascii=False, allow_nan=False).encode()
     except WardroundError as error:
@@ -91,9 +91,8 @@ def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
     from fl_algorithms.client.partition import task_of
-    from fl_algorithms.device import device_for
-    from fl_algorithms.lab.federation import load_sites, run_federation, said_of_limits
-    from fl_algorithms.training import make_deterministic
+    from fl_algorithms.device import device_for, make_deterministic
+    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study
@@ -132,7 +131,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
         "initial_digest": outcome.initial_digest,
         "model_digest": outcome.digest,
         "best_round": outcome.best_round,
-        "limits": said_of_limits(outcome.accounts),
+        "limits": limits_summary(outcome.accounts),
         "versions": versions(device) | {"threads": str(study.study.threads)},
         "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
         "rows": rows,

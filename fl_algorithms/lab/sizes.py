@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Algorithm, algorithm_of
-from fl_algorithms.client.partition import build, leaving, refuse_unlike_networks, task_of
+from fl_algorithms.client.partition import build, has_heterogeneous_networks, task_of, upload_specs
 from fl_algorithms.training import Networks
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
@@ -25,18 +25,18 @@ def sizes(study: StudyFile) -> list[dict[str, Any]]:
     Raises:
         BadData: as ``describe``.
     """
-    refuse_unlike_networks(study)
+    has_heterogeneous_networks(study)
     found = []
     for label, one in catalog.each_network(study).items():
         algorithm, task = algorithm_of(one), task_of(one)
         networks = build(one, task, algorithm, site="")
-        leaves = {spec.key for spec in leaving(one, algorithm, networks)}
+        upload = {spec.key for spec in upload_specs(one, algorithm, networks)}
         cost = flops(algorithm, networks, torch.zeros(1, *task.input_shape))
         parts = []
         for slot, network in networks.items():
             counts = {True: 0, False: 0}
             for name, parameter in network.named_parameters():
-                counts[(name if slot == MODEL else f"{slot}/{name}") in leaves] += parameter.numel()
+                counts[(name if slot == MODEL else f"{slot}/{name}") in upload] += parameter.numel()
             parts.append({"part": slot, **_row(counts[True], counts[False], cost[slot])})
         total = _row(sum(p["shared"] for p in parts), sum(p["private"] for p in parts), sum(cost.values()))
         found.append({"network": label, "model": one.model.name, **total, "parts": parts})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -11,14 +11,14 @@ from wardround.records.study import StudyFile
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
 TABLES = ({"table": "train.csv", "test": "test.csv"},)
 ARRAYS = {"arrays": "train.npz", "test": "test.npz"}
-LABELLED = {
+LABELED = {
     "images": "images", "labels": "labels.csv", "test_images": "test_images", "test_labels": "test_labels.csv",
 }  # fmt: skip
 MASKED = {
     "images": "images", "masks": "masks", "labels": "patients.csv",
     "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
 }  # fmt: skip
-LAYOUTS = {catalog.COLUMNS: TABLES, catalog.IMAGES: (ARRAYS, LABELLED), catalog.MASKS: (ARRAYS, MASKED)}
+LAYOUTS = {registry.COLUMNS: TABLES, registry.IMAGES: (ARRAYS, LABELED), registry.MASKS: (ARRAYS, MASKED)}
 
 
 def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
@@ -61,17 +61,17 @@ def require_tests(study: StudyFile, folder: Path, sources: Mapping[str, Source])
             )
 
 
-def find_common(folder: Path) -> Path:
-    """The common set of the lab's data: ``folder/common/common.csv``, ``common.npz`` or the folder ``images`` there.
+def find_public_data(folder: Path) -> Path:
+    """The lab's copy of the public data set, in ``folder/public_data``: public_data.csv, public_data.npz or images.
 
     Raises:
         BadData: there is none of them.
     """
-    there = [folder / catalog.COMMON / name for name in ("common.csv", "common.npz", "images")]
+    there = [folder / registry.PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
     found = next((path for path in there if path.exists()), None)
     if found is None:
         names = ", ".join(map(str, there[:-1])) + f" nor {there[-1]}"
-        raise BadData(f"the study needs a common set, and there is neither {names}", hint="put a copy of it there")
+        raise BadData(f"the study needs a public data set, and there is neither {names}", hint="put a copy of it there")
     return found
 
 

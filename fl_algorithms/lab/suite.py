@@ -10,7 +10,6 @@ Importing this needs no torch.
 
 import difflib
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.records import study as study_file
-from wardround.records.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, read_toml, toml_value
 from wardround.records.study import STUDY_NAME, Named, StudyFile
 from wardround.signing import canonical
 
@@ -220,7 +219,7 @@ def load(path: Path) -> Suite:
     written = tables.get("row", [])
     for number, row in enumerate(written if isinstance(written, list) else [], start=1):
         called = row.get("name", f"number {number}") if isinstance(row, dict) else f"number {number}"
-        check(RowSection, row, f"{path.name}: row `{called}`")  # told with its name, which the whole file's check lacks
+        check(RowSection, row, f"{path.name}: row `{called}`")  # with its name, which the whole file's check lacks
     parsed = check(SuiteFile, tables, path.name)
     names = [row.name for row in parsed.row]
     for name in names:
@@ -254,7 +253,7 @@ def load(path: Path) -> Suite:
 
 def shown(settings: Settings | dict[str, Any]) -> str:
     """Settings as a person writes them: "training.learning_rate=0.1"."""
-    return ", ".join(f"{key}={_toml(value)}" for key, value in settings.items())
+    return ", ".join(f"{key}={toml_value(value)}" for key, value in settings.items())
 
 
 def _resolved(row: RowSection, path: Path, source: str) -> Row:
@@ -266,7 +265,7 @@ def _resolved(row: RowSection, path: Path, source: str) -> Row:
 
 
 def _study(row: RowSection, settings: Settings, path: Path) -> StudyFile:
-    more = [f"{key}={_toml(value)}" for key, value in settings.items()]
+    more = [f"{key}={toml_value(value)}" for key, value in settings.items()]
     study = study_file.load(path, [*row.set, *more], row.variant)
     if row.kind != "federated" and study.algorithm.name != "silo":
         study = study.model_copy(update={"algorithm": Named(name="silo")})
@@ -313,10 +312,6 @@ def _flattened(tables: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _toml(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def _named(name: str) -> str:

@@ -253,7 +253,7 @@ def split_of(results: Results) -> str:
 
 
 def mean_matrix(results: Results, row: RowResults, kind: str) -> list[list[Score]] | None:
-    """M[j][i], the score of site j's model at site i, meant over the runs; None where it was not measured."""
+    """M[j][i], the score of site j's model at site i, averaged over the runs; None where it was not measured."""
     found = [measured for run in row.runs.values() if (measured := matrix(run, kind, results.metric)) is not None]
     if not found:
         return None
@@ -308,8 +308,8 @@ def _mean(scores: Iterable[Score]) -> Score:
     return fmean(defined) if defined else None
 
 
-def _text(found: Stat | None) -> str:
-    return NONE if found is None else found.text()
+def _text(stat: Stat | None) -> str:
+    return NONE if stat is None else stat.text()
 
 
 def _of(some: int, all_: int) -> str:

@@ -97,8 +97,8 @@ def entropy(logits: Tensor) -> Tensor:
     """Of each row's predicted classes, in nats: (n,). One logit is that of the last of two classes."""
     if logits.shape[1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
-    told = F.log_softmax(logits, dim=1)
-    return -(told.exp() * told).sum(dim=1)
+    log_probabilities = F.log_softmax(logits, dim=1)
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
 
 
 def with_batch_statistics(networks: Networks) -> dict[str, nn.Module]:

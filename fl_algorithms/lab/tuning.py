@@ -35,7 +35,7 @@ class Choice:
 
 
 def choose(row: str, runs: Sequence[Run]) -> Choice:
-    """The point whose loss, meant over its tuning runs, is lowest; of equals the first.
+    """The point whose loss, averaged over its tuning runs, is lowest; of equals the first.
 
     Args:
         runs: of the row: every point with every tuning seed.

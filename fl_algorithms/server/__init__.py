@@ -1,1 +1,4 @@
-"""The coordinator's half of the methods, in numpy, block by block. The lab runs the same code."""
+"""What the methods do at the coordinator, block by block. The lab runs the same code.
+
+Imports numpy and settings, never torch (FedDF distills in a process of its own). Refuses a result beyond float32.
+"""

@@ -1,12 +1,13 @@
-"""The hooks of a method's server half, and the half of each study. Most methods are the mean.
+"""Server aggregators: what the coordinator does for a method, and which one a study has. Most are the mean.
 
 Three lists of tensors, which for the mean are one:
 
-    leaves   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
+    upload   what a site sends: deltas against the downloaded tensor of that name; against zero where there is none
     keeps    what the coordinator keeps between rounds, in one file
-    comes    what a site downloads: for each, the kept tensor that it is, which may differ from site to site
+    download what a site downloads: for each, the kept tensor that it is, which may differ from site to site
 
-Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``unlike`` has its list.
+Where the sites' networks are unlike each other, what each sends is also what it downloads, and ``per_site`` has its
+list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.settings.methods import ServerSettings
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -41,7 +42,7 @@ class BeyondFloat32(BadData):
 
 
 class BlockSource(Protocol):
-    """Tensors that are read in pieces: a ``wardround.tensors.manifests.TensorFile``, or ``InMemory``."""
+    """Tensors that are read in pieces: a ``wardround.tensors.files.TensorFile``, or ``InMemory``."""
 
     def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
         """``count`` elements of the flat tensor ``key`` from element ``start`` on."""
@@ -74,7 +75,7 @@ class Round:
         kept: the kept tensors as the round opened.
         updates: at least one, **in site order**: the sums are the same bits whoever came first.
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
-        common: the common set, for a half that distils: the path of the coordinator's copy, or the set as read.
+        public_data: for an aggregator that distills: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
     """
 
@@ -82,7 +83,7 @@ class Round:
     kept: BlockSource
     updates: Sequence[Update]
     sink: Sink
-    common: object = None
+    public_data: object = None
     max_weight: float = 1.0
 
     def mean_delta(self, key: str, start: int, count: int, sites: Collection[str] | None = None) -> F64:
@@ -101,27 +102,28 @@ class Round:
 
 
 def everything(kept: BlockSource, site: str, round_number: int) -> None:
-    """``sources`` of a half whose sites all download the tensors of the same name."""
+    """``sources`` of an aggregator whose sites all download the tensors of the same name."""
 
 
 @dataclass(frozen=True)
-class ServerHalf:
+class ServerAggregator:
     """What the coordinator does for a method.
 
     Attributes:
-        sources: (kept tensors, site, round) -> for each of ``comes`` the key of the kept tensor that this site
+        sources: (kept tensors, site, round) -> for each of ``download`` the key of the kept tensor that this site
             downloads; None: those of the same key. May read small tensors; asked again it says the same.
         aggregate: writes the next kept tensors. Raises BeyondFloat32: a value is.
-        unlike: site -> its own list, in place of ``leaves`` and ``comes``: these are then the whole initial model's.
+        per_site: site -> its own list, in place of ``upload`` and ``download``: these are then the whole initial
+            model's.
         weighted: whether it weights sites by their counts anywhere.
     """
 
-    leaves: Specs
+    upload: Specs
     keeps: tuple[Kept, ...]
-    comes: Specs
+    download: Specs
     aggregate: Callable[[Round], None]
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
-    unlike: Mapping[str, Specs] = field(default_factory=dict)
+    per_site: Mapping[str, Specs] = field(default_factory=dict)
     weighted: bool = False
 
     @cached_property
@@ -131,20 +133,20 @@ class ServerHalf:
     @cached_property
     def passes(self) -> bool:
         """Whether a site downloads the kept tensors as they are, and these begin as the initial model."""
-        alike = self.kept_specs == self.comes == self.leaves and not self.unlike
+        alike = self.kept_specs == self.download == self.upload and not self.per_site
         return alike and all(kept.source == kept.spec.key for kept in self.keeps)
 
-    def leaves_of(self, site: str) -> Specs:
+    def upload_of(self, site: str) -> Specs:
         """What ``site`` sends."""
-        return self.unlike.get(site, self.leaves)
+        return self.per_site.get(site, self.upload)
 
-    def comes_to(self, site: str) -> Specs:
+    def download_of(self, site: str) -> Specs:
         """What ``site`` downloads."""
-        return self.unlike.get(site, self.comes)
+        return self.per_site.get(site, self.download)
 
     def sources(self, kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
-        """For each of ``comes_to(site)`` the key of the kept tensor that this site downloads for this round."""
-        return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.comes)
+        """For each of ``download_of(site)`` the key of the kept tensor that this site downloads for this round."""
+        return self.chosen(kept, site, round_number) or tuple(spec.key for spec in self.download)
 
     def start(self, initial: BlockSource, sink: Sink) -> None:
         """Write the kept tensors as they are before the first round."""
@@ -159,19 +161,20 @@ class ServerHalf:
             write_tensor(kept.spec, begin, sink)
 
 
-def server_half(study: StudyFile, leaves: Specs) -> ServerHalf:
-    """The server half of a resolved study.
+def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
+    """The server aggregator of a resolved study.
 
     Args:
-        leaves: what its initial model holds, and each update too, unless networks are unlike.
+        upload: what its initial model holds, and each update too, unless networks are unlike.
     """
     _, _, settings = catalog.settings_of(study)
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.server.fedopt:fedopt"
-    whole = catalog.method(study).common == catalog.COORDINATOR  # it makes networks, of which the study tells
-    half: ServerHalf = catalog.load(implementation)(settings, study if whole else study.study.sites, leaves)
-    return half
+    distills = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
+    make = registry.load(implementation)
+    aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
+    return aggregator
 
 
 def is_variance(spec: TensorSpec) -> bool:

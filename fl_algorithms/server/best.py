@@ -19,12 +19,12 @@ class BestGlobal:
     round: int | None = None
     loss: float | None = None
 
-    def offered(self, model_round: int, told: Iterable[tuple[str, int]], max_weight: float = 1.0) -> "BestGlobal":
-        """The best after model ``model_round`` was judged by each site's (told loss, told validation rows).
+    def offered(self, model_round: int, reported: Iterable[tuple[str, int]], max_weight: float = 1.0) -> "BestGlobal":
+        """The best after model ``model_round`` was judged by each site's (loss, validation rows) as reported.
 
         Without a loss that counts, nothing changes. See ``mean_loss``.
         """
-        loss = mean_loss(told, max_weight) if model_round >= 1 else None
+        loss = mean_loss(reported, max_weight) if model_round >= 1 else None
         if loss is None or (self.loss is not None and loss > self.loss):
             return self
         return BestGlobal(model_round, loss)
@@ -38,14 +38,14 @@ class BestGlobal:
         return cls(document["round"], None if document["loss"] is None else float(document["loss"]))
 
 
-def mean_loss(told: Iterable[tuple[str, int]], max_weight: float = 1.0) -> float | None:
-    """The mean of (told loss, told validation rows), weighted by the rows; None where there is none.
+def mean_loss(reported: Iterable[tuple[str, int]], max_weight: float = 1.0) -> float | None:
+    """The mean of (loss, validation rows) as reported, weighted by the rows; None where there is none.
 
     A loss that is no finite decimal ("null") is left out, as one of no rows is. No site weighs more than
     ``max_weight``, as in a mean of updates. The sum is exact before its one rounding, so the order of the sites does
     not matter; losses whose sum no float can hold say nothing.
     """
-    judged = [(loss, n) for loss, n in ((_number(text), n) for text, n in told) if loss is not None and n > 0]
+    judged = [(loss, n) for loss, n in ((_number(text), n) for text, n in reported) if loss is not None and n > 0]
     if not judged:
         return None
     weights = averaging_weights([n for _, n in judged], max_weight)

@@ -1,4 +1,4 @@
-"""DS-FL's server half: the mean of the sites' class probabilities, sharpened by entropy reduction aggregation (ERA).
+"""DS-FL's server aggregator: the mean of the sites' class probabilities, sharpened by entropy reduction (ERA).
 
     q = softmax(qbar / T)        of each row, with qbar the mean over the sites
 
@@ -9,17 +9,17 @@ Itahara, Nishio, Koda, Morikura, Yamamoto, IEEE TMC 22(1), 2023, section 3.2. ht
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.server.fedmd import agreed
 from fl_algorithms.settings.methods import DsFlSettings
 
 
-def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def dsfl(settings: DsFlSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """What is kept is what the last round made of the probabilities, (rows, classes)."""
-    consensus = agreed(leaves)
+    consensus = agreed(upload)
 
     def aggregate(round_: Round) -> None:
-        for spec, sharpened in zip(leaves, consensus, strict=True):
+        for spec, sharpened in zip(upload, consensus, strict=True):
             classes = spec.shape[1]
 
             def new(start: int, count: int, key: str = spec.key, classes: int = classes) -> F64:
@@ -32,7 +32,7 @@ def dsfl(settings: DsFlSettings, sites: tuple[str, ...], leaves: Specs) -> Serve
 
             write_tensor(sharpened, new, round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
+    return ServerAggregator(upload, tuple(Kept(spec) for spec in consensus), consensus, aggregate)
 
 
 def entropy_reduced(rows: F64, temperature: float) -> F64:

@@ -1,16 +1,16 @@
-"""FedDF's server half: the weighted mean of the sites' networks, which then learns what they say together.
+"""FedDF's server aggregator: the weighted mean of the sites' networks, which then learns what they say together.
 
-    target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the common set
+    target(u) = softmax(mean_i logits_i(u))        KL(target || student) is lowered on the rows u of the public data set
 
-The coordinator holds a copy of the common set, and sees each site's network on its own. ``pfeddf`` distils into one
-student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
+The coordinator holds a copy of the public data set, and sees each site's network on its own. ``pfeddf`` distills into
+one student for each site, which begins as that site's network; of a site that did not answer, the student stays. Where
 sites train unlike networks, ``feddf`` has a student for each of these, which begins as the mean of its own sites' and
 learns from all.
 
 Distilling needs torch: ``fl_algorithms.ensemble`` does it, in a process of its own where this one has no torch.
 
 Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithms 1
-and 3. Without early stopping, which needs labelled rows, the number of steps is fixed.
+and 3. Without early stopping, which needs labeled rows, the number of steps is fixed.
 https://arxiv.org/abs/2006.07242
 """
 
@@ -28,14 +28,14 @@ from typing import IO
 
 import numpy as np
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.server.aggregator import (
     F64,
     BeyondFloat32,
     BlockSource,
     Kept,
     Round,
-    ServerHalf,
+    ServerAggregator,
     Sink,
     Specs,
     Update,
@@ -61,14 +61,14 @@ class Student:
     own: Specs
 
 
-def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
+def feddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each network that sites train, where these are unlike each other; else one."""
-    keys = {site: tuple(own_tensors(study, site, leaves)) for site in study.study.sites}
-    specs = {spec.key: spec for spec in leaves}
+    keys = {site: tuple(own_tensors(study, site, upload)) for site in study.study.sites}
+    specs = {spec.key: spec for spec in upload}
     students = []
     for mine in dict.fromkeys(keys.values()):
         sites = tuple(site for site in keys if keys[site] == mine)
-        own = tuple(own_tensors(study, sites[0], leaves).values())
+        own = tuple(own_tensors(study, sites[0], upload).values())
         students.append(Student(sites, tuple(specs[key] for key in mine), own))
 
     def aggregate(round_: Round) -> None:
@@ -79,14 +79,14 @@ def feddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHal
                     write_tensor(spec, partial(_next, reply), round_.sink)
 
     keeps = tuple(Kept(spec, spec.key) for student in students for spec in student.kept)
-    return replace(_half(leaves, keeps, students, aggregate), weighted=True)
+    return replace(_aggregator(upload, keeps, students, aggregate), weighted=True)
 
 
-def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHalf:
+def pfeddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each site; those of one network begin alike."""
     students, keeps = [], []
     for i, site in enumerate(study.study.sites):
-        own = own_tensors(study, site, leaves)
+        own = own_tensors(study, site, upload)
         kept = tuple(TensorSpec(spec.key, spec.dtype, spec.shape, f"site_{i}") for spec in own.values())
         students.append(Student((site,), kept, tuple(own.values())))
         keeps += [Kept(mine, key) for mine, key in zip(kept, own, strict=True)]
@@ -101,38 +101,38 @@ def pfeddf(settings: FedDfSettings, study: StudyFile, leaves: Specs) -> ServerHa
                     new = answered.issuperset(student.sites)
                     write_tensor(spec, partial(_next, reply) if new else old, round_.sink)
 
-    return _half(leaves, tuple(keeps), students, aggregate)
+    return _aggregator(upload, tuple(keeps), students, aggregate)
 
 
-def _half(
-    leaves: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
-) -> ServerHalf:
+def _aggregator(
+    upload: Specs, keeps: tuple[Kept, ...], students: Sequence[Student], aggregate: Callable[[Round], None]
+) -> ServerAggregator:
     """Each site sends and downloads its student."""
     of = {site: student for student in students for site in student.sites}
 
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         return tuple(spec.key for spec in of[site].kept)
 
-    unlike = {site: student.own for site, student in of.items() if student.own != leaves}
-    return ServerHalf(leaves, keeps, leaves, aggregate, chosen, unlike)
+    unlike = {site: student.own for site, student in of.items() if student.own != upload}
+    return ServerAggregator(upload, keeps, upload, aggregate, chosen, unlike)
 
 
 @contextmanager
 def distilled(
     study: StudyFile, round_: Round, students: Sequence[Network], teachers: Sequence[Network]
 ) -> Iterator[IO[bytes]]:
-    """The students' payloads after they have learnt from the teachers, one after another, as a stream to be read.
+    """The students' payloads after they have learned from the teachers, one after another, as a stream to be read.
 
     Raises:
-        BadData: torch is missing, there is no common set, or the process that distils failed.
+        BadData: torch is missing, there is no public data set, or the process that distills failed.
         BeyondFloat32: what one site's network says is no number.
     """
     name = study.algorithm.name
-    if round_.common is None:
-        raise BadData(f"algorithm `{name}` distils at the coordinator, which has no copy of the common set")
-    path = str(round_.common) if isinstance(round_.common, Path) else None
+    if round_.public_data is None:
+        raise BadData(f"algorithm `{name}` distills at the coordinator, which has no copy of the public data set")
+    path = str(round_.public_data) if isinstance(round_.public_data, Path) else None
     head = {
-        "study": study.document(), "round": round_.number, "common": path,
+        "study": study.document(), "round": round_.number, "public_data": path,
         "students": [site for site, _ in students], "teachers": [site for site, _ in teachers],
     }  # fmt: skip
 
@@ -145,7 +145,7 @@ def distilled(
         request, reply = io.BytesIO(), io.BytesIO()
         ask(request)
         request.seek(0)
-        catalog.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.common)
+        registry.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.public_data)
         reply.seek(0)
         reply.readline()
         yield reply
@@ -163,7 +163,7 @@ def distilled(
         try:
             said = json.loads(child.stdout.readline() or b"{}")
             if said.get("ok") is not True:
-                why = said.get("error") or f"the process that distils ended with exit code {child.wait()}"
+                why = said.get("error") or f"the process that distills ended with exit code {child.wait()}"
                 if (whose := said.get("site")) in [site for site, _ in teachers]:
                     raise BeyondFloat32(why, site=whose)
                 raise BadData(f"algorithm `{name}`: {why}", hint=str(said.get("hint", "")))
@@ -176,7 +176,7 @@ def require_torch(algorithm: str) -> None:
     """Raises BadData: torch is not installed here."""
     if find_spec("torch") is None:
         raise BadData(
-            f"algorithm `{algorithm}` distils at the coordinator, which needs torch, and it is not installed here",
+            f"algorithm `{algorithm}` distills at the coordinator, which needs torch, and it is not installed here",
             hint=NO_TORCH,
         )
 
@@ -216,5 +216,5 @@ def _next(reply: IO[bytes], start: int, count: int) -> F64:
     """The next numbers of the stream; ``write_tensor`` asks in their order."""
     data = reply.read(4 * count)
     if len(data) < 4 * count:
-        raise BadData("the process that distils ended before it had answered", hint="is there enough memory for it?")
+        raise BadData("the process that distills ended before it had answered", hint="is there enough memory for it?")
     return np.frombuffer(data, "<f4").astype(np.float64)

@@ -1,8 +1,8 @@
-"""FedFomo's server half: it keeps each site's model apart, averages none, and sends some sites' models to others.
+"""FedFomo's server aggregator: it keeps each site's model, averages none, and sends some sites' models to others.
 
 For each site it sums what the others' models were worth to it, the affinities P. A site downloads, beside its own
 model, those of the M sites of the highest P, each pick being drawn at random instead with a chance that falls from
-round to round; of all others where there are no more than M. The site half is ``fl_algorithms.client.fedfomo``.
+round to round; of all others where there are no more than M. The client is ``fl_algorithms.client.fedfomo``.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez, Personalized Federated Learning with First Order Model Optimization, ICLR 2021,
 section 3.2. https://arxiv.org/abs/2012.08565
@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import FedFomoSettings
 from fl_algorithms.streams import stream_seed
 from wardround.tensors.manifests import MODEL, TensorSpec
@@ -27,9 +27,9 @@ def peer(place: int) -> str:
     return f"peer_{place}"
 
 
-def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """Every site's model, number and affinities are kept; they begin alike."""
-    model = [spec for spec in leaves if spec.bundle == MODEL]
+    model = [spec for spec in upload if spec.bundle == MODEL]
     peers = min(settings.peers, len(sites) - 1)
     rows: list[tuple[Kept, str, str]] = []  # what is kept, the site that moves it, by which tensor of its update
     for position, site in enumerate(sites):
@@ -37,9 +37,9 @@ def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], leaves: Specs) ->
         affinity = TensorSpec(str(position), "F32", (len(sites),), AFFINITY)
         rows.append((Kept(affinity), site, f"{AFFINITY}/{WEIGHTS}"))
         rows += [(Kept(_in(f"site_{position}", spec), spec.key), site, spec.key) for spec in model]
-    comes = list(model)
+    download = list(model)
     for place in range(peers):
-        comes += [TensorSpec(str(place), "F32", (1,), PEERS), *(_in(peer(place), spec) for spec in model)]
+        download += [TensorSpec(str(place), "F32", (1,), PEERS), *(_in(peer(place), spec) for spec in model)]
 
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         own = sites.index(site)
@@ -61,7 +61,7 @@ def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], leaves: Specs) ->
         for kept, site, moved_by in rows:
             write_tensor(kept.spec, partial(new, kept.spec.key, site, moved_by), round_.sink)
 
-    return ServerHalf(leaves, tuple(kept for kept, _, _ in rows), tuple(comes), aggregate, chosen)
+    return ServerAggregator(upload, tuple(kept for kept, _, _ in rows), tuple(download), aggregate, chosen)
 
 
 def choose_peers(

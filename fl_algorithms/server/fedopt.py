@@ -18,19 +18,19 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import ServerOptimizer, ServerSettings
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
-    """The mean's half with moments, which no site downloads."""
+def fedopt(settings: ServerSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+    """The mean's aggregator with moments, which no site downloads."""
     server = settings.server
     if server is None:
         raise ValueError("these settings name no server optimizer")
-    moved = tuple(spec for spec in leaves if has_moments(spec))
+    moved = tuple(spec for spec in upload if has_moments(spec))
     orders = (1,) if server.optimizer == "momentum" else (1, 2)
     moments = tuple(Kept(moment(order, spec)) for order in orders for spec in moved)
 
@@ -54,13 +54,15 @@ def fedopt(settings: ServerSettings, sites: tuple[str, ...], leaves: Specs) -> S
             step = server.learning_rate * m(spec, start, count)
             return old + (step if orders == (1,) else step / (np.sqrt(v(spec, start, count)) + server.tau))
 
-        for spec in leaves:
+        for spec in upload:
             write_tensor(spec, partial(theta, spec), round_.sink)
         for order in orders:
             for spec in moved:
                 write_tensor(moment(order, spec), partial({1: m, 2: v}[order], spec), round_.sink)
 
-    return ServerHalf(leaves, (*(Kept(spec, spec.key) for spec in leaves), *moments), leaves, aggregate, weighted=True)
+    return ServerAggregator(
+        upload, (*(Kept(spec, spec.key) for spec in upload), *moments), upload, aggregate, weighted=True
+    )
 
 
 def next_first(server: ServerOptimizer, m: F64, delta: F64) -> F64:

@@ -1,9 +1,9 @@
-"""FedSM's server half: the weighted mean of the global networks and of the selectors; SoftPull of the personal ones.
+"""FedSM's server aggregator: weighted means of global networks and selectors; SoftPull of the personal networks.
 
     theta_i <- lambda theta_i + (1 - lambda) / (N - 1) sum_{j != i} theta_j
 
 The selector's Adam moments are averaged as it is. Each site's personal network is kept, and all of them are sent to
-every site. A site that did not answer has its last one pulled. The site half is ``fl_algorithms.client.fedsm``.
+every site. A site that did not answer has its last one pulled. The client is ``fl_algorithms.client.fedsm``.
 
 Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, Closing the Generalization Gap of Cross-silo Federated
 Medical Image Segmentation, CVPR 2022. https://arxiv.org/abs/2203.10144
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import FedSmSettings
 from wardround.tensors.manifests import TensorSpec
 
@@ -21,17 +21,17 @@ PERSONAL = "personal"  # bundle: this site's own
 PERSONALS = "personals"  # bundle: personals/I.NAME is the personal NAME of the study's site number I
 
 
-def fedsm(settings: FedSmSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def fedsm(settings: FedSmSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """What all sites have in common is kept once, what is personal once for each site."""
-    common = tuple(spec for spec in leaves if spec.bundle != PERSONAL)
-    personal = tuple(spec for spec in leaves if spec.bundle == PERSONAL)
+    common = tuple(spec for spec in upload if spec.bundle != PERSONAL)
+    personal = tuple(spec for spec in upload if spec.bundle == PERSONAL)
     of_sites = [Kept(of_site(position, spec), spec.key) for position in range(len(sites)) for spec in personal]
     keeps = (*(Kept(spec, spec.key) for spec in common), *of_sites)
-    comes = (*leaves, *(kept.spec for kept in of_sites))
+    download = (*upload, *(kept.spec for kept in of_sites))
 
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         own = sites.index(site)
-        return tuple(of_site(own, spec).key if spec.bundle == PERSONAL else spec.key for spec in comes)
+        return tuple(of_site(own, spec).key if spec.bundle == PERSONAL else spec.key for spec in download)
 
     def aggregate(round_: Round) -> None:
         sent = {update.site: update.deltas for update in round_.updates}
@@ -60,7 +60,7 @@ def fedsm(settings: FedSmSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
             for spec in personal:
                 write_tensor(of_site(position, spec), partial(pulled, position, spec), round_.sink)
 
-    return ServerHalf(leaves, keeps, comes, aggregate, chosen, weighted=True)
+    return ServerAggregator(upload, keeps, download, aggregate, chosen, weighted=True)
 
 
 def of_site(position: int, spec: TensorSpec) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""KT-pFL's server half: a matrix c of how much site i learns from site j, and each site's mixture of predictions.
+"""KT-pFL's server aggregator: a matrix c of how much site i learns from site j, and each site's mixture of predictions.
 
     t_i = sum_j c_ij p_j        c_i lowers        MSE(p_i, sum_j c_ij p_j) + rho MSE(c_i, 1/N)
 
@@ -25,7 +25,7 @@ from fl_algorithms.server.aggregator import (
     BlockSource,
     Kept,
     Round,
-    ServerHalf,
+    ServerAggregator,
     Specs,
     Update,
     write_tensor,
@@ -38,14 +38,14 @@ MIXTURE, MIXTURES = "mixture", "mixtures"  # mixtures/I is what site I downloads
 COMPAT_STEP, COMPAT_SHARPNESS, COMPAT_POWERS = 0.01, 5.0, 20
 
 
-def ktpfl(settings: KtPflSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def ktpfl(settings: KtPflSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """What is kept is c, and every site's mixture."""
-    (sent,) = leaves
+    (sent,) = upload
     n = len(sites)
     rows = tuple(TensorSpec(str(i), "F32", (n,), COEFFICIENTS) for i in range(n))
     mixtures = tuple(TensorSpec(str(i), sent.dtype, sent.shape, MIXTURES) for i in range(n))
     keeps = (*(Kept(spec, value=1 / n) for spec in rows), *(Kept(spec) for spec in mixtures))
-    comes = (TensorSpec(sent.name, sent.dtype, sent.shape, MIXTURE),)
+    download = (TensorSpec(sent.name, sent.dtype, sent.shape, MIXTURE),)
 
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         return (mixtures[sites.index(site)].key,)
@@ -65,7 +65,7 @@ def ktpfl(settings: KtPflSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
         for spec, shares in zip(mixtures, weights, strict=True):
             write_tensor(spec, partial(_mixed, round_.updates, sent.key, shares), round_.sink)
 
-    return ServerHalf(leaves, keeps, comes, aggregate, chosen)
+    return ServerAggregator(upload, keeps, download, aggregate, chosen)
 
 
 def mean_products(updates: Sequence[Update], spec: TensorSpec) -> F64:

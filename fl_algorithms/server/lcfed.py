@@ -1,6 +1,6 @@
-"""LC-Fed's server half: the mean of the sites' bodies, each counted once; every site's head is kept and sent to all.
+"""LC-Fed's server aggregator: the mean of the sites' bodies, each counted once; every head is kept and sent to all.
 
-A site that did not answer keeps the head that it had. The site half is ``fl_algorithms.client.lcfed``.
+A site that did not answer keeps the head that it had. The client is ``fl_algorithms.client.lcfed``.
 
 Wang, Jin, Wang, Personalizing Federated Medical Image Segmentation via Local Calibration, ECCV 2022.
 https://arxiv.org/abs/2207.04655
@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import LcFedSettings
 from wardround.tensors.manifests import TensorSpec
 
@@ -18,17 +18,17 @@ HEAD = "head"  # bundle: this site's own
 HEADS = "heads"  # bundle: heads/I.NAME is the head's NAME of the study's site number I
 
 
-def lcfed(settings: LcFedSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
+def lcfed(settings: LcFedSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
     """The body is kept once, a head once for each site; without calibration no head leaves a site."""
-    body = tuple(spec for spec in leaves if spec.bundle != HEAD)
-    head = tuple(spec for spec in leaves if spec.bundle == HEAD)
+    body = tuple(spec for spec in upload if spec.bundle != HEAD)
+    head = tuple(spec for spec in upload if spec.bundle == HEAD)
     of_sites = [Kept(of_site(position, spec), spec.key) for position in range(len(sites)) for spec in head]
     keeps = (*(Kept(spec, spec.key) for spec in body), *of_sites)
-    comes = (*leaves, *(kept.spec for kept in of_sites))
+    download = (*upload, *(kept.spec for kept in of_sites))
 
     def chosen(kept: BlockSource, site: str, round_number: int) -> tuple[str, ...]:
         own = sites.index(site)
-        return tuple(of_site(own, spec).key if spec.bundle == HEAD else spec.key for spec in comes)
+        return tuple(of_site(own, spec).key if spec.bundle == HEAD else spec.key for spec in download)
 
     def aggregate(round_: Round) -> None:
         sent = {update.site: update.deltas for update in round_.updates}
@@ -48,7 +48,7 @@ def lcfed(settings: LcFedSettings, sites: tuple[str, ...], leaves: Specs) -> Ser
             for spec in head:
                 write_tensor(of_site(position, spec), partial(trained, position, spec), round_.sink)
 
-    return ServerHalf(leaves, keeps, comes, aggregate, chosen)
+    return ServerAggregator(upload, keeps, download, aggregate, chosen)
 
 
 def of_site(position: int, spec: TensorSpec) -> TensorSpec:

@@ -22,7 +22,7 @@ from fl_algorithms.server.aggregator import (
     BLOCK,
     BeyondFloat32,
     BlockSource,
-    ServerHalf,
+    ServerAggregator,
     Specs,
     Update,
     averaging_weights,
@@ -76,7 +76,7 @@ class TooFewLeft(BadData):
 
 def averaged(
     study: StudyFile,
-    half: ServerHalf,
+    aggregator: ServerAggregator,
     updates: Sequence[Update],
     before: Sequence[Account],
     make: Callable[[Sequence[Update]], T],
@@ -96,21 +96,21 @@ def averaged(
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
         BadData: as ``make``.
     """
-    norms = {update.site: norm(update.deltas, half.leaves_of(update.site)) for update in updates}
+    norms = {update.site: norm(update.deltas, aggregator.upload_of(update.site)) for update in updates}
     limits, left_out = {}, {}
     if study.limits.norm_multiple and study.study.max_update_norm is None:
-        limits = learned_limits(half, norms, before, study.limits.norm_multiple)
+        limits = learned_limits(aggregator, norms, before, study.limits.norm_multiple)
         left_out = {
             site: f"norm {norms[site]:.4g}, the limit is {limit:.4g}: {study.limits.norm_multiple:g} medians"
             for site, limit in limits.items()
             if norms[site] > limit
         }
     for update in updates:
-        if update.site not in left_out and (name := negative_variance(half, update, kept, round_number)):
+        if update.site not in left_out and (name := negative_variance(aggregator, update, kept, round_number)):
             left_out[update.site] = f"norm {norms[update.site]:.4g}, and `{name}` of its model, a variance, is negative"
     within = [update for update in updates if update.site not in left_out]
     while within and (not left_out or len(within) >= study.study.needed):
-        shares, capped = shares_of(half, within, study.limits.max_weight)
+        shares, capped = shares_of(aggregator, within, study.limits.max_weight)
         try:
             made = make(within)
         except BeyondFloat32 as error:
@@ -135,17 +135,17 @@ def norm(deltas: BlockSource, specs: Specs) -> float:
     return math.sqrt(squares)
 
 
-def negative_variance(half: ServerHalf, update: Update, kept: BlockSource, round_number: int) -> str:
+def negative_variance(aggregator: ServerAggregator, update: Update, kept: BlockSource, round_number: int) -> str:
     """The first running variance of a norm layer that is negative in the site's model, or "".
 
     The network divides by its root: a negative one makes every later model say what is no number, in whatever norm.
     The site's model is what it downloaded plus its update.
     """
-    variances = [spec for spec in half.leaves_of(update.site) if is_variance(spec)]
+    variances = [spec for spec in aggregator.upload_of(update.site) if is_variance(spec)]
     if not variances:
         return ""
-    downloaded = [spec.key for spec in half.comes_to(update.site)]
-    sources = dict(zip(downloaded, half.sources(kept, update.site, round_number), strict=True))
+    downloaded = [spec.key for spec in aggregator.download_of(update.site)]
+    sources = dict(zip(downloaded, aggregator.sources(kept, update.site, round_number), strict=True))
     for spec in variances:
         size = math.prod(spec.shape)
         for start in range(0, size, BLOCK):
@@ -160,7 +160,7 @@ def negative_variance(half: ServerHalf, update: Update, kept: BlockSource, round
 
 
 def learned_limits(
-    half: ServerHalf, norms: Mapping[str, float], before: Sequence[Account], multiple: float
+    aggregator: ServerAggregator, norms: Mapping[str, float], before: Sequence[Account], multiple: float
 ) -> dict[str, float]:
     """Site -> the largest norm that its update may have; a site of which too little is known is not in it.
 
@@ -169,7 +169,7 @@ def learned_limits(
     """
     alike: dict[Specs, list[str]] = {}
     for site in norms:
-        alike.setdefault(half.leaves_of(site), []).append(site)
+        alike.setdefault(aggregator.upload_of(site), []).append(site)
     found: dict[str, float] = {}
     for specs, sites in alike.items():
         here = [norms[site] for site in sites]
@@ -177,7 +177,7 @@ def learned_limits(
             value
             for account in before[-REMEMBERED:]
             for site, value in account.norms.items()
-            if site not in account.left_out and half.leaves_of(site) == specs
+            if site not in account.left_out and aggregator.upload_of(site) == specs
         ]
         limit = multiple * max((median_low(values) for values in (here, past) if len(values) >= ENOUGH), default=0.0)
         if limit > 0:
@@ -186,14 +186,14 @@ def learned_limits(
 
 
 def shares_of(
-    half: ServerHalf, updates: Sequence[Update], max_weight: float
+    aggregator: ServerAggregator, updates: Sequence[Update], max_weight: float
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Each site's share in the mean that it is in, and the sites whose share the cap made smaller."""
-    if not half.weighted:
+    if not aggregator.weighted:
         return {}, ()
     alike: dict[Specs, list[Update]] = {}
     for update in updates:
-        alike.setdefault(half.leaves_of(update.site), []).append(update)
+        alike.setdefault(aggregator.upload_of(update.site), []).append(update)
     shares: dict[str, float] = {}
     capped: list[str] = []
     for some in alike.values():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.server.aggregator import F64, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.settings.methods import MethodSettings
 
 
@@ -24,15 +24,15 @@ class InMemory:
         return self._flat[key][start : start + count]
 
 
-def mean(settings: MethodSettings, sites: tuple[str, ...], leaves: Specs) -> ServerHalf:
-    """FedAvg's half: what leaves is what is kept and what comes."""
+def mean(settings: MethodSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+    """FedAvg's aggregator: upload, kept tensors and download are the same list."""
 
     def aggregate(round_: Round) -> None:
-        for spec in leaves:
+        for spec in upload:
 
             def new(start: int, count: int, key: str = spec.key) -> F64:
                 return round_.mean_delta(key, start, count) + round_.kept.block(key, start, count)
 
             write_tensor(spec, new, round_.sink)
 
-    return ServerHalf(leaves, tuple(Kept(spec, spec.key) for spec in leaves), leaves, aggregate, weighted=True)
+    return ServerAggregator(upload, tuple(Kept(spec, spec.key) for spec in upload), upload, aggregate, weighted=True)

@@ -1,1 +1,5 @@
-"""What a study file may say about tasks, networks and methods. Importing this needs no torch."""
+"""What a study file may say about tasks, networks and methods.
+
+Imports pydantic alone, so that the coordinator and every `--help` can read it. Refuses unknown keys and impossible
+values.
+"""

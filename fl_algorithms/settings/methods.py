@@ -88,8 +88,8 @@ class MethodSettings(Strict):
         return True
 
     @property
-    def labelled(self) -> bool:
-        """Whether the classes of the common set's rows are needed too."""
+    def labeled(self) -> bool:
+        """Whether the classes of the public data set's rows are needed too."""
         return False
 
     def filled(self, rounds: int) -> Self:
@@ -98,7 +98,7 @@ class MethodSettings(Strict):
 
 
 class ServerSettings(MethodSettings):
-    """A method whose server half is the mean: a server optimizer may follow it."""
+    """A method whose server aggregator is the mean: a server optimizer may follow it."""
 
     server: ServerOptimizer | None = None
 
@@ -234,8 +234,8 @@ class LcFedSettings(MethodSettings):
         return self.calibration
 
 
-class CommonSettings(MethodSettings):
-    """A method whose sites exchange predictions on the study's common set, and learn from them ("distil")."""
+class DistillationSettings(MethodSettings):
+    """A method whose sites exchange predictions on the study's public data set, and learn from them ("distil")."""
 
     subset: int | None = Field(default=None, ge=2)  # rows drawn for each round; None: all of them
     distil: Amount = Amount(epochs=1)  # passes are over the round's rows
@@ -243,20 +243,20 @@ class CommonSettings(MethodSettings):
     distil_learning_rate: Rate | None = None  # None: that of [training]
 
 
-class FedMdSettings(CommonSettings):
-    transfer: Amount | None = None  # train on the common set's own classes before anything else
+class FedMdSettings(DistillationSettings):
+    transfer: Amount | None = None  # train on the public data set's own classes before anything else
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return self.transfer is not None
 
 
-class DsFlSettings(CommonSettings):
+class DsFlSettings(DistillationSettings):
     aggregation: Literal["era", "mean"] = "era"  # entropy reduction, or the mean as it is
     temperature: float = Field(default=0.1, gt=0)  # of era
 
 
-class KtPflSettings(CommonSettings):
+class KtPflSettings(DistillationSettings):
     distil_batch_size: int = Field(default=256, ge=2, le=65536)
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
@@ -264,13 +264,13 @@ class KtPflSettings(CommonSettings):
 
 
 class EarlyStopping(Strict):
-    """Steps end when they no longer lower the loss on rows of the common set that are held out, with their classes. The
-    network with the lowest loss is kept.
+    """Steps end when they no longer lower the loss on rows of the public data set that are held out, with their
+    classes. The network with the lowest loss is kept.
     """
 
     every: int = Field(default=100, ge=1, le=1_000_000)  # steps between two looks
     patience: int = Field(default=1000, ge=1, le=1_000_000)  # steps without gain
-    fraction: float = Field(default=0.2, gt=0, le=0.9)  # of the common set's rows, held out
+    fraction: float = Field(default=0.2, gt=0, le=0.9)  # of the public data set's rows, held out
 
     def held_out(self, rows: int) -> int:
         """How many of ``rows``."""
@@ -278,7 +278,7 @@ class EarlyStopping(Strict):
 
 
 class FedDfSettings(MethodSettings):
-    """The coordinator's steps on the common set, after each round."""
+    """The coordinator's steps on the public data set, after each round."""
 
     distil_steps: int = Field(default=500, ge=0, le=1_000_000)  # at most, with early stopping
     distil_batch_size: int = Field(default=128, ge=2, le=65536)
@@ -286,5 +286,5 @@ class FedDfSettings(MethodSettings):
     early_stopping: EarlyStopping | None = None  # None: all steps, for which no classes are needed
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return self.early_stopping is not None

@@ -32,7 +32,7 @@ class Rows(Protocol):
     def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """As ``take``, changed at random as the study says, with the rows' labels ``y`` (masks move with their image).
 
-        A row's change is drawn from (seed, place) alone: neither its neighbours nor the number of workers matter.
+        A row's change is drawn from (seed, place) alone: neither its neighbors nor the number of workers matter.
         """
 
 
@@ -61,7 +61,7 @@ def in_parts(x: Inputs, size: int) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Split:
-    """Rows used for one purpose: ``x`` float32 (n, features), standardised, or ``Rows``; ``y`` int64 (n,), class
+    """Rows used for one purpose: ``x`` float32 (n, features), standardized, or ``Rows``; ``y`` int64 (n,), class
     indices, or uint8 (n, *size), those of each pixel.
     """
 
@@ -73,8 +73,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Common:
-    """A study's common set as each party reads it: no patients, the same rows in the same order everywhere.
+class PublicData:
+    """A study's public data set as each party reads it: no patients, the same rows in the same order everywhere.
 
     ``y`` is int64 (n,), class indices, where the method asks for them.
     """
@@ -100,7 +100,7 @@ class SiteData:
     digest: str
     warnings: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    common: Common | None = None  # from a file of its own, which the study pins and ``digest`` does not
+    public_data: PublicData | None = None  # from a file of its own, which the study pins and ``digest`` does not
 
 
 class Task(Protocol):
@@ -123,7 +123,7 @@ class Task(Protocol):
 
         Args:
             site, seed: key the split's random stream; a study's own.
-            validation_fraction: of the usable rows, or of the patients where they are told, in (0, 1), rounded down.
+            validation_fraction: of the usable rows, or of the patients where they are known, in (0, 1), rounded down.
 
         Raises:
             BadData: a file is not what the study needs. The message has file, line and column and never a value.
@@ -175,11 +175,11 @@ class Pooling(Protocol):
 
 
 @runtime_checkable
-class ReadsCommon(Protocol):
-    """What a task may also offer: to read a study's common set."""
+class ReadsPublicData(Protocol):
+    """What a task may also offer: to read a study's public data set."""
 
-    def read_common(self, path: Path, *, labelled: bool) -> Common:
-        """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labelled``.
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
+        """The rows of ``path`` on the study's own scale, in the file's order; with classes if ``labeled``.
 
         Raises:
             BadData: as ``Task.load``; or a value is missing.

@@ -27,7 +27,7 @@ def scores(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> dict[str
 
 
 def balanced_accuracy(predicted: NDArray[np.int64], y: NDArray[np.int64]) -> float:
-    """The mean over the classes that occur of the share of their rows that was recognised."""
+    """The mean over the classes that occur of the share of their rows that was recognized."""
     return float(np.mean([np.mean(predicted[y == place] == place) for place in np.unique(y)]))
 
 

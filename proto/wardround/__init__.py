@@ -1,4 +1,8 @@
-"""What the coordinator and the site agent would otherwise write twice: the contract between them."""
+"""What the coordinator and the site agent would otherwise write twice: the contract between them.
+
+Its rooms stand upon each other: ``records`` on ``rpc`` on ``tensors`` on ``signing`` on ``local``. It imports none of
+the programs and no torch.
+"""
 
 import os
 

@@ -102,10 +102,10 @@ def pasted(text: str) -> str:
     if not (_program and state):
         return text
 
-    def whole(found: re.Match[str]) -> str:
-        command = found[1]
+    def whole(match: re.Match[str]) -> str:
+        command = match[1]
         if command.startswith(STATELESS) or re.search(r"--(state|ledger)\b", command):
-            return found[0]
+            return match[0]
         return f"`{command} --state {shlex.quote(state)}`"
 
     return re.sub(rf"`({re.escape(_program)} [^`]*)`", whole, text)
@@ -125,11 +125,11 @@ def print_json(value: Any) -> None:
     print(_UNSEEN.sub(_as_json_escape, json.dumps(value, indent=2, ensure_ascii=False)), flush=True)
 
 
-def _as_json_escape(found: re.Match[str]) -> str:
+def _as_json_escape(match: re.Match[str]) -> str:
     """A character that a terminal may obey, or hide, as JSON has it; what the JSON says stays the same."""
-    if found[0].isprintable() or found[0] == "\n":
-        return found[0]
-    return json.dumps(found[0])[1:-1]
+    if match[0].isprintable() or match[0] == "\n":
+        return match[0]
+    return json.dumps(match[0])[1:-1]
 
 
 def _flush() -> None:

@@ -1,4 +1,7 @@
-"""The account of what left, read from the files alone: judged, shown, compared, exported. No network, no torch."""
+"""The ledger of what left, read from its files alone: verified, shown, compared with a count, exported.
+
+Imports ``wardround`` and ``site_agent.state``; no network and no torch. Refuses to say more than the files show.
+"""
 
 from site_agent.audit.form import lines
 from site_agent.audit.verify import (

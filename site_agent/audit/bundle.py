@@ -167,7 +167,7 @@ def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
     return files
 
 
-def write(files: dict[str, bytes], about: dict[str, Any], key: Ed25519PrivateKey, out: Path) -> None:
+def write(files: dict[str, bytes], about: dict[str, object], key: Ed25519PrivateKey, out: Path) -> None:
     """Write the archive of these files, with a manifest signed by the ledger key.
 
     Args:
@@ -176,7 +176,7 @@ def write(files: dict[str, bytes], about: dict[str, Any], key: Ed25519PrivateKey
     Raises:
         CannotWrite: the disk does not take it.
     """
-    manifest = canonical.dumps(dsse.sign(BUNDLE_TYPE, {**about, "files": _rows(files)}, key).document()) + b"\n"
+    manifest = canonical.dumps(dsse.sign(BUNDLE_TYPE, {**about, "files": _documents(files)}, key).document()) + b"\n"
     durable.write_file(out, archive({**files, MANIFEST: manifest}))
 
 
@@ -219,7 +219,7 @@ def check_manifest(bundle: Bundle, ledger: Account) -> None:
         head = (manifest["ledger_id"], manifest["lines"], manifest["head"])
     except (BadData, KeyError, TypeError) as error:
         raise Changed(None, f"the bundle's {MANIFEST} is not what the ledger's key signed: {error}", "") from None
-    found = _rows({path: data for path, data in bundle.files.items() if path != MANIFEST})
+    found = _documents({path: data for path, data in bundle.files.items() if path != MANIFEST})
     for row in found:
         if listed.get(row["path"]) != row:
             raise Changed(None, f"{row['path']} in the bundle is not the file that its {MANIFEST} names", "")
@@ -230,7 +230,7 @@ def check_manifest(bundle: Bundle, ledger: Account) -> None:
         raise Changed(None, f"the bundle's ledger has another head than its {MANIFEST} says", "")
 
 
-def _rows(files: dict[str, bytes]) -> list[dict[str, Any]]:
+def _documents(files: dict[str, bytes]) -> list[dict[str, Any]]:
     return [
         {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for path, data in sorted(files.items())

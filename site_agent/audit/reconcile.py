@@ -141,9 +141,9 @@ def reconcile(folder: Path, count: Count, since: str = "") -> Reconciled:
     )  # fmt: skip
 
 
-def _size(said: Any) -> int:
+def _size(value: Any) -> int:
     """Raises ValueError: more bytes than anybody counts, or fewer than none."""
-    size = int(said)
+    size = int(value)
     if not 0 <= size < 10**DIGITS:
         raise ValueError(size)
     return size

@@ -223,15 +223,15 @@ def verifier(
 ) -> None:
     """The second verifier of this release, for an auditor's own machine: its SHA-256, and with --out the program."""
     import hashlib
-    from importlib import resources
 
+    from site_agent.audit.second_verifier import program
     from wardround import __version__
     from wardround.local import outputs
 
-    program = resources.files("site_agent.audit").joinpath("verify_ledger.txt").read_bytes()
+    data = program()
     if out is not None:
-        outputs.write(out, program, force=force)
-    print(f"{hashlib.sha256(program).hexdigest()}  verify_ledger.py of wardround {__version__}")
+        outputs.write(out, data, force=force)
+    print(f"{hashlib.sha256(data).hexdigest()}  verify_ledger.py of wardround {__version__}")
 
 
 @audit_app.command("relay")

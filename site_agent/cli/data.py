@@ -30,7 +30,7 @@ State = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
-LISTED = {"common": "common set"}  # what `data list` calls a key of data.toml, where not by its name
+LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
 KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
@@ -107,15 +107,15 @@ def _counted(inspected: records.Inspected) -> str:
     return counted + ("" if inspected.test_rows is None else f", and {inspected.test_rows} {what} held out for scores")
 
 
-@data_app.command("common")
-def data_common(
+@data_app.command("public-data")
+def data_public_data(
     name: Annotated[str, typer.Argument(help="What `data add` called the patients that are trained on with it.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A CSV or .npz file, or a folder of images.")],
     state: State,
 ) -> None:
-    """Say where this site's copy of a study's common set is: rows of nobody, which the study's digest pins."""
+    """Say where this site's copy of a study's public data set is: rows of nobody, which the study's digest pins."""
     SiteState(state).require_used()
-    sources.name_common(state, name, _absolute(path))
+    sources.name_public_data(state, name, _absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
 

@@ -14,7 +14,8 @@ from wardround import refusals
 from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
 from wardround.local import durable
 from wardround.records.assignment import Assignment, ModelRef
-from wardround.tensors.manifests import Manifest, TensorFile, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
 

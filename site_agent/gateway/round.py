@@ -33,7 +33,7 @@ from wardround.local import durable
 from wardround.records import trainer as records
 from wardround.records.assignment import STOP, TRAIN, Assignment
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 Answer = TypeVar("Answer", bound=records.Answer)
 log = logging.getLogger(__name__)

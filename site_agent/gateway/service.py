@@ -61,7 +61,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
 def _serve(state: SiteState, agent: Agent, trainer: "TrainerProcess | None") -> None:
     if trainer is not None:
         trainer.on_death(agent.end)
-    server = control.ControlServer(state.control, RequestDispatcher(state, agent).answer, fatal=agent.fail)
+    server = control.ControlServer(state.control, RequestDispatcher(state, agent).answer_document, fatal=agent.fail)
     try:
         with set_by_signals(agent.stopped):
             agent.start()
@@ -86,7 +86,7 @@ class RequestDispatcher:
         self._state = state
         self._agent = agent
 
-    def answer(self, document: Mapping[str, Any], progress: control.Reply) -> Any:
+    def answer_document(self, document: Mapping[str, Any], progress: control.Reply) -> Any:
         """The answer to one request, both as JSON. Raises UsageProblem: it is no request."""
         return self._answer(requests.request_from(document), progress).document()
 

@@ -13,7 +13,7 @@ from site_agent.state.journal import Journal
 from site_agent.state.offer import StudyDocument, reported_of, rounds_of
 from site_agent.state.person import KnownPerson
 from site_agent.state.tensors import Specs
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.records.trainer import FilesStatus, PrivateTensor
 
 APPROVED: Final = "approved"
@@ -115,7 +115,7 @@ class Consent:
         return rounds_of(self.document)
 
     @cached_property
-    def reported(self) -> ToldSection:
+    def reported(self) -> ReportedSection:
         """Which numbers go with an update, and how exactly. Raises BadData: this release does not know their form."""
         return reported_of(self.document, self.study)
 

@@ -10,7 +10,7 @@ from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.tensors import TensorManifest
 from wardround.records.schema import check
-from wardround.records.study import StudyFile, ToldSection
+from wardround.records.study import ReportedSection, StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 StudyDocument = dict[str, JsonValue]  # the resolved study as JSON, of which a digest is made
@@ -30,9 +30,9 @@ def rounds_of(document: StudyDocument) -> int:
     return rounds
 
 
-def reported_of(document: StudyDocument, study: str) -> ToldSection:
+def reported_of(document: StudyDocument, study: str) -> ReportedSection:
     """Which numbers go with an update of a resolved study. Raises BadData: this release does not know its form."""
-    return check(ToldSection, document.get("told"), f"study `{study}`", "told")
+    return check(ReportedSection, document.get("reported"), f"study `{study}`", "reported")
 
 
 def _resolved(document: StudyDocument) -> StudyDocument:
@@ -86,7 +86,7 @@ class Offer:
         return self.initial_model.specs
 
     @cached_property
-    def reported(self) -> ToldSection:
+    def reported(self) -> ReportedSection:
         """Which numbers go with an update, and how exactly."""
         return reported_of(self.document, self.study)
 

@@ -18,7 +18,7 @@ def specs_from(rows: Iterable[TensorRow]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(row.name, row.dtype, tuple(row.shape), row.bundle) for row in rows)
 
 
-def spec_row(spec: TensorSpec) -> dict[str, Any]:
+def spec_document(spec: TensorSpec) -> dict[str, Any]:
     """A tensor as one row of a file."""
     return {
         "bundle": spec.bundle, "name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.bytes,
@@ -28,7 +28,7 @@ def spec_row(spec: TensorSpec) -> dict[str, Any]:
 def spec_from_row(row: Any) -> TensorSpec:
     """The tensor of a row. Raises ValueError, BadData: it is none, or has not as many bytes as the row says."""
     _refuse_other_fields(row, SPEC_FIELDS)
-    return _spec(row)
+    return _spec_from(row)
 
 
 def tensor_rows(rows: Any) -> Any:
@@ -43,7 +43,7 @@ def tensor_rows(rows: Any) -> Any:
     return rows
 
 
-def _spec(row: dict[str, Any]) -> TensorSpec:
+def _spec_from(row: dict[str, Any]) -> TensorSpec:
     """The tensor that a row names, whatever else stands in it."""
     texts, shape, size = [row[name] for name in ("name", "dtype", "bundle")], row["shape"], row["bytes"]
     if not all(isinstance(text, str) for text in texts) or not isinstance(shape, list):
@@ -66,7 +66,7 @@ def _manifest(rows: Any) -> Manifest:
         _refuse_other_fields(row, ENTRY_FIELDS)
         if not isinstance(row["sha256"], str) or not isinstance(row["encoding"], str):
             raise ValueError("a tensor without its digest or encoding")
-        entries.append(Entry(_spec(row), row["sha256"], row["encoding"]))
+        entries.append(Entry(_spec_from(row), row["sha256"], row["encoding"]))
     return Manifest(tuple(entries))
 
 
@@ -82,6 +82,8 @@ def _refuse_other_fields(row: Any, names: set[str]) -> None:
 
 
 Specs = Annotated[
-    tuple[TensorSpec, ...], BeforeValidator(_specs), PlainSerializer(lambda specs: [spec_row(spec) for spec in specs])
+    tuple[TensorSpec, ...],
+    BeforeValidator(_specs),
+    PlainSerializer(lambda specs: [spec_document(spec) for spec in specs]),
 ]
 TensorManifest = Annotated[Manifest, BeforeValidator(_manifest), PlainSerializer(lambda manifest: manifest.document())]

@@ -55,7 +55,7 @@ class Federation:
         for name in document["study"]["sites"]:
             self.sites[name] = FakeSite(self.ask("invite", site=name, expires_s=3600)["invitation"])
             self.sites[name].watch()
-        self.ask("create", document=document, initial=str(initial), common=None)
+        self.ask("create", document=document, initial=str(initial), public_data=None)
         for site in self.sites.values():
             site.declare("trial")
         self.ask("start", study="trial")

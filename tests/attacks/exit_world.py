@@ -12,7 +12,8 @@ from tests.site_agent.fake_coordinator import FakeCoordinator, Taken
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tests.site_agent.site_world import STUDY, SiteWorld, document
 from tools.world import Service
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 LARGE = (TensorSpec("shared.weight", "F32", (3072, 4095)), TensorSpec("shared.bias", "F32", (3072,)))  # 48 MiB

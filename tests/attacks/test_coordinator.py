@@ -54,7 +54,7 @@ from wardround.records.ledger.entries import UploadEntry
 from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.terminal import OneLine, escaped
 from wardround.v1 import enrolment_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -403,7 +403,7 @@ def test_peer_ends_the_agent__a_message_of_no_form(hospital: SiteWorld, spoil: C
 
 
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/offer.py")
-@pytest.mark.parametrize("table", ["told", "training", "checkpoints"])
+@pytest.mark.parametrize("table", ["reported", "training", "checkpoints"])
 def test_peer_ends_the_agent__an_offer_that_is_not_resolved(hospital: SiteWorld, table: str) -> None:
     """An offer without a table that has defaults would end the watch when it is compared with what was approved."""
     hospital.ready()

@@ -36,14 +36,15 @@ from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_identity import DAY_S, Holder, renewed, studies
 from tests.coordinator.test_rounds import SPECS
-from tests.fl_algorithms.test_distillation import SITES, half_of, models, read, study_of
-from tests.fl_algorithms.toys import toy_common
+from tests.fl_algorithms.test_distillation import SITES, aggregator_of, models, read, study_of
+from tests.fl_algorithms.toys import toy_public_data
 from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
 from wardround.records.receipts import NOT_RECEIVED
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 
@@ -869,7 +870,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors/manifests.py")
+@pytest.mark.attack(promise="P3", refused_by="proto/wardround/tensors/files.py")
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_safetensors_bomb(tmp_path: Path, bomb: bytes) -> None:
     """A file that claims to be larger than it is, or otherwise than it is: refused from its header alone."""
@@ -1042,7 +1043,7 @@ def test_blame_of_another(method: str) -> None:
     """
     study = study_of(method, model={"name": "mlp", "hidden": [4], "norm": "batch"})
     study = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 2})})
-    half = half_of(study)
+    half = aggregator_of(study)
     base, *others = models(study, [1, 2, 3])
     deltas = [{key: (model[key] - base[key]).numpy() for key in base} for model in others]
     poison = {key: np.zeros(value.shape, "<f4") for key, value in base.items()}
@@ -1054,7 +1055,7 @@ def test_blame_of_another(method: str) -> None:
 
     def make(chosen: Any) -> bytes:
         out = bytearray()
-        half.aggregate(Round(1, kept, chosen, out.extend, toy_common(), study.limits.max_weight))
+        half.aggregate(Round(1, kept, chosen, out.extend, toy_public_data(), study.limits.max_weight))
         return bytes(out)
 
     made, account = averaged(study, half, updates, (), make, kept=kept, round_number=1)

@@ -27,7 +27,8 @@ from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
 from wardround.records.trainer import BrokenProtocol, Commit
-from wardround.tensors.manifests import TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 EGRESS = "site_agent/gateway/exit/egress.py"
@@ -312,15 +313,15 @@ def test_release_covers_other_bytes(exit_world: ExitWorld, monkeypatch: pytest.M
     """Just after the gateway saw that a person had released an update, the trainer writes other tensors into its file.
     They were measured, recorded and sent under that release."""
     update = released(exit_world, "train", 1)
-    word = Ledger.word
+    decision = Ledger.release_decision
 
     def too_late(self: Ledger, *update: Any) -> str:
-        said = word(self, *update)
+        said = decision(self, *update)
         if said == "released":
             write_tensors(exit_world.staged(), SHARED, 1000)
         return said
 
-    monkeypatch.setattr(Ledger, "word", too_late)
+    monkeypatch.setattr(Ledger, "release_decision", too_late)
     exit_world.command("decide", study=STUDY, round=1, decision="released", update=update, by=PERSON)
     exit_world.wait_over()
     assert bytes(exit_world.hostile.streams[0]) == exit_world.payload(1)

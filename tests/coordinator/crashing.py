@@ -78,7 +78,7 @@ def main() -> None:
                 steps.step()
 
     if sys.argv[4] == "toy":
-        study.server_half = toy_half
+        study.server_aggregator = toy_half
     os.fsync = sync
     Store.write = write  # type: ignore[method-assign]
     server.serve(State(state), "")

@@ -20,14 +20,15 @@ from tests.coordinator.fake_site import Ledger
 from wardround.records.receipts import LedgerHead
 from wardround.records.study import StudyFile
 from wardround.records.update import LedgerStatement, UploadHeader
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
 SITES = ("alpha", "bravo", "charlie")
 OPEN = StudyState(Phase.RUNNING, models=1, ready=frozenset(SITES), round=Round(2, 1, ("alpha", "bravo"), {}, 0.0))
 DOCUMENT = study_document()
 RANGES = {"val_loss": ["0.0", "1000000.0"], "accuracy": ["0.0", "1.0"]}
-DOCUMENT["told"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact", "ranges": RANGES}
+DOCUMENT["reported"] = {"metrics": ["val_loss", "accuracy"], "digits": 4, "counts": "exact", "ranges": RANGES}
 
 
 def manifest(specs: tuple[TensorSpec, ...] = SHARED) -> Manifest:
@@ -204,8 +205,8 @@ def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, st
     ],
 )  # fmt: skip
 def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> None:
-    told = STUDY.file.told.model_copy(update={"counts": form})
-    study = replace(STUDY, file=STUDY.file.model_copy(update={"told": told}))
+    told = STUDY.file.reported.model_copy(update={"counts": form})
+    study = replace(STUDY, file=STUDY.file.model_copy(update={"reported": told}))
     header = replace(HEADER, num_examples=count, num_validation=0)
     assert admission.declaration_refusal("alpha", header, study) == (None if taken else Refusal("COUNT_INVALID"))
 

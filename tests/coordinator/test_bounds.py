@@ -19,7 +19,8 @@ from tools.world import wait_until
 from wardround import rpc
 from wardround.errors import BadData, UsageProblem
 from wardround.signing import certificates
-from wardround.tensors.manifests import TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 

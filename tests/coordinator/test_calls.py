@@ -22,7 +22,8 @@ from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
 from wardround.errors import TryAgain
 from wardround.records.update import LedgerStatement
-from wardround.tensors.manifests import TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc, tensors_pb2
 

@@ -215,7 +215,8 @@ def test_following_without_a_service_says_how_to_start_one(commands: Commands) -
 def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(commands: Commands) -> None:
     out, said = commands.run("study", "check", commands.study)
     assert json.loads(out)["training"]["batch_size"] == 32
-    assert "limit: one site's share of a mean of three or more is at most 0.5\nlimit: an update's norm is " in said
+    weight = "limit: one site's averaging weight is at most 0.5 of a mean of three or more sites"
+    assert f"{weight}\nlimit: an update's norm is " in said
     commands.study.write_text(STUDY.replace("local_steps", "local_step"))
     _, said = commands.run("study", "check", commands.study, code=65)
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said

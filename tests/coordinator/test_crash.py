@@ -31,7 +31,7 @@ from wardround import __version__, rpc
 from wardround.errors import CannotWrite, NeedsPerson
 from wardround.local.durable import StorageFailed
 from wardround.records.receipts import Receipt
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 SITES = ("alpha", "bravo")
@@ -123,7 +123,7 @@ def interrupted_at_one_step_after_the_other(
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
-        monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
+        monkeypatch.setattr("coordinator.studies.study.server_aggregator", toy_half)
     soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
     monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")

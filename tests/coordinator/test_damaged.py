@@ -23,7 +23,7 @@ from wardround.v1 import federation_pb2 as pb
         {"command": "invite", "site": "a", "expires_s": "3600"}, {"command": "invite", "site": "a", "expires_s": 2**80},
         {"command": "rollover", "site": "a", "ledger": None}, {"command": "create", "document": [], "initial": "x"},
         {"command": "create", "document": {}, "initial": 1}, {"command": "create", "document": {}, "initial": "x",
-        "common": 1},
+        "public_data": 1},
         {"command": ["status"]}, {},
     ],
     ids=str,

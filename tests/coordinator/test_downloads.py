@@ -31,7 +31,7 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr("coordinator.studies.study.server_half", toy_half)
+    monkeypatch.setattr("coordinator.studies.study.server_aggregator", toy_half)
     place = Place(tmp_path)
     try:
         yield place

@@ -96,6 +96,19 @@ def test_a_wrong_request_is_refused_by_the_name_of_its_field(document: dict[str,
     assert refused.value.hint == "the service and the command are of different versions: restart the service"
 
 
+def nested(levels: int) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for _ in range(levels):
+        table = {"a": table}
+    return table
+
+
+@pytest.mark.parametrize("document", [nested(5000), {"a": float("nan")}, {"a": (1, 2)}], ids=["deep", "nan", "a tuple"])
+def test_a_study_that_is_no_document_of_ours_is_refused_before_it_is_read(document: dict[str, Any]) -> None:
+    with pytest.raises(UsageProblem, match="the command `create`: the field `document` is not valid: "):
+        request_from({"command": "create", "document": document, "initial": "x"})
+
+
 @pytest.mark.parametrize("document", [None, [], {}, {"sites": [], "receipt_key": "", "more": 1}], ids=str)
 def test_an_answer_of_another_version_is_named_as_that(document: Any) -> None:
     with pytest.raises(Unavailable) as refused:

@@ -1,4 +1,4 @@
-"""A server half that keeps state and gives every site another view: what the mean never asks of the coordinator.
+"""A server aggregator that keeps state and gives every site another view: what the mean never asks of the coordinator.
 
 The coordinator keeps for each site a model of its own, to which it adds the site's deltas; and one tensor that counts
 the examples of all rounds, which no site ever sends. A site downloads its own model, that counter, and the bias of a
@@ -7,7 +7,7 @@ neighbour: in odd rounds of the site after it, in even rounds of the one before.
 
 import numpy as np
 
-from fl_algorithms.server.aggregator import BlockSource, Kept, Round, ServerHalf, Specs, write_tensor
+from fl_algorithms.server.aggregator import BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
@@ -15,8 +15,8 @@ COUNT = TensorSpec("examples", "F32", (1,), "state")
 BIAS = "layer.bias"
 
 
-def toy_half(study: StudyFile, leaves: Specs) -> ServerHalf:
-    """For ``server_half``."""
+def toy_half(study: StudyFile, leaves: Specs) -> ServerAggregator:
+    """For ``server_aggregator``."""
     sites = study.study.sites
     own = [
         Kept(TensorSpec(spec.name, "F32", spec.shape, site), spec.key) for site in sites for spec in reversed(leaves)
@@ -43,7 +43,7 @@ def toy_half(study: StudyFile, leaves: Specs) -> ServerHalf:
         before = given.kept.block(COUNT.key, 0, 1).astype(np.float64)
         write_tensor(COUNT, lambda start, count: before + told, given.sink)
 
-    return ServerHalf(leaves, (*own, Kept(COUNT)), comes, aggregate, chosen)
+    return ServerAggregator(leaves, (*own, Kept(COUNT)), comes, aggregate, chosen)
 
 
 def neighbour(sites: tuple[str, ...], site: str, round_number: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
@@ -21,7 +21,7 @@ from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from wardround.records.study import StudyFile
 
 SIDE = 8
-COMMON_ROWS = 9
+PUBLIC_ROWS = 9
 CLASSES = ["round", "oval"]
 IMAGES: dict[str, Any] = {"name": "images", "size": [SIDE, SIDE], "channels": 1, "classes": CLASSES, "label": "shape"}
 MASKS: dict[str, Any] = {"name": "segmentation", "size": [SIDE, SIDE], "channels": 1}
@@ -34,12 +34,12 @@ def image_study(
 ) -> StudyFile:
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
-    common, distilling = {}, {}
-    if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+    public_data, distilling = {}, {}
+    if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
         distilling = {"distil_steps": 1, "distil_batch_size": 4}
-    if catalog.METHODS[algorithm].common:
+    if registry.METHODS[algorithm].public_data:
         task = {**task, "mean": [0.25], "std": [0.25]}
-        common = {"common": {"digest": hashlib.sha256(common_bytes()).hexdigest(), "rows": COMMON_ROWS}}
+        public_data = {"public_data": {"digest": hashlib.sha256(public_bytes()).hexdigest(), "rows": PUBLIC_ROWS}}
     steps = {"optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1, "batch_size": 4, "local_steps": 3}
     tables = {
         "study": {"name": "toy", "sites": ["ash", "birch"], "rounds": 2, "seed": 5},
@@ -47,15 +47,15 @@ def image_study(
         "model": model or (UNET if task["name"] == "segmentation" else RESNET),
         "algorithm": {"name": algorithm, **distilling},
         "training": {**steps, **training},
-        **common,
+        **public_data,
     }
     return resolve(StudyFile.model_validate(tables), lab=True)
 
 
-def common_bytes() -> bytes:
-    """A common set of images, an .npz file; the same bytes every time."""
+def public_bytes() -> bytes:
+    """A public data set of images, an .npz file; the same bytes every time."""
     file = io.BytesIO()
-    np.savez(file, images=pictures(COMMON_ROWS, seed=77)[0])
+    np.savez(file, images=pictures(PUBLIC_ROWS, seed=77)[0])
     return file.getvalue()
 
 
@@ -77,7 +77,7 @@ def load(task: Any, source: Source, **changes: Any) -> SiteData:
 
 
 def pictures(n: int, seed: int = 1, side: int = SIDE) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Grey images (n, side, side) with a bright block, and masks of it (0, 1); every other one is dim."""
+    """Gray images (n, side, side) with a bright block, and masks of it (0, 1); every other one is dim."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 60, (n, side, side)).astype(np.uint8)
     masks = np.zeros((n, side, side), dtype=np.uint8)
@@ -105,7 +105,7 @@ def write_table(path: Path, columns: dict[str, Sequence[Any]]) -> Path:
     return path
 
 
-def labelled(folder: Path, n: int = 12, seed: int = 1, **columns: Sequence[Any]) -> Source:
+def labeled(folder: Path, n: int = 12, seed: int = 1, **columns: Sequence[Any]) -> Source:
     """A folder of ``n`` images and its table of labels."""
     names = write_images(folder / "images", list(pictures(n, seed)[0]))
     labels = [CLASSES[place % 2] for place in range(n)]

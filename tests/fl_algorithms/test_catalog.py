@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
 from tests.fl_algorithms.toys import study_tables, toy_study
 from wardround.errors import BadData
@@ -22,9 +22,9 @@ SOUP = {"compat": False, "moments": "keep", "statistics": "keep"}
 SERVER_OPTIMIZERS = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
-def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None:
+def test_the_catalog_the_server_aggregator_and_the_labs_help_need_no_torch() -> None:
     code = (
-        "import sys, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
+        "import sys, fl_algorithms.registry, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
         "import fl_algorithms.server.aggregator, fl_algorithms.server.best\n"
         "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     )
@@ -32,11 +32,11 @@ def test_the_catalogue_the_server_half_and_the_labs_help_need_no_torch() -> None
 
 
 def test_every_row_leads_to_its_implementation() -> None:
-    for row in (*catalog.METHODS.values(), *catalog.MODELS.values()):
-        path = row.client if isinstance(row, catalog.MethodRow) else row.implementation
-        assert callable(catalog.load(path)), row.name
-    for task in (catalog.TABULAR, catalog.IMAGE_CLASSES, catalog.SEGMENTATION):
-        assert catalog.load(task.implementation)
+    for row in (*registry.METHODS.values(), *registry.MODELS.values()):
+        path = row.client if isinstance(row, registry.MethodRow) else row.implementation
+        assert callable(registry.load(path)), row.name
+    for task in (registry.TABULAR, registry.IMAGE_CLASSES, registry.SEGMENTATION):
+        assert registry.load(task.implementation)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup", "silo"])
@@ -73,7 +73,7 @@ def test_a_soup_on_another_method_is_filled_like_fedsoups() -> None:
 def test_a_method_with_a_server_optimizer_is_fedavg_with_its_settings(name: str, optimizer: str) -> None:
     study = toy_study(name)
     assert study.algorithm.settings["server"]["optimizer"] == optimizer
-    assert catalog.method(study).client == catalog.METHODS["fedavg"].client
+    assert catalog.method(study).client == registry.METHODS["fedavg"].client
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
@@ -104,39 +104,39 @@ def test_a_method_that_sends_a_sites_own_model_to_others_says_so(name: str) -> N
     assert describe(toy_study(name), "ash").exposure == "sites"
 
 
-@pytest.mark.parametrize("name", [name for name, row in catalog.METHODS.items() if not row.lab_only])
+@pytest.mark.parametrize("name", [name for name, row in registry.METHODS.items() if not row.lab_only])
 def test_what_is_kept_apart_is_said_of_exactly_the_methods_that_keep_something_of_each_site(name: str) -> None:
     """Of what a coordinator keeps once for each site, it keeps more when there is another site."""
     kept = {}
     for sites in (["ash", "birch"], ["ash", "birch", "cedar"]):
         study = toy_study(name, sites=sites, optimizer="sgd", weight_decay=0.0, init_private="common")
         partition = describe(study, "ash")
-        kept[len(sites)] = len(server_half(study, partition.leaves).keeps)
-    assert bool(partition.apart) == bool(partition.exposure) == (kept[3] > kept[2]), kept
+        kept[len(sites)] = len(server_aggregator(study, partition.upload).keeps)
+    assert bool(partition.personalized) == bool(partition.exposure) == (kept[3] > kept[2]), kept
 
 
 def test_what_is_kept_apart_is_not_said_where_the_method_as_it_is_set_keeps_nothing() -> None:
     settings = {"calibration": False, "train_calibration": {"steps": 0}}
     found = describe(toy_study("lcfed", algorithm_settings=settings), "ash")
-    assert (found.exposure, found.apart) == ("", "")
+    assert (found.exposure, found.personalized) == ("", "")
 
 
 def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
     found = describe(toy_study("ktpfl"), "ash")
-    assert [spec.bundle for spec in found.leaves] == ["predictions"]
-    assert found.apart.startswith("the mixture of all sites' predictions")
+    assert [spec.bundle for spec in found.upload] == ["predictions"]
+    assert found.personalized.startswith("the mixture of all sites' predictions")
 
 
 @pytest.mark.parametrize(
     ("need", "gives", "hint"),
     [
-        (BODY_AND_HEAD, catalog.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
-        (DEPTHS, catalog.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
-        (DEPTHS, catalog.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
-        (TWO_EXTRACTORS, catalog.IMAGES, "model `fenda` has, for columns"),
-        (TWO_EXTRACTORS, catalog.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
+        (BODY_AND_HEAD, registry.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
+        (DEPTHS, registry.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
+        (DEPTHS, registry.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
+        (TWO_EXTRACTORS, registry.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, registry.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
-            NORM_LAYERS, catalog.MASKS,
+            NORM_LAYERS, registry.MASKS,
             'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
         ),
     ],
@@ -146,7 +146,7 @@ def test_a_hint_names_networks_that_take_what_the_task_gives(need: str, gives: s
 
 
 def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() -> None:
-    hint = need_hint(NORM_LAYERS, catalog.IMAGES)
+    hint = need_hint(NORM_LAYERS, registry.IMAGES)
     assert "`resnet10`, " in hint
     assert "squeezenet" not in hint
     assert hint.endswith('`name = "resnet10"` in [model]')
@@ -164,7 +164,7 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
         pytest.param(
             study_tables(model={"name": "transformer"}),
             "study.toml: there is no model `transformer`",
-            f"there are: {', '.join(sorted(catalog.MODELS))}",
+            f"there are: {', '.join(sorted(registry.MODELS))}",
             id="model",
         ),
         pytest.param(
@@ -205,20 +205,20 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
             id="network without extractors",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["val_loss", "acuracy"]}),
-            "study.toml: `metrics` in [told] names `acuracy`, which task `tabular` does not have",
+            study_tables(reported={"metrics": ["val_loss", "acuracy"]}),
+            "study.toml: `metrics` in [reported] names `acuracy`, which task `tabular` does not have",
             "did you mean `accuracy`?",
             id="metric",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["val_loss"], "ranges": {"val_los": [0, 1]}}),
-            "study.toml: `ranges` in [told] names `val_los`, which the study does not tell",
+            study_tables(reported={"metrics": ["val_loss"], "ranges": {"val_los": [0, 1]}}),
+            "study.toml: `ranges` in [reported] names `val_los`, which the study does not report",
             "did you mean `val_loss`?",
             id="range of no metric",
         ),
         pytest.param(
-            study_tables(told={"metrics": ["accuracy"], "ranges": {"accuracy": [0, 2]}}),
-            "study.toml: `ranges` in [told] gives `accuracy` 0 to 2, the task has 0 to 1",
+            study_tables(reported={"metrics": ["accuracy"], "ranges": {"accuracy": [0, 2]}}),
+            "study.toml: `ranges` in [reported] gives `accuracy` 0 to 2, the task has 0 to 1",
             "a study may narrow a range and not widen it",
             id="wider range",
         ),
@@ -239,50 +239,50 @@ def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, An
 @pytest.fixture
 def scanned_anew() -> Iterator[None]:
     """The scan of the installed distributions is kept for a process's life; here it is made again, and after."""
-    catalog.tasks.cache_clear()
+    registry.tasks.cache_clear()
     yield
-    catalog.tasks.cache_clear()
+    registry.tasks.cache_clear()
 
 
 @pytest.mark.usefixtures("scanned_anew")
 def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = catalog.TaskRow("spirometry", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
+    row = registry.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
-    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
-    assert catalog.tasks() == {
-        "tabular": catalog.TABULAR,
-        "images": catalog.IMAGE_CLASSES,
-        "segmentation": catalog.SEGMENTATION,
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    assert registry.tasks() == {
+        "tabular": registry.TABULAR,
+        "images": registry.IMAGE_CLASSES,
+        "segmentation": registry.SEGMENTATION,
         "spirometry": row,
     }
 
 
 @pytest.mark.usefixtures("scanned_anew")
 def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = catalog.TaskRow("tabular2", catalog.TABULAR.settings, catalog.TABULAR.implementation, ("accuracy",))
+    row = registry.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
     monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
     told = {"metrics": ["val_loss", "accuracy"]}
     with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables(told=told)))
-    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be told"
+        resolve(StudyFile.model_validate(study_tables(reported=told)))
+    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be reported"
     hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
     assert (refusal.value.message, refusal.value.hint) == (said, hint)
     ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
     monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": ranged})
-    found = resolve(StudyFile.model_validate(study_tables(told=told))).told.ranges
+    found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
     assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
 
 
 def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
     told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
-    study = resolve(StudyFile.model_validate(study_tables(told=told)))
-    assert study.told.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
-    assert study.document()["told"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
+    study = resolve(StudyFile.model_validate(study_tables(reported=told)))
+    assert study.reported.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
+    assert study.document()["reported"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
     assert resolve(study) == study
 
 
 def test_every_metric_of_our_own_tasks_has_a_range() -> None:
-    for row in (catalog.TABULAR, catalog.IMAGE_CLASSES, catalog.SEGMENTATION):
+    for row in (registry.TABULAR, registry.IMAGE_CLASSES, registry.SEGMENTATION):
         assert all(row.range_of(name) == (0.0, 1.0) for name in row.metrics)
         assert row.range_of("val_loss") == (0.0, 1e6)
 
@@ -290,9 +290,9 @@ def test_every_metric_of_our_own_tasks_has_a_range() -> None:
 @pytest.mark.usefixtures("scanned_anew")
 def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
-    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     with pytest.raises(BadData) as refusal:
-        catalog.tasks()
+        registry.tasks()
     said = "the installed task `spirometry` (elsewhere:ROW) is not a TaskRow of that name"
     assert (refusal.value.message, refusal.value.hint) == (said, "uninstall that distribution, or ask whoever made it")
 
@@ -302,13 +302,13 @@ def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch
 def test_the_shipped_studies_run_with_every_method(name: str, algorithm: str) -> None:
     study = resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
     assert catalog.method(study).name == algorithm
-    assert describe(study, study.study.sites[0]).leaves or algorithm == "silo"
+    assert describe(study, study.study.sites[0]).upload or algorithm == "silo"
 
 
 @pytest.mark.parametrize(("algorithm", "parameters"), [("fenda", 151), ("fedavg", 14), ("fedsoup", 76), ("silo", 14)])
 def test_the_heart_disease_networks_have_the_papers_number_of_parameters(algorithm: str, parameters: int) -> None:
     study = resolve(load(EXAMPLES / "heart_disease.toml", [f"algorithm.name={algorithm}"]), lab=True)
     partition = describe(study, "va")
-    kept_by_method = [stay for stay in partition.stays if stay.why.startswith("kept")]
-    elements = sum(t.bytes for t in (*partition.leaves, *partition.stays)) - sum(t.bytes for t in kept_by_method)
+    kept_by_method = [stay for stay in partition.private if stay.why.startswith("kept")]
+    elements = sum(t.bytes for t in (*partition.upload, *partition.private)) - sum(t.bytes for t in kept_by_method)
     assert elements // 4 == parameters

@@ -21,8 +21,9 @@ from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Pooling, Source, Split
+from fl_algorithms.tasks.images.labels import classes_among
 from fl_algorithms.tasks.images.pool import pooled as pooled_images
-from fl_algorithms.tasks.images.sets import ImageSet, classes_among, read_set
+from fl_algorithms.tasks.images.sets import ImageSet, read_set
 from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.image_toys import (
     CLASSES,
@@ -31,7 +32,7 @@ from tests.fl_algorithms.image_toys import (
     SIDE,
     image_study,
     image_task,
-    labelled,
+    labeled,
     packed,
     pictures,
     write_images,
@@ -90,7 +91,7 @@ def test_central_on_one_site_is_that_site_alone(folder: Path) -> None:
         )
 
 
-def test_the_pool_is_standardised_as_one_table_with_its_training_rows_statistics(folder: Path) -> None:
+def test_the_pool_is_standardized_as_one_table_with_its_training_rows_statistics(folder: Path) -> None:
     data, tests = pooled(toy_study(), folder)
     train = raw(folder, "train")
     mean, std = train.mean(0), train.std(0)
@@ -291,7 +292,7 @@ def test_pooled_pixels_are_the_sites_own_and_none_is_copied_beforehand(tmp_path:
     sets: dict[str, ImageSet] = {}
     for site, one, source in (
         ("ash", task, Source({"arrays": tmp_path / "train.npz"})),
-        ("birch", small, labelled(tmp_path / "birch", n, 3)),
+        ("birch", small, labeled(tmp_path / "birch", n, 3)),
     ):
         found = read_set(source, one.settings, lambda rows: classes_among(rows, CLASSES), test=False, masks=False)
         assert found is not None

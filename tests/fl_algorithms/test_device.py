@@ -20,9 +20,9 @@ from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.tasks.images import sets
+from fl_algorithms.tasks.images import pixels
 from fl_algorithms.training import Batches
 from tests.fl_algorithms.far_device import FAR, Far, elsewhere
 from tests.fl_algorithms.image_toys import (
@@ -31,7 +31,7 @@ from tests.fl_algorithms.image_toys import (
     MASKS,
     RESNET,
     image_study,
-    labelled,
+    labeled,
     masked,
     pictures,
     write_images,
@@ -52,7 +52,7 @@ FORCED = Device(precision=torch.bfloat16, channels_last=True, name="forced")  # 
 
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "MIB", 1)
+    monkeypatch.setattr(pixels, "MIB", 1)
 
 
 def folders(root: Path, *, masks: bool) -> Path:
@@ -98,7 +98,7 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path, masks: bool, 
 @pytest.mark.usefixtures("uncached")
 def test_batches_made_ahead_keep_their_order_over_epochs_and_the_place_of_what_was_taken(tmp_path: Path) -> None:
     study = image_study(IMAGES | SMALL, iterator="run")
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     places: list[dict[str, int]] = [{}, {}]
     here, ahead = (
         Batches(data.train.x, data.train.y, study, "ash", 1, "", place, Device(workers=workers))
@@ -118,7 +118,7 @@ def test_batches_made_ahead_keep_their_order_over_epochs_and_the_place_of_what_w
 @pytest.mark.usefixtures("uncached")
 def test_a_file_that_vanishes_in_the_middle_of_an_epoch_is_told_alike(tmp_path: Path, workers: int) -> None:
     study = image_study(IMAGES | SMALL)
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     order = Batches(data.train.x, data.train.y, study, "ash", 1, "", {})
     batches = Batches(data.train.x, data.train.y, study, "ash", 1, "", {}, Device(workers=workers))
     last = [order.next() for _ in range(3)][-1]
@@ -132,7 +132,7 @@ def test_a_file_that_vanishes_in_the_middle_of_an_epoch_is_told_alike(tmp_path: 
 
 def test_images_that_are_kept_decoded_need_no_workers(tmp_path: Path) -> None:
     study = image_study()
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     assert data.train.x.for_worker() is None  # type: ignore[union-attr]
 
 
@@ -165,8 +165,8 @@ def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionS
 
 
 def first_download(study: StudyFile) -> Downlink:
-    half = server_half(study, describe(study, "ash").leaves)
-    return downlink(half, started(half, initial_model(study)), "ash", 1)
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
+    return downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def test_a_session_goes_on_from_its_state_with_weights_in_another_order_of_memor
     tmp_path: Path, optimizer: str, momentum: float
 ) -> None:
     study = image_study(algorithm="fedbn", optimizer=optimizer, momentum=momentum, batch_size=3)
-    data = task_of(study).load(labelled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
+    data = task_of(study).load(labeled(tmp_path), site="ash", seed=1, validation_fraction=0.25)
     base = start_of(study)
     session = session_on(FORCED, study, data)
     weights = [p for p in session._context.networks["model"].parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
@@ -316,15 +316,15 @@ def test_weights_rounded_without_a_gradient_carry_one_later() -> None:
 
 def test_what_a_device_cannot_do_is_said_in_a_sentence() -> None:
     torch.use_deterministic_algorithms(True)
-    with pytest.raises(BadData) as told, FORCED.told():
+    with pytest.raises(BadData) as told, FORCED.explaining_errors():
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))  # has none on the CPU either
     assert told.value.message == (
         "the study's network or loss needs `put_`, which forced cannot compute to the same bits twice"
     )
     assert told.value.hint == "train this study on the CPU: `--device cpu`"
-    with pytest.raises(TryAgain, match="the memory of forced is full"), FORCED.told():
+    with pytest.raises(TryAgain, match="the memory of forced is full"), FORCED.explaining_errors():
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="something else"), FORCED.told():
+    with pytest.raises(RuntimeError, match="something else"), FORCED.explaining_errors():
         raise RuntimeError("something else")
 
 

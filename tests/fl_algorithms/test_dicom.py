@@ -66,7 +66,7 @@ MEANINGS: dict[str, Callable[[Any], Any]] = {
     "liver_1frame.dcm": lambda x: x / 1,  # 1 bit
     "SC_rgb_small_odd.dcm": lambda x: x / 255,
     "SC_rgb_small_odd_big_endian.dcm": lambda x: x / 255,
-    "SC_rgb_dcmtk_+eb+cy+np.dcm": lambda x: x / 255,  # JPEG in another colour space
+    "SC_rgb_dcmtk_+eb+cy+np.dcm": lambda x: x / 255,  # JPEG in another color space
     "SC_ybr_full_422_uncompressed.dcm": lambda x: x / 255,
     "SC_rgb_rle_16bit_2frame.dcm": lambda x: x / 65535,
     "SC_rgb_rle_32bit.dcm": lambda x: x / 4294967295,
@@ -84,7 +84,7 @@ def test_numbers_are_pydicoms_on_the_scale_that_their_header_gives(name: str) ->
     assert np.allclose(found.reshape(expected.shape), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_palettes_colours_are_looked_up_in_an_image_and_kept_as_places_in_a_mask() -> None:
+def test_a_palettes_colors_are_looked_up_in_an_image_and_kept_as_places_in_a_mask() -> None:
     header = theirs("examples_palette.dcm")
     places = header.pixel_array
     assert (read(FILES / "examples_palette.dcm") == apply_color_lut(places, header)).all()
@@ -96,7 +96,7 @@ def test_a_masks_numbers_are_as_stored_however_they_are_shown(tmp_path: Path) ->
     header = theirs("CT_small.dcm")
     path = saved(tmp_path / "a.dcm", header, PhotometricInterpretation="MONOCHROME1")
     assert (read(path, mask=True) == header.pixel_array).all()
-    assert refusal(FILES / "SC_rgb_small_odd.dcm", mask=True).message.endswith(": a mask in colours")
+    assert refusal(FILES / "SC_rgb_small_odd.dcm", mask=True).message.endswith(": a mask in colors")
 
 
 def test_where_0_is_white_the_range_is_turned_round(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_scales_of_single_slices_and_tables_are_refused(tmp_path: Path) -> None:
     "changes",
     [{"SamplesPerPixel": 4, "PhotometricInterpretation": "CMYK"}, {"PhotometricInterpretation": CANARY}],
 )
-def test_other_kinds_of_colour_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_other_kinds_of_color_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = saved(tmp_path / "a.dcm", theirs("MR_small.dcm"), **changes)
-    assert refusal(path).message == f"{path}: its colours are of a kind that is not read"
+    assert refusal(path).message == f"{path}: its colors are of a kind that is not read"
 
 
 def test_decoding_in_threads_leaves_warnings_as_they_were() -> None:
@@ -251,7 +251,7 @@ def test_decoding_in_threads_leaves_warnings_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "break_it", ["not", "long name", "cut off", "no image", "too large", "colours", "number", "set"]
+    "break_it", ["not", "long name", "cut off", "no image", "too large", "colors", "number", "set"]
 )
 def test_nothing_that_is_said_of_a_file_quotes_its_header(
     tmp_path: Path, break_it: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -268,7 +268,7 @@ def test_nothing_that_is_said_of_a_file_quotes_its_header(
             del header.PixelData
         elif break_it == "too large":
             header.Rows = header.Columns = 60_000
-        elif break_it == "colours":
+        elif break_it == "colors":
             header.PhotometricInterpretation = CANARY
         elif break_it == "number":
             header.add_new("NumberOfFrames", "LO", CANARY)

@@ -24,19 +24,18 @@ from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.ensemble import distilled, ensemble_targets
 from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.server import aggregator
-from fl_algorithms.server.aggregator import Round, ServerHalf, Update, server_half
+from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
 from fl_algorithms.server.dsfl import entropy_reduced
 from fl_algorithms.server.feddf import require_torch
 from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import EarlyStopping
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common
-from fl_algorithms.tasks.common import common_digest, read_common
+from fl_algorithms.tasks.base import PublicData
+from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 from fl_algorithms.training import seeded
 from tests import reference
-from tests.fl_algorithms.toys import session_of, toy_common, toy_data, toy_study
+from tests.fl_algorithms.toys import session_of, toy_data, toy_public_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
@@ -53,8 +52,8 @@ def study_of(method: str, *, sites: int = 3, **settings: Any) -> StudyFile:
     return toy_study(method, sites=SITES[:sites], algorithm_settings=settings, **changes)
 
 
-def half_of(study: StudyFile) -> ServerHalf:
-    return server_half(study, describe(study, study.study.sites[0]).leaves)
+def aggregator_of(study: StudyFile) -> ServerAggregator:
+    return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
 def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
@@ -63,23 +62,23 @@ def rows(seed: int, shape: tuple[int, int] = (10, 2)) -> F32:
     return (raised / raised.sum(axis=1, keepdims=True)).astype("<f4")
 
 
-def after(half: ServerHalf, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
+def after(aggregator: ServerAggregator, kept: dict[str, F32], sent: dict[str, F32]) -> dict[str, F32]:
     """What is kept after a round in which these sites sent these predictions."""
     payload = bytearray()
-    updates = [Update(site, 5, InMemory({half.leaves[0].key: array})) for site, array in sorted(sent.items())]
-    half.aggregate(Round(1, InMemory(kept), updates, payload.extend))
-    return read(half, payload)
+    updates = [Update(site, 5, InMemory({aggregator.upload[0].key: array})) for site, array in sorted(sent.items())]
+    aggregator.aggregate(Round(1, InMemory(kept), updates, payload.extend))
+    return read(aggregator, payload)
 
 
-def begun(half: ServerHalf) -> dict[str, F32]:
+def begun(aggregator: ServerAggregator) -> dict[str, F32]:
     payload = bytearray()
-    half.start(InMemory({}), payload.extend)
-    return read(half, payload)
+    aggregator.start(InMemory({}), payload.extend)
+    return read(aggregator, payload)
 
 
-def read(half: ServerHalf, payload: bytearray) -> dict[str, F32]:
+def read(aggregator: ServerAggregator, payload: bytearray) -> dict[str, F32]:
     found, offset = {}, 0
-    for spec in half.kept_specs:
+    for spec in aggregator.kept_specs:
         found[spec.key] = np.frombuffer(payload, "<f4", math.prod(spec.shape), offset).reshape(spec.shape)
         offset += spec.bytes
     assert offset == len(payload)
@@ -98,9 +97,9 @@ def networks_of(session: SiteSession) -> dict[str, torch.Tensor]:
 
 
 def test_fedmds_mean_counts_each_site_alike_and_is_the_slow_one() -> None:
-    half = half_of(study_of("fedmd"))
+    aggregator = aggregator_of(study_of("fedmd"))
     sent = {site: np.random.default_rng(k).normal(size=(10, 1)).astype("<f4") for k, site in enumerate(SITES)}
-    found = after(half, begun(half), sent)["consensus/logits"]
+    found = after(aggregator, begun(aggregator), sent)["consensus/logits"]
     slow = [sum(float(sent[site][row, 0]) for site in SITES) / 3 for row in range(10)]
     np.testing.assert_allclose(found[:, 0], slow, rtol=1e-6)
 
@@ -109,11 +108,11 @@ def test_fedmds_mean_counts_each_site_alike_and_is_the_slow_one() -> None:
 def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
     settings = {"aggregation": "mean"} if method == "dsfl" else {}
     study = study_of(method, **settings)
-    half = half_of(study)
-    one = rows(1, half.leaves[0].shape)
-    kept = after(half, begun(half), dict.fromkeys(SITES, one))
+    aggregator = aggregator_of(study)
+    one = rows(1, aggregator.upload[0].shape)
+    kept = after(aggregator, begun(aggregator), dict.fromkeys(SITES, one))
     for site in SITES:
-        (source,) = half.sources(InMemory(kept), site, 2)
+        (source,) = aggregator.sources(InMemory(kept), site, 2)
         np.testing.assert_allclose(kept[source], one, rtol=1e-6)
 
 
@@ -122,12 +121,12 @@ def test_identical_sites_agree_on_what_they_sent(method: str) -> None:
 def test_the_size_of_blocks_changes_no_more_than_a_rounding(
     method: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = half_of(study_of(method))
-    sent = {site: rows(k, half.leaves[0].shape) for k, site in enumerate(SITES)}
-    whole = after(half, begun(half), sent)
-    monkeypatch.setattr(aggregator, "BLOCK", block)
+    aggregator = aggregator_of(study_of(method))
+    sent = {site: rows(k, aggregator.upload[0].shape) for k, site in enumerate(SITES)}
+    whole = after(aggregator, begun(aggregator), sent)
+    monkeypatch.setattr("fl_algorithms.server.aggregator.BLOCK", block)
     monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
-    pieces = after(half, begun(half), sent)
+    pieces = after(aggregator, begun(aggregator), sent)
     assert all(np.allclose(whole[key], pieces[key], rtol=1e-6, atol=1e-7) for key in whole)
 
 
@@ -150,8 +149,8 @@ def test_dsfl_sends_the_sharpened_mean_or_the_mean() -> None:
     sent = {site: rows(k) for k, site in enumerate(SITES)}
     mean = sum(array.astype(np.float64) for array in sent.values()) / 3
     for aggregation, expected in (("era", reference.era(mean.tolist(), 0.1)), ("mean", mean)):
-        half = half_of(study_of("dsfl", aggregation=aggregation))
-        found = after(half, begun(half), sent)["consensus/probabilities"]
+        aggregator = aggregator_of(study_of("dsfl", aggregation=aggregation))
+        found = after(aggregator, begun(aggregator), sent)["consensus/probabilities"]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
 
@@ -184,7 +183,7 @@ def test_a_step_of_the_coefficients_lowers_the_loss_along_its_slow_gradient(rho:
 
 def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_under_a_strong_one() -> None:
     sent = {site: rows(k) for k, site in enumerate(SITES)}
-    free, pulled = (half_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
+    free, pulled = (aggregator_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
     kept = begun(free)
     for _ in range(300):
         kept = after(free, kept, sent)
@@ -195,11 +194,11 @@ def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_unde
 
 @pytest.mark.parametrize("compat", [False, True])
 def test_rows_of_coefficients_are_shares(compat: bool) -> None:
-    half = half_of(study_of("ktpfl", compat=compat))
-    kept = begun(half)
+    aggregator = aggregator_of(study_of("ktpfl", compat=compat))
+    kept = begun(aggregator)
     np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
     for number in range(5):
-        kept = after(half, kept, {site: rows(10 * number + k) for k, site in enumerate(SITES)})
+        kept = after(aggregator, kept, {site: rows(10 * number + k) for k, site in enumerate(SITES)})
         c = coefficients(kept)
         assert (c >= 0).all()
         np.testing.assert_allclose(c.sum(axis=1), 1, rtol=1e-5)
@@ -216,17 +215,17 @@ def test_the_released_codes_step_is_brought_near_a_hundredth_and_then_sharpened(
 
 
 def test_identical_predictions_move_no_coefficient() -> None:
-    half = half_of(study_of("ktpfl"))
-    kept = begun(half)
+    aggregator = aggregator_of(study_of("ktpfl"))
+    kept = begun(aggregator)
     for _ in range(20):
-        kept = after(half, kept, dict.fromkeys(SITES, rows(1)))
+        kept = after(aggregator, kept, dict.fromkeys(SITES, rows(1)))
     np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
 
 
 def test_a_site_that_did_not_answer_keeps_its_coefficients_and_learns_from_the_others() -> None:
-    half = half_of(study_of("ktpfl"))
-    first = after(half, begun(half), {site: rows(k) for k, site in enumerate(SITES)})
-    kept = after(half, first, {"ash": rows(7), "cedar": rows(8)})
+    aggregator = aggregator_of(study_of("ktpfl"))
+    first = after(aggregator, begun(aggregator), {site: rows(k) for k, site in enumerate(SITES)})
+    kept = after(aggregator, first, {"ash": rows(7), "cedar": rows(8)})
     before, c = coefficients(first), coefficients(kept)
     np.testing.assert_array_equal(c[1], before[1])
     np.testing.assert_array_equal(c[:, 1], before[:, 1])
@@ -242,18 +241,18 @@ def test_a_site_that_did_not_answer_keeps_its_coefficients_and_learns_from_the_o
 def test_without_distillation_each_site_trains_alone(method: str) -> None:
     data = {site: toy_data(site) for site in SITES}
     alone = toy_study("silo", sites=SITES)
-    apart = run_federation(alone, task_of(alone), data)
+    separate = run_federation(alone, task_of(alone), data)
     study = study_of(method, distil={"steps": 0})
     together = run_federation(study, task_of(study), data)
     for site in SITES:
-        ours, theirs = (networks_of(outcome.sessions[site]) for outcome in (together, apart))
+        ours, theirs = (networks_of(outcome.sessions[site]) for outcome in (together, separate))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
     study = study_of(method)
-    shape = describe(study, "ash").leaves[0].shape
+    shape = describe(study, "ash").upload[0].shape
     trained = []
     for filling in (0.0, 0.7):
         session = session_of(study)
@@ -272,16 +271,16 @@ def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
 def test_distillation_brings_a_sites_predictions_to_what_came(method: str) -> None:
     study = study_of(method, distil={"epochs": 300}, distil_learning_rate=0.05)
     study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
-    shape = describe(study, "ash").leaves[0].shape
+    shape = describe(study, "ash").upload[0].shape
     with seeded(8):
         logits = torch.randn(10, 1)
     soft = task_of(study).probabilities(logits / (10.0 if method == "ktpfl" else 1.0)).float()
     target = logits if method == "fedmd" else soft
     assert target.shape == shape
     session = session_of(study)
-    start = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    start = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)
     session.train(2, {BUNDLE[method]: {NAME[method]: target}})
-    end = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)
+    end = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)
     assert (end - logits).abs().mean() < 0.5 * (start - logits).abs().mean()
 
 
@@ -289,7 +288,7 @@ def test_softened_predictions_leave_kt_pfl() -> None:
     study = study_of("ktpfl", temperature=4.0)
     session = session_of(study)
     result = session.train(1, {"mixture": {"probabilities": torch.zeros(10, 2)}})
-    logits = compute_logits(session._context.algorithm, session._context.networks, toy_common().x)[:, 0]
+    logits = compute_logits(session._context.algorithm, session._context.networks, toy_public_data().x)[:, 0]
     sent = result.uplink["predictions"]["probabilities"]
     torch.testing.assert_close(sent[:, 1], torch.sigmoid(logits / 4))
     torch.testing.assert_close(sent.sum(dim=1), torch.ones(10))
@@ -306,38 +305,38 @@ def test_the_transfer_is_done_once_by_whoever_comes_late_too() -> None:
     assert first.export_state().meta["notes"] == {"transferred": True}
     steps: list[int] = []
     first.train(2, consensus, lambda step, total: steps.append(total))
-    assert steps == [1, 6]  # one batch of the common rows, then [training]
+    assert steps == [1, 6]  # one batch of the public rows, then [training]
     late, told = session_of(transfer), []
     late.train(3, consensus, lambda step, total: told.append(total))
     assert told == [3, 1, 6]
 
 
-def test_the_transfer_learns_the_classes_of_the_common_set() -> None:
+def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:
     study = study_of("fedmd", transfer={"epochs": 150}, distil_learning_rate=0.05)
     study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
-    session, common = session_of(study), toy_common()
+    session, public_data = session_of(study), toy_public_data()
     session.train(1, {"consensus": {"logits": torch.zeros(10, 1)}})
-    logits = compute_logits(session._context.algorithm, session._context.networks, common.x)
-    assert common.y is not None
-    assert torch.equal((logits[:, 0] > 0).long(), common.y)
+    logits = compute_logits(session._context.algorithm, session._context.networks, public_data.x)
+    assert public_data.y is not None
+    assert torch.equal((logits[:, 0] > 0).long(), public_data.y)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_with_other_networks_work_together(method: str) -> None:
     """Nothing of a network leaves: the coordinator's tensors and another site's are the same whatever this one has."""
     small, large = (study_of(method, sites=2, model={"name": "mlp", "hidden": hidden}) for hidden in ([], [7, 5]))
-    assert describe(small, "ash").leaves == describe(large, "ash").leaves
-    assert describe(small, "ash").comes == describe(large, "ash").comes
-    half = half_of(small)
+    assert describe(small, "ash").upload == describe(large, "ash").upload
+    assert describe(small, "ash").download == describe(large, "ash").download
+    aggregator = aggregator_of(small)
     sessions = {"ash": session_of(small, "ash"), "birch": session_of(large, "birch")}
-    kept: dict[str, Any] = begun(half)
+    kept: dict[str, Any] = begun(aggregator)
     for number in (1, 2, 3):
         sent = {}
         for site, session in sessions.items():
-            (source,) = half.sources(InMemory(kept), site, number)
+            (source,) = aggregator.sources(InMemory(kept), site, number)
             base = {BUNDLE[method]: {NAME[method]: torch.from_numpy(kept[source].copy())}}
             sent[site] = session.train(number, base).uplink["predictions"][NAME[method]].numpy()
-        kept = after(half, kept, sent)
+        kept = after(aggregator, kept, sent)
     assert all(np.isfinite(array).all() for array in kept.values())
 
 
@@ -354,7 +353,7 @@ def test_several_classes_are_exchanged_as_many(method: str) -> None:
     study = study_of(method, sites=2)
     task = study.task.model_copy(update={"classes": ["a", "b", "c"]})
     study = study.model_copy(update={"task": task})
-    assert describe(study, "ash").leaves[0].shape == (10, 3)
+    assert describe(study, "ash").upload[0].shape == (10, 3)
     data = {}
     for site in ("ash", "birch"):
         one = toy_data(site)
@@ -370,9 +369,9 @@ def both(study: StudyFile, sites: list[str] | None = None) -> Any:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
 
 
-def targets_of(study: StudyFile, common: Common, teachers: list[Any]) -> torch.Tensor:
+def targets_of(study: StudyFile, public_data: PublicData, teachers: list[Any]) -> torch.Tensor:
     """What teachers of one network say together."""
-    return ensemble_targets(common, [(study, teacher) for teacher in teachers])
+    return ensemble_targets(public_data, [(study, teacher) for teacher in teachers])
 
 
 def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
@@ -389,9 +388,9 @@ def test_feddf_without_steps_is_fedavg() -> None:
 
 def test_pfeddf_without_steps_is_each_site_alone() -> None:
     alone = toy_study("silo", sites=SITES, init_private="common")
-    apart, together = both(alone), both(study_of("pfeddf", distil_steps=0))
+    separate, together = both(alone), both(study_of("pfeddf", distil_steps=0))
     for position, site in enumerate(SITES):
-        theirs = networks_of(apart.sessions[site])
+        theirs = networks_of(separate.sessions[site])
         for name, tensor in theirs.items():
             torch.testing.assert_close(together.shared[f"site_{position}/{name}"], tensor, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(networks_of(together.sessions[site])[name], tensor, rtol=1e-5, atol=1e-6)
@@ -399,10 +398,10 @@ def test_pfeddf_without_steps_is_each_site_alone() -> None:
 
 def test_the_ensembles_target_is_the_slow_one_whatever_the_teachers_order() -> None:
     study = study_of("feddf")
-    teachers, common = models(study, [1, 2, 3]), toy_common()
-    found = targets_of(study, common, teachers)
-    backwards = targets_of(study, common, teachers[::-1])
-    logits = [Restored(study, task_of(study), teacher).logits(common.x)[:, 0].tolist() for teacher in teachers]
+    teachers, public_data = models(study, [1, 2, 3]), toy_public_data()
+    found = targets_of(study, public_data, teachers)
+    backwards = targets_of(study, public_data, teachers[::-1])
+    logits = [Restored(study, task_of(study), teacher).logits(public_data.x)[:, 0].tolist() for teacher in teachers]
     slow = [1 / (1 + math.exp(-sum(row) / 3)) for row in zip(*logits, strict=True)]
     np.testing.assert_allclose(found[:, 1], slow, rtol=1e-5)
     np.testing.assert_allclose(found.sum(dim=1), 1, rtol=1e-6)
@@ -413,29 +412,32 @@ def test_a_student_that_says_what_the_teachers_say_stays() -> None:
     """The gradient is nought but for rounding, of which Adam makes steps as of any other: plain distances are small."""
     study = study_of("feddf", distil_steps=1, distil_learning_rate=1e-4)
     (network,) = models(study, [4])
-    targets = targets_of(study, toy_common(), [network, network, network])
-    after = distilled(study, toy_common(), network, targets, 1)
+    targets = targets_of(study, toy_public_data(), [network, network, network])
+    after = distilled(study, toy_public_data(), network, targets, 1)
     assert all((after[name] - network[name]).abs().max() <= 1.1e-4 for name in network)
 
 
 def test_a_student_comes_to_say_what_the_teachers_say() -> None:
-    study, common = study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10), toy_common()
+    study, public_data = (
+        study_of("feddf", distil_steps=400, distil_learning_rate=0.05, distil_batch_size=10),
+        toy_public_data(),
+    )
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
+    targets = targets_of(study, public_data, teachers)
     task = task_of(study)
     gaps = [
-        float((Restored(study, task, network).probabilities(common.x).float() - targets).abs().mean())
-        for network in (student, distilled(study, common, student, targets, 1))
+        float((Restored(study, task, network).probabilities(public_data.x).float() - targets).abs().mean())
+        for network in (student, distilled(study, public_data, student, targets, 1))
     ]
     assert gaps[1] < 0.2 * gaps[0]
 
 
 def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
-    study, common = study_of("feddf", distil_steps=4), toy_common()
+    study, public_data = study_of("feddf", distil_steps=4), toy_public_data()
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    unlabelled = replace(common, y=None)
-    one, other = (distilled(study, held, student, targets, 1) for held in (common, unlabelled))
+    targets = targets_of(study, public_data, teachers)
+    unlabeled = replace(public_data, y=None)
+    one, other = (distilled(study, held, student, targets, 1) for held in (public_data, unlabeled))
     assert all(torch.equal(one[name], other[name]) for name in one)
     # Adam moves a weight by little more than its rate, and the rates of the cosine sum to less than all steps' first.
     assert all((one[name] - student[name]).abs().max() <= 4 * 1.1e-3 for name in one)
@@ -443,18 +445,20 @@ def test_the_student_never_sees_a_class_and_no_step_is_long() -> None:
 
 def test_a_site_that_did_not_answer_keeps_its_student_in_pfeddf() -> None:
     study = study_of("pfeddf")
-    half = half_of(study)
+    aggregator = aggregator_of(study)
     start, (moved_model,) = models(study, [1])[0], models(study, [2])
     payload = bytearray()
-    half.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
-    kept = read(half, payload)
+    aggregator.start(InMemory({key: tensor.numpy() for key, tensor in start.items()}), payload.extend)
+    kept = read(aggregator, payload)
     deltas = InMemory({key: (moved_model[key] - start[key]).numpy() for key in start})
     out = bytearray()
-    half.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_common()))
-    after = read(half, out)
+    aggregator.aggregate(Round(1, InMemory(kept), [Update("ash", 5, deltas)], out.extend, toy_public_data()))
+    after = read(aggregator, out)
     assert all((after[f"site_1/{key}"] == kept[f"site_1/{key}"]).all() for key in start)
     assert any((after[f"site_0/{key}"] != kept[f"site_0/{key}"]).any() for key in start)
-    assert half.sources(InMemory(after), "cedar", 2) == tuple(f"site_2/{spec.key}" for spec in half.comes)
+    assert aggregator.sources(InMemory(after), "cedar", 2) == tuple(
+        f"site_2/{spec.key}" for spec in aggregator.download
+    )
 
 
 def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
@@ -465,28 +469,30 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
         for site, model in zip(SITES, sites, strict=True)
     ]
     out = bytearray()
-    half = half_of(study)
+    aggregator = aggregator_of(study)
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
-    half.aggregate(Round(2, kept, updates, out.extend, toy_common()))
+    aggregator.aggregate(Round(2, kept, updates, out.extend, toy_public_data()))
     mean = {key: sum(model[key].double() for model in sites) / 3 for key in base}
-    targets = targets_of(study, toy_common(), sites)
-    expected = distilled(study, toy_common(), {key: value.float() for key, value in mean.items()}, targets, 2)
-    found = read(half, out)
+    targets = targets_of(study, toy_public_data(), sites)
+    expected = distilled(study, toy_public_data(), {key: value.float() for key, value in mean.items()}, targets, 2)
+    found = read(aggregator, out)
     assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in base)
 
 
-def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.Tensor, round_number: int) -> Any:
+def slow_student(
+    study: StudyFile, public_data: PublicData, student: Any, targets: torch.Tensor, round_number: int
+) -> Any:
     """Of a table and 3 steps: every batch, gradient, cut and step written out."""
     model = Restored(study, task_of(study), student)
     (network,) = model.networks.values()
     network.train()
-    assert isinstance(common.x, torch.Tensor)
+    assert isinstance(public_data.x, torch.Tensor)
     generator = torch.Generator().manual_seed(stream_seed(study.study.seed, "", round_number, "shuffle.distil"))
     batches = [torch.randperm(10, generator=generator)[:8].split(4) for _ in range(2)]
     optimizer = torch.optim.Adam(network.parameters())
     for step, places in enumerate((*batches[0], *batches[1])[:3]):
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / 3)) / 2
-        one = network(common.x[places])
+        one = network(public_data.x[places])
         logits = torch.cat((torch.zeros_like(one), one), dim=1)
         wanted = targets[places]
         loss = (wanted * (wanted.log() - torch.log_softmax(logits, dim=1))).sum() / len(places)
@@ -502,11 +508,11 @@ def slow_student(study: StudyFile, common: Common, student: Any, targets: torch.
 
 
 def test_a_student_takes_the_slow_steps() -> None:
-    study, common = study_of("feddf", distil_steps=3), toy_common()
+    study, public_data = study_of("feddf", distil_steps=3), toy_public_data()
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    found = distilled(study, common, student, targets, 2)
-    slow = slow_student(study, common, student, targets, 2)
+    targets = targets_of(study, public_data, teachers)
+    found = distilled(study, public_data, student, targets, 2)
+    slow = slow_student(study, public_data, student, targets, 2)
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, slow[name], rtol=0, atol=1e-6)
         assert not torch.equal(tensor, student[name])
@@ -560,9 +566,9 @@ def test_the_held_out_rows_say_which_step_is_kept() -> None:
     study = stopped()
     (student,) = models(study, [1])
     targets = torch.tensor([0.01, 0.99]).expand(10, 2)
-    agreeing, contrary = (replace(toy_common(), y=torch.full((10,), label)) for label in (1, 0))
-    stays = distilled(study, contrary, student, targets, 1)
-    assert all(torch.equal(stays[name], student[name]) for name in student)
+    agreeing, contrary = (replace(toy_public_data(), y=torch.full((10,), label)) for label in (1, 0))
+    unchanged = distilled(study, contrary, student, targets, 1)
+    assert all(torch.equal(unchanged[name], student[name]) for name in student)
     moved_on = distilled(study, agreeing, student, targets, 1)
     assert not all(torch.equal(moved_on[name], student[name]) for name in student)
     one_look = distilled(stopped(every=12), agreeing, student, targets, 1)
@@ -570,55 +576,57 @@ def test_the_held_out_rows_say_which_step_is_kept() -> None:
 
 
 def test_classes_are_asked_of_the_held_out_rows_alone_and_these_are_in_no_batch() -> None:
-    study, common = stopped(), toy_common()
+    study, public_data = stopped(), toy_public_data()
     out = held_out_rows(study)
     student, *teachers = models(study, [1, 2, 3])
-    targets = targets_of(study, common, teachers)
-    assert common.y is not None
+    targets = targets_of(study, public_data, teachers)
+    assert public_data.y is not None
     y = targets.argmax(dim=1)
-    found = distilled(study, replace(common, y=y), student, targets, 1)
+    found = distilled(study, replace(public_data, y=y), student, targets, 1)
     turned, other = 1 - y, targets.clone()
     turned[out], other[out] = y[out], 1 - targets[out]
-    again = distilled(study, replace(common, y=turned), student, other, 1)
+    again = distilled(study, replace(public_data, y=turned), student, other, 1)
     assert all(torch.equal(found[name], again[name]) for name in student)
-    with pytest.raises(BadData, match="`early_stopping` in \\[algorithm\\] needs the common set's classes"):
-        distilled(study, replace(common, y=None), student, targets, 1)
+    with pytest.raises(BadData, match="`early_stopping` in \\[algorithm\\] needs the public data set's classes"):
+        distilled(study, replace(public_data, y=None), student, targets, 1)
 
 
 def test_a_federation_with_early_stopping_reads_the_classes(tmp_path: Path) -> None:
-    path = tmp_path / "common.csv"
+    path = tmp_path / "public_data.csv"
     path.write_text("\n".join(["u,v,w", *(f"{k},1,2" for k in range(10))]) + "\n")
     study = stopped()
-    assert len(read_common(study_of("feddf"), task_of(study), path).x) == 10
+    assert len(read_public_data(study_of("feddf"), task_of(study), path).x) == 10
     with pytest.raises(BadData, match="no column `ill`"):
-        read_common(study, task_of(study), path)
+        read_public_data(study, task_of(study), path)
     assert both(study).digest == both(study).digest
     assert "early_stopping" not in study_of("feddf").algorithm.settings
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.09, 0), (0.9, 9)])
-def test_a_common_set_too_small_for_early_stopping_is_refused(fraction: float, count: int) -> None:
+def test_a_public_data_set_too_small_for_early_stopping_is_refused(fraction: float, count: int) -> None:
     with pytest.raises(BadData) as refused:
         stopped(fraction=fraction)
-    assert f"`early_stopping` in [algorithm] holds out {count} of the common set's 10 rows" in refused.value.message
+    assert (
+        f"`early_stopping` in [algorithm] holds out {count} of the public data set's 10 rows" in refused.value.message
+    )
 
 
 COORDINATOR = """
 import json, sys
 from pathlib import Path
-from fl_algorithms.server.halves import Round, Update, server_half
+from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from wardround.errors import BadData
-from wardround.study import StudyFile
-from wardround.tensors import TensorFile
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import TensorFile
 folder = Path(sys.argv[1])
 study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
 base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
-half = server_half(study, base.specs)
+aggregator = server_aggregator(study, base.specs)
 out = bytearray()
-common = folder / "common.csv"
+public_data = folder / "public_data.csv"
 try:
-    half.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, common))
+    aggregator.aggregate(Round(1, base, [Update("ash", 5, delta), Update("birch", 7, base)], out.extend, public_data))
 except BadData as error:
     print(error.message, "|", error.hint)
 assert "torch" not in sys.modules
@@ -629,12 +637,12 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize("settings", [{}, {"early_stopping": STOPPING}], ids=["all-steps", "early-stopping"])
 def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = [f"{k},{-k}.5,{k * k / 10},no" for k in range(10)]
-    (tmp_path / "common.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
+    (tmp_path / "public_data.csv").write_text("\n".join(["u,v,w,ill", *rows]) + "\n")
     study = study_of("feddf", sites=2, **settings)
-    common = study.common
-    assert common is not None
-    right = common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    study = study.model_copy(update={"common": right})
+    public_data = study.public_data
+    assert public_data is not None
+    right = public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    study = study.model_copy(update={"public_data": right})
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     base, delta = models(study, [1, 2])
     for name, tensors in (("base", base), ("delta", delta)):
@@ -642,18 +650,20 @@ def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", COORDINATOR, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     here, arrays = bytearray(), [InMemory({k: t.numpy() for k, t in one.items()}) for one in (base, delta)]
-    held = read_common(study, task_of(study), tmp_path / "common.csv")
+    held = read_public_data(study, task_of(study), tmp_path / "public_data.csv")
     updates = [Update("ash", 5, arrays[1]), Update("birch", 7, arrays[0])]
-    half_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
+    aggregator_of(study).aggregate(Round(1, arrays[0], updates, here.extend, held))
     assert (tmp_path / "out").read_bytes() == here
 
 
 def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> None:
-    (tmp_path / "common.csv").write_text("u,v,w,ill\n" + "".join(f"{k},{-k}.5,{k * k / 10},no\n" for k in range(10)))
+    (tmp_path / "public_data.csv").write_text(
+        "u,v,w,ill\n" + "".join(f"{k},{-k}.5,{k * k / 10},no\n" for k in range(10))
+    )
     study = study_of("feddf", sites=2, model={"name": "mlp", "hidden": [4], "norm": "batch"})
-    assert study.common is not None
-    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    study = study.model_copy(update={"common": right})
+    assert study.public_data is not None
+    right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    study = study.model_copy(update={"public_data": right})
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     (base,) = models(study, [1])
     delta = {key: torch.zeros_like(tensor) for key, tensor in base.items()}
@@ -662,19 +672,19 @@ def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> No
         safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
     script = COORDINATOR.replace('print(error.message, "|", error.hint)', "print(error.site, error.message)")
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
-    said = "ash the network says of the common set what is no number\n"
+    said = "ash the network says of the public data set what is no number\n"
     assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
 
 
 def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "common.csv").write_text("u,v,w,ill\n")
+    (tmp_path / "public_data.csv").write_text("u,v,w,ill\n")
     study = study_of("feddf")
     head = {
         "study": study.document(),
         "round": 1,
-        "common": str(tmp_path / "common.csv"),
+        "public_data": str(tmp_path / "public_data.csv"),
         "students": ["ash"],
         "teachers": [],
     }
@@ -683,26 +693,28 @@ def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     monkeypatch.setattr(sys, "stdout", out)
     ensemble.main()
     said = json.loads(out.buffer.getvalue())
-    assert "is not the common set of study `toy`" in said["error"]
+    assert "is not the public data set of study `toy`" in said["error"]
     assert said["hint"] == "create the study again with the right file"
-    assert study.common is not None
-    right = study.common.model_copy(update={"digest": common_digest(tmp_path / "common.csv")})
-    head["study"] = study.model_copy(update={"common": right}).document()
-    (tmp_path / "common.csv").write_text("")
+    assert study.public_data is not None
+    right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
+    head["study"] = study.model_copy(update={"public_data": right}).document()
+    (tmp_path / "public_data.csv").write_text("")
     with pytest.raises(BadData):
         ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n"), io.BytesIO())
     with pytest.raises(BadData, match="what is to be distilled was cut short"):
-        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_common())
+        ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n\0\0"), io.BytesIO(), toy_public_data())
 
 
 def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     study = study_of("feddf", sites=1)
     (base,) = models(study, [1])
     kept = InMemory({key: tensor.numpy() for key, tensor in base.items()})
-    with pytest.raises(BadData, match="algorithm `feddf` distils at the coordinator, which has no copy of the common"):
-        half_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
+    with pytest.raises(
+        BadData, match="algorithm `feddf` distills at the coordinator, which has no copy of the public data"
+    ):
+        aggregator_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
     monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
     with pytest.raises(BadData) as refused:
         require_torch("feddf")
-    assert refused.value.message.startswith("algorithm `feddf` distils at the coordinator, which needs torch")
+    assert refused.value.message.startswith("algorithm `feddf` distills at the coordinator, which needs torch")
     assert "pip install 'wardround[site]'" in refused.value.hint

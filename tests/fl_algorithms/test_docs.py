@@ -13,5 +13,5 @@ def test_the_page_shows_fedprox_as_it_is() -> None:
     assert (ROOT / "fl_algorithms" / "client" / "fedprox.py").read_text().endswith(shown)
 
 
-def test_the_list_of_methods_is_the_catalogue() -> None:
+def test_the_list_of_methods_is_the_registry() -> None:
     assert (ROOT / "docs" / "methods.md").read_text() == page(), "write it again: `python -m tools.methods_page`"

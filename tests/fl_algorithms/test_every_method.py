@@ -1,4 +1,4 @@
-"""What holds for every method of the catalogue, whatever it does."""
+"""What holds for every installed method, whatever it does."""
 
 import json
 from collections.abc import Mapping
@@ -9,28 +9,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
-from fl_algorithms.server.aggregator import ServerHalf, server_half
+from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
 from fl_algorithms.tasks.base import SiteData, Split
-from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_common
+from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_public_data
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
-METHODS = list(catalog.METHODS)
-FEDERATED = [name for name, row in catalog.METHODS.items() if not row.lab_only]
-MEANS = [name for name, row in catalog.METHODS.items() if issubclass(row.settings, MeanSettings)]
+METHODS = list(registry.METHODS)
+FEDERATED = [name for name, row in registry.METHODS.items() if not row.lab_only]
+MEANS = [name for name, row in registry.METHODS.items() if issubclass(row.settings, MeanSettings)]
 NOISY: dict[str, Any] = {"name": "mlp", "hidden": [4, 3], "dropout": 0.3, "norm": "batch"}
 
 
 def noisy(algorithm: str, **changes: Any) -> StudyFile:
     """A study whose network has all that could go wrong: dropout, statistics, an integer buffer."""
-    needs = catalog.METHODS[algorithm].needs
+    needs = registry.METHODS[algorithm].needs
     if TWO_EXTRACTORS not in needs:
         changes["model"] = {**U, "norm": "batch", "dropout": 0.3} if DEPTHS in needs else NOISY
     return fit(algorithm, **changes)
@@ -47,8 +47,8 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
     """A federation round by round; with ``restart`` every site is killed and started anew after each round."""
     data = data or {site: data_of(study, site) for site in study.study.sites}
     sessions = {site: session_of(study, site, data[site]) for site in data}
-    half = server_half(study, describe(study, study.study.sites[0]).leaves)
-    kept = started(half, initial_model(study))
+    aggregator = server_aggregator(study, describe(study, study.study.sites[0]).upload)
+    kept = started(aggregator, initial_model(study))
     results: list[dict[str, RoundResult]] = []
     for number in range(1, study.study.rounds + 2):
         if restart:
@@ -57,18 +57,18 @@ def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: b
         results.append({})
         for site, session in sessions.items():
             step = session.validate if closing else session.train
-            results[-1][site] = step(number, downlink(half, kept, site, number))
+            results[-1][site] = step(number, downlink(aggregator, kept, site, number))
         if not closing:
-            kept, _ = aggregate(study, half, kept, number, results[-1], toy_common())
-    digest = manifest(kept, half.kept_specs).digest() if kept else None
+            kept, _ = aggregate(study, aggregator, kept, number, results[-1], toy_public_data())
+    digest = manifest(kept, aggregator.kept_specs).digest() if kept else None
     return Run(digest, results, {site: session.export_state() for site, session in sessions.items()})
 
 
-def started(half: ServerHalf, initial: dict[str, Tensor]) -> dict[str, Tensor]:
+def started(aggregator: ServerAggregator, initial: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the coordinator keeps before the first round."""
     payload, kept, offset = bytearray(), {}, 0
-    half.start(InMemory({key: tensor.numpy() for key, tensor in initial.items()}), payload.extend)
-    for spec in half.kept_specs:
+    aggregator.start(InMemory({key: tensor.numpy() for key, tensor in initial.items()}), payload.extend)
+    for spec in aggregator.kept_specs:
         kept[spec.key] = torch.frombuffer(payload[offset : offset + spec.bytes], dtype=torch.float32).reshape(
             spec.shape
         )
@@ -128,7 +128,7 @@ def test_two_runs_of_a_study_leave_the_same_digest_and_another_seed_leaves_anoth
 def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: str) -> None:
     study = noisy(algorithm)
     partition = describe(study, "ash")
-    private = {stay.name for stay in partition.stays}
+    private = {stay.name for stay in partition.private}
     for results in run(study).results[:-1]:
         for result in results.values():
             sent = [
@@ -136,18 +136,18 @@ def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: 
                 for bundle, deltas in result.uplink.items()
                 for name, delta in deltas.items()
             ]
-            assert sorted(sent, key=lambda spec: spec.key) == list(partition.leaves)
+            assert sorted(sent, key=lambda spec: spec.key) == list(partition.upload)
             assert not {spec.key for spec in sent} & private
             deltas = [delta for bundle in result.uplink.values() for delta in bundle.values()]
             assert all(delta.dtype == torch.float32 and delta.is_contiguous() for delta in deltas)
             assert all(not delta.requires_grad for delta in deltas)
-    assert list(initial_model(study)) == [spec.key for spec in partition.leaves]
+    assert list(initial_model(study)) == [spec.key for spec in partition.upload]
 
 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) -> None:
     study = noisy(algorithm)
-    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").stays}
+    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").private}
     tensors = run(study).states["ash"].tensors
     kept = {key.partition("/")[2] for key in tensors if not key.startswith("optimizer/")}
     assert kept <= described
@@ -156,8 +156,8 @@ def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) ->
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_no_hook_writes_into_the_download(algorithm: str) -> None:
     study = noisy(algorithm)
-    half = server_half(study, describe(study, "ash").leaves)
-    base = downlink(half, started(half, initial_model(study)), "ash", 1)
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
+    base = downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
     before = {bundle: {name: tensor.clone() for name, tensor in part.items()} for bundle, part in base.items()}
     session_of(study).train(1, base)
     assert all(same_bits(before[bundle], part) for bundle, part in base.items())
@@ -192,11 +192,11 @@ def test_a_federation_of_one_site_runs(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_site_that_missed_a_round_goes_on(algorithm: str) -> None:
     study = noisy(algorithm)
-    half = server_half(study, describe(study, "ash").leaves)
-    kept = started(half, initial_model(study))
+    aggregator = server_aggregator(study, describe(study, "ash").upload)
+    kept = started(aggregator, initial_model(study))
     session = session_of(study)
-    session.train(1, downlink(half, kept, "ash", 1))
-    result = session.train(3, downlink(half, kept, "ash", 3))
+    session.train(1, downlink(aggregator, kept, "ash", 1))
+    result = session.train(3, downlink(aggregator, kept, "ash", 3))
     assert all(torch.isfinite(delta).all() for part in result.uplink.values() for delta in part.values())
 
 
@@ -229,11 +229,11 @@ def test_a_soup_works_with_every_mean_and_its_models_stay(algorithm: str) -> Non
     study = noisy(algorithm, rounds=4, algorithm_settings={"soup": {"start_after": 1, "statistics": "estimate"}})
     one = run(study)
     assert_same(one, run(study, restart=True))
-    leaves = describe(study, "ash").leaves
+    upload = describe(study, "ash").upload
     plain = describe(noisy(algorithm, algorithm_settings={"soup": {"start_after": 9}}), "ash")
-    assert leaves == plain.leaves
-    soup = {stay.name.removeprefix("soup.") for stay in describe(study, "ash").stays if stay.name.startswith("soup.")}
-    assert soup <= {spec.key for spec in leaves}
+    assert upload == plain.upload
+    soup = {stay.name.removeprefix("soup.") for stay in describe(study, "ash").private if stay.name.startswith("soup.")}
+    assert soup <= {spec.key for spec in upload}
     assert soup
     assert all(0 <= state.meta["notes"].get("soup_models", 0) <= 3 for state in one.states.values())
 

@@ -21,7 +21,7 @@ from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.architectures import own_tensors
@@ -157,15 +157,15 @@ def test_a_label_that_the_study_does_not_allow_is_refused(study: StudyFile) -> N
 def test_what_leaves_is_the_same_list_at_every_site() -> None:
     study = study_of()
     ash, birch = (describe(study, site) for site in ("ash", "birch"))
-    assert ash.leaves == birch.leaves == describe(study, "ash", "wide").leaves
-    assert list(initial_model(study)) == [spec.key for spec in ash.leaves]
-    shapes = [next(stay.shape for stay in p.stays if stay.name == "body.layers.0.weight") for p in (ash, birch)]
+    assert ash.upload == birch.upload == describe(study, "ash", "wide").upload
+    assert list(initial_model(study)) == [spec.key for spec in ash.upload]
+    shapes = [next(stay.shape for stay in p.private if stay.name == "body.layers.0.weight") for p in (ash, birch)]
     assert shapes == [(4, 3), (5, 3)]
 
 
 def test_a_site_that_chooses_another_network_keeps_that_ones_tensors() -> None:
-    stays = describe(study_of(), "birch", "wide").stays
-    assert next(stay.shape for stay in stays if stay.name == "body.layers.0.weight") == (6, 3)
+    private = describe(study_of(), "birch", "wide").private
+    assert next(stay.shape for stay in private if stay.name == "body.layers.0.weight") == (6, 3)
 
 
 @pytest.mark.parametrize("looked_at", [lambda study: describe(study, "ash"), initial_model], ids=["describe", "init"])
@@ -373,7 +373,7 @@ def test_an_initial_model_of_unlike_networks_has_each_that_a_site_trains(method:
     assert list(start) == sorted(start)
     for site in study.study.sites:
         own = own_tensors(study, site, specs_of(start))
-        assert tuple(own.values()) == describe(study, site).leaves == describe(study, site).comes
+        assert tuple(own.values()) == describe(study, site).upload == describe(study, site).download
         one = initial_model(catalog.network_of(study, site))
         assert all(torch.equal(start[key], one[spec.key]) for key, spec in own.items())
     assert own.keys() == {key for key in start if key.startswith("network_0/")}
@@ -405,10 +405,10 @@ def test_pfeddf_without_steps_is_each_site_alone_with_its_own_network() -> None:
 def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
     """The kept tensors, what is kept after the first round with these sites, and what each of them made."""
     start = initial_model(study)
-    half = server_half(study, specs_of(start))
+    aggregator = server_aggregator(study, specs_of(start))
     sessions = {site: SiteSession(study, site, task_of(study), toy_data(site)) for site in sites}
-    results = {site: session.train(1, downlink(half, start, site, 1)) for site, session in sessions.items()}
-    common = toy_data("ash").common
+    results = {site: session.train(1, downlink(aggregator, start, site, 1)) for site, session in sessions.items()}
+    public_data = toy_data("ash").public_data
     made = {
         site: (
             catalog.network_of(study, site),
@@ -419,21 +419,21 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
         )
         for site in sites
     }
-    return start, aggregate(study, half, start, 1, results, common)[0], made
+    return start, aggregate(study, aggregator, start, 1, results, public_data)[0], made
 
 
 def test_every_student_learns_what_all_networks_say_together() -> None:
     study = distilling(steps=6, networks={"deep": {"name": "mlp", "hidden": [5, 3]}})
     start, after, made = a_round(study, ["ash", "birch", "cedar"])
-    common = toy_data("ash").common
-    assert common is not None
-    targets = ensemble_targets(common, list(made.values()))
-    logits = [Restored(one, task_of(one), model).logits(common.x) for one, model in made.values()]
+    public_data = toy_data("ash").public_data
+    assert public_data is not None
+    targets = ensemble_targets(public_data, list(made.values()))
+    logits = [Restored(one, task_of(one), model).logits(public_data.x) for one, model in made.values()]
     torch.testing.assert_close(targets[:, 1], torch.sigmoid(sum(logits) / 3).squeeze(1))
     for sites, bundle in ((["ash"], ""), (["birch", "cedar"], "network_0/")):
         one, own = made[sites[0]]
         begins = {key: sum(made[site][1][key] for site in sites) / len(sites) for key in own}
-        wanted = distilled(one, common, begins, targets, 1)
+        wanted = distilled(one, public_data, begins, targets, 1)
         for key, tensor in wanted.items():
             torch.testing.assert_close(after[bundle + key], tensor, rtol=1e-4, atol=1e-5)
             assert not torch.equal(after[bundle + key], start[bundle + key])
@@ -460,7 +460,7 @@ def test_networks_that_share_the_same_tensors_are_averaged_together_and_may_be_c
     """They differ in dropout alone, so there is one student, as there is without [networks]."""
     study = distilling(networks={"deep": {"name": "mlp", "hidden": [4], "dropout": 0.5}})
     assert list(initial_model(study)) == list(initial_model(catalog.network_of(study, "ash")))
-    assert describe(study, "ash", "deep").leaves == describe(study, "birch").leaves
+    assert describe(study, "ash", "deep").upload == describe(study, "birch").upload
     assert not any("/" in key for key in federate(study).shared)
 
 
@@ -475,7 +475,7 @@ def test_a_sites_own_choice_is_refused_where_networks_are_averaged_apart(site: s
         f"`{assigned}`, and not `{chosen}`"
     )
     assert "data.toml" in refusal.value.hint
-    assert describe(study, site, assigned).leaves == describe(study, site).leaves
+    assert describe(study, site, assigned).upload == describe(study, site).upload
 
 
 @pytest.mark.parametrize(

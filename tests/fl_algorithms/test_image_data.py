@@ -101,9 +101,9 @@ def test_the_published_blood_cells_make_two_laboratories(tmp_path: Path, hospita
     assert wbc(hospital_data / "wbc", tmp_path) == [("tecom", 209, 90), ("cellavision", 68, 29)]
 
 
-def test_a_source_becomes_several_hospitals_with_so_many_images_and_a_common_set(tmp_path: Path) -> None:
+def test_a_source_becomes_several_hospitals_with_so_many_images_and_a_public_data_set(tmp_path: Path) -> None:
     made_up_skin(tmp_path)
-    made = skin(tmp_path, tmp_path / "out", hospitals=2, at_most=4, common=6)
+    made = skin(tmp_path, tmp_path / "out", hospitals=2, at_most=4, public_data=6)
     assert [(site, train) for site, train, _ in made] == [
         ("first-place-1", 4), ("first-place-2", 4), ("second-1", 4), ("second-2", 4)
     ]  # fmt: skip
@@ -114,12 +114,12 @@ def test_a_source_becomes_several_hospitals_with_so_many_images_and_a_common_set
     files = (tmp_path / "out").rglob("*.npz")
     shown = {file: {lesion_of[image.tobytes()] for image in arrays(file)["images"]} for file in files}
     assert sum(map(len, shown.values())) == len(set().union(*shown.values()))  # each in one file
-    common = arrays(tmp_path / "out" / "common" / "common.npz")
-    assert len(common["images"]) == 6
-    assert "patient" not in common
+    public_data = arrays(tmp_path / "out" / "public_data" / "public_data.npz")
+    assert len(public_data["images"]) == 6
+    assert "patient" not in public_data
 
 
-def test_a_common_set_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
+def test_a_public_data_set_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
     made_up_skin(tmp_path)
-    with pytest.raises(BadData, match=r"the hospitals leave \d+ images, 30 are wanted"):
-        skin(tmp_path, tmp_path / "out", at_most=10, common=30)
+    with pytest.raises(BadData, match=r"the hospitals leave \d+ images, a public data set needs 30"):
+        skin(tmp_path, tmp_path / "out", at_most=10, public_data=30)

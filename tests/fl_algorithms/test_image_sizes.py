@@ -22,15 +22,15 @@ from fl_algorithms.settings.vision import VggSettings
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.selection import row_shape
 from tests.fl_algorithms.image_toys import (
-    COMMON_ROWS,
     IMAGES,
     MASKS,
+    PUBLIC_ROWS,
     RESNET,
     UNET,
-    common_bytes,
     image_study,
     packed,
     pictures,
+    public_bytes,
     write_images,
 )
 from wardround.errors import BadData
@@ -199,7 +199,7 @@ def test_sites_of_unlike_sizes_share_one_bypass_and_read_their_data_at_their_own
     study = study_of(PLAIN)
     task, data, outcome = federate(study, folder)
     assert [row_shape(data[site].train.x) for site in ("ash", "birch")] == [(1, 8, 8), (1, 16, 16)]
-    assert describe(study, "ash").leaves == describe(study, "birch").leaves
+    assert describe(study, "ash").upload == describe(study, "birch").upload
     ash, birch = (outcome.checkpoints[site]["latest"].tensors for site in ("ash", "birch"))
     for name, tensor in outcome.shared.items():
         assert name.startswith("bypass/")
@@ -241,16 +241,16 @@ def test_a_checkpoint_predicts_new_images_of_any_size_at_its_own(folder: Path, t
         task_of(own["ash"]).read_new(tmp_path / "new", data["birch"].preprocessing)
 
 
-def test_each_site_reads_the_common_set_at_its_own_size(folder: Path) -> None:
-    (folder / "common").mkdir()
-    (folder / "common" / "common.npz").write_bytes(common_bytes())
+def test_each_site_reads_the_public_data_set_at_its_own_size(folder: Path) -> None:
+    (folder / "public_data").mkdir()
+    (folder / "public_data" / "public_data.npz").write_bytes(public_bytes())
     study = study_of("fedmd")
     data = load_sites(study, task_of(study), folder)
     shapes = {}
     for site, of_site in data.items():
-        assert of_site.common is not None
-        shapes[site] = (len(of_site.common.x), *row_shape(of_site.common.x))
-    assert shapes == {"ash": (COMMON_ROWS, 1, 8, 8), "birch": (COMMON_ROWS, 1, 16, 16)}
+        assert of_site.public_data is not None
+        shapes[site] = (len(of_site.public_data.x), *row_shape(of_site.public_data.x))
+    assert shapes == {"ash": (PUBLIC_ROWS, 1, 8, 8), "birch": (PUBLIC_ROWS, 1, 16, 16)}
     run_federation(study, task_of(study), data)
 
 

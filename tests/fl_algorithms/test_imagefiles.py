@@ -62,11 +62,11 @@ def png_that_says(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "array", "shape"),
     [
-        pytest.param("a.png", RAMP, (6, 8, 1), id="grey"),
+        pytest.param("a.png", RAMP, (6, 8, 1), id="gray"),
         pytest.param("a.png", RAMP.astype(np.uint16) * 1000, (6, 8, 1), id="16 bit"),
         pytest.param("a.tif", RAMP.astype(np.uint16) * 1000, (6, 8, 1), id="16 bit TIFF"),
         pytest.param("a.tiff", RAMP.astype(np.float32) / 7, (6, 8, 1), id="float TIFF"),
-        pytest.param("A.PNG", np.dstack([RAMP, RAMP + 1, RAMP + 2]), (6, 8, 3), id="colours"),
+        pytest.param("A.PNG", np.dstack([RAMP, RAMP + 1, RAMP + 2]), (6, 8, 3), id="colors"),
     ],
 )
 def test_pixels_come_out_as_they_were_saved(tmp_path: Path, name: str, array: Any, shape: tuple[int, ...]) -> None:
@@ -156,14 +156,14 @@ def test_several_pages_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "a.tif").message == f"{tmp_path}/a.tif: has several pages"
 
 
-def test_a_print_colour_space_is_refused(tmp_path: Path) -> None:
+def test_a_print_color_space_is_refused(tmp_path: Path) -> None:
     Image.fromarray(RAMP).convert("CMYK").save(tmp_path / "a.jpg")
-    assert refusal(tmp_path / "a.jpg").message == f"{tmp_path}/a.jpg: colour mode CMYK"
+    assert refusal(tmp_path / "a.jpg").message == f"{tmp_path}/a.jpg: color mode CMYK"
 
 
-def test_a_mask_in_colours_is_refused(tmp_path: Path) -> None:
+def test_a_mask_in_colors_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "a.png", np.dstack([RAMP, RAMP, RAMP]))
-    assert refusal(tmp_path / "a.png", mask=True).message == f"{tmp_path}/a.png: a mask of colour mode RGB"
+    assert refusal(tmp_path / "a.png", mask=True).message == f"{tmp_path}/a.png: a mask of color mode RGB"
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -238,7 +238,7 @@ def test_halving_an_image_averages_and_halving_a_mask_chooses() -> None:
     image = np.kron(corners.astype(np.uint8), np.ones((4, 4), np.uint8))
     at = Path("a.png")
     # A triangle as wide as 8 pixels around the middle of a 4-pixel block: its own weigh 0.625, 0.875, 0.875, 0.625, the
-    # neighbour's 0.375 and 0.125, so it has 6/7 and the neighbour 1/7.
+    # neighbor's 0.375 and 0.125, so it has 6/7 and the neighbor 1/7.
     mix = np.array([[6, 1], [1, 6]]) / 7
     small = fitted_to(at, image[..., None], (2, 2), "resize")[..., 0]
     assert np.abs(small - mix @ corners @ mix.T).max() <= 1

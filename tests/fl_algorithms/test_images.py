@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored, SiteSession
 from fl_algorithms.lab.federation import load_sites, run_federation
@@ -20,22 +20,23 @@ from fl_algorithms.settings.images import Augmentation, ImageSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Source, Split, in_parts
-from fl_algorithms.tasks.images import sets
+from fl_algorithms.tasks.images import pixels
 from fl_algorithms.tasks.images.augment import augmented, uniform
-from fl_algorithms.tasks.images.sets import Pixels, source_digest
+from fl_algorithms.tasks.images.pixels import Pixels
+from fl_algorithms.tasks.images.sets import source_digest
 from fl_algorithms.tasks.selection import chosen, joined, rows_at
 from fl_algorithms.training import Batches
 from tests import reference
 from tests.fl_algorithms.image_toys import (
     CLASSES,
     IMAGES,
-    common_bytes,
     image_study,
     image_task,
-    labelled,
+    labeled,
     load,
     packed,
     pictures,
+    public_bytes,
     settings_of,
     write_images,
     write_table,
@@ -60,7 +61,7 @@ def refused(task: Any, source: Source, **changes: Any) -> BadData:
 
 
 def test_a_folder_and_the_same_arrays_are_the_same_data(tmp_path: Path) -> None:
-    folder = load(image_task(), labelled(tmp_path))
+    folder = load(image_task(), labeled(tmp_path))
     arrays = load(image_task(), Source({"arrays": packed(tmp_path / "a.npz")}))
     assert torch.equal(everything(folder), everything(arrays))
     assert torch.equal(folder.train.y, arrays.train.y)
@@ -79,9 +80,9 @@ def test_each_image_keeps_its_label_whatever_the_order_of_the_table(tmp_path: Pa
         assert ((values >= 10).long() == split.y).all()
 
 
-def test_images_are_standardised_over_all_of_the_sites_training_images(tmp_path: Path) -> None:
+def test_images_are_standardized_over_all_of_the_sites_training_images(tmp_path: Path) -> None:
     images, _ = pictures(12)
-    rows = everything(load(image_task(), labelled(tmp_path)))
+    rows = everything(load(image_task(), labeled(tmp_path)))
     numbers = (images / 255).ravel().tolist()
     mean = math.fsum(numbers) / len(numbers)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / len(numbers))
@@ -90,7 +91,7 @@ def test_images_are_standardised_over_all_of_the_sites_training_images(tmp_path:
 
 
 def test_a_studys_own_scale_is_used_as_written(tmp_path: Path) -> None:
-    data = load(image_task(mean=[0.5], std=[0.25]), labelled(tmp_path))
+    data = load(image_task(mean=[0.5], std=[0.25]), labeled(tmp_path))
     images, _ = pictures(12)
     expected = sorted(((images / 255).ravel() - 0.5) / 0.25)
     assert sorted(everything(data).ravel().tolist()) == pytest.approx(expected, abs=1e-6)
@@ -107,7 +108,7 @@ def test_the_test_images_never_touch_the_scale(tmp_path: Path) -> None:
 
 
 def test_the_preprocessing_is_plain_json_without_floats_and_reads_new_images_alike(tmp_path: Path) -> None:
-    source, task = labelled(tmp_path), image_task(augment={"flip_horizontal": True})
+    source, task = labeled(tmp_path), image_task(augment={"flip_horizontal": True})
     data = load(task, source)
     fitted = task.fitted(data)
     assert all(isinstance(text, str) for text in (*fitted["mean"], *fitted["std"]))
@@ -123,13 +124,13 @@ def test_the_preprocessing_is_plain_json_without_floats_and_reads_new_images_ali
 @pytest.mark.parametrize("change", [{"shape": [3, 8, 8]}, {"mean": ["x"]}, {"std": ["0"]}, {"mean": ["1", "2"]}])
 def test_preprocessing_of_another_study_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     task = image_task()
-    fitted = task.fitted(load(task, labelled(tmp_path)))
+    fitted = task.fitted(load(task, labeled(tmp_path)))
     with pytest.raises(BadData, match="preprocessing"):
         task.read_new(tmp_path / "images", {**fitted, **change})
 
 
 def test_the_digest_is_of_names_and_contents_and_can_be_made_without_decoding(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     first = load(image_task(), source).digest
     assert source_digest(source) == first
     (tmp_path / "images" / ".hidden").write_text("x")
@@ -144,9 +145,9 @@ def test_the_digest_is_of_names_and_contents_and_can_be_made_without_decoding(tm
 def test_images_beyond_the_cache_are_read_again_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, task = labelled(tmp_path), image_task()
+    source, task = labeled(tmp_path), image_task()
     kept = load(task, source)
-    monkeypatch.setattr(sets, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
+    monkeypatch.setattr(pixels, "MIB", 1)  # the cache of 2048 MiB has 2048 bytes, 12 images need 768
     assert torch.equal(everything(load(task, source)), everything(kept))
     small = load(image_task(cache_mib=500), source)
     assert torch.equal(everything(small), everything(kept))
@@ -156,17 +157,17 @@ def test_images_beyond_the_cache_are_read_again_and_are_the_same(
 
 @pytest.mark.parametrize("decoders", [1, 2, 5])
 def test_the_number_of_decoders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: int) -> None:
-    source, task = labelled(tmp_path), image_task(cache_mib=500)
+    source, task = labeled(tmp_path), image_task(cache_mib=500)
     kept = everything(load(image_task(), source))
-    monkeypatch.setattr(sets, "MIB", 1)
-    monkeypatch.setattr(sets, "DECODERS", decoders)
+    monkeypatch.setattr(pixels, "MIB", 1)
+    monkeypatch.setattr(pixels, "DECODERS", decoders)
     monkeypatch.setattr(Pixels.__init__, "__defaults__", (decoders,))
     assert torch.equal(everything(load(task, source)), kept)
 
 
 def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = labelled(tmp_path)
-    monkeypatch.setattr(sets, "MIB", 1)
+    source = labeled(tmp_path)
+    monkeypatch.setattr(pixels, "MIB", 1)
     data = load(image_task(cache_mib=500), source)
     write_images(tmp_path / "images", list(pictures(12, seed=9)[0]))
     with pytest.raises(BadData, match=r"not the file that was read at the start"):
@@ -174,7 +175,7 @@ def test_a_file_that_changes_while_training_is_noticed(tmp_path: Path, monkeypat
 
 
 def test_8_and_16_bit_files_may_mix(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     plain = everything(load(image_task(), source))
     deep = np.asarray(Image.open(tmp_path / "images" / "003.png")).astype(np.uint16) * 257  # 255 * 257 = 65535
     Image.fromarray(deep).save(tmp_path / "images" / "003.png")
@@ -217,7 +218,7 @@ def test_a_patient_in_training_and_test_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hospital_may_call_its_columns_otherwise(tmp_path: Path) -> None:
-    source = labelled(tmp_path, person=[place // 2 for place in range(12)])
+    source = labeled(tmp_path, person=[place // 2 for place in range(12)])
     data = load(image_task(label="other"), Source(source.paths, label="shape", patient="person"))
     assert len(data.validation) == 2  # one patient of six, floor(0.25 * 6)
 
@@ -284,7 +285,7 @@ def unknown_class(folder: Path) -> None:
 def test_a_broken_folder_is_refused_with_the_file_and_what_to_do(
     tmp_path: Path, break_it: Callable[[Path], None], message: str, hint: str
 ) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     break_it(tmp_path)
     found = refused(image_task(), source)
     assert found.message.startswith(message.replace("{}", str(tmp_path)))
@@ -292,13 +293,13 @@ def test_a_broken_folder_is_refused_with_the_file_and_what_to_do(
 
 
 def test_a_row_without_a_patient_is_refused(tmp_path: Path) -> None:
-    source = labelled(tmp_path, who=["", *(f"p{place}" for place in range(11))])
+    source = labeled(tmp_path, who=["", *(f"p{place}" for place in range(11))])
     found = refused(image_task(patient="who"), source)
     assert found.message == f"{tmp_path}/labels.csv: line 2: column `who` has no value"
 
 
 def test_half_a_test_set_is_refused(tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     both = {**source.paths, "test_images": tmp_path / "images"}
     assert refused(image_task(), Source(both)).message == f"{tmp_path}/images: no `test_labels` beside it"
     assert "no images" in refused(image_task(), Source({"table": tmp_path})).message
@@ -432,7 +433,7 @@ def test_a_turn_by_a_quarter_is_a_quarter_turn_in_an_oblong_image_too() -> None:
 
 def test_training_sees_new_changes_in_each_epoch_and_the_same_again_when_rerun(tmp_path: Path) -> None:
     task = image_task(augment={"shift": 0.3})
-    data = load(task, labelled(tmp_path))
+    data = load(task, labeled(tmp_path))
     study = image_study(batch_size=len(data.train))
 
     def epochs(round_number: int) -> list[torch.Tensor]:
@@ -451,7 +452,7 @@ def test_training_sees_new_changes_in_each_epoch_and_the_same_again_when_rerun(t
 
 
 def test_an_iterator_that_lives_as_long_as_the_run_goes_on_within_an_augmented_epoch(tmp_path: Path) -> None:
-    data = load(image_task(augment={"shift": 0.3}), labelled(tmp_path))
+    data = load(image_task(augment={"shift": 0.3}), labeled(tmp_path))
     study = image_study(iterator="run")
     whole, place = Batches(data.train.x, data.train.y, study, "ash", 1, "", {}), {}
     expected = [whole.next().x for _ in range(4)]
@@ -507,8 +508,8 @@ def site_folders(folder: Path) -> Path:
     for seed, site in enumerate(("ash", "birch")):
         packed(folder / site / "train.npz", n=18, seed=seed)
         packed(folder / site / "test.npz", n=6, seed=seed + 10)
-    (folder / "common").mkdir()
-    (folder / "common" / "common.npz").write_bytes(common_bytes())
+    (folder / "public_data").mkdir()
+    (folder / "public_data" / "public_data.npz").write_bytes(public_bytes())
     return folder
 
 
@@ -519,8 +520,8 @@ def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algor
     first, second = (run_federation(study, task, load_sites(study, task, folder)) for _ in range(2))
     assert first.digest == second.digest
     assert first.digest != first.initial_digest
-    leaves = {name for name in first.shared if ".bn" in name or "downsample.1" in name}
-    assert bool(leaves) == (algorithm == "fedavg")
+    upload = {name for name in first.shared if ".bn" in name or "downsample.1" in name}
+    assert bool(upload) == (algorithm == "fedavg")
     checkpoint = first.checkpoints["ash"]["latest"]
     assert checkpoint.split == "test"
     rows, _ = task.read_new(tmp_path / "ash" / "test.npz", load_sites(study, task, folder)["ash"].preprocessing)
@@ -530,14 +531,14 @@ def test_a_federation_of_images_gives_the_same_model_twice(tmp_path: Path, algor
 
 
 SPATIAL = sorted(
-    name for name, row in catalog.METHODS.items() if not row.lab_only and row.needs <= {BODY_AND_HEAD, NORM_LAYERS}
+    name for name, row in registry.METHODS.items() if not row.lab_only and row.needs <= {BODY_AND_HEAD, NORM_LAYERS}
 )
 
 
 @pytest.mark.parametrize("algorithm", SPATIAL)
 def test_every_method_for_divided_networks_trains_on_images(tmp_path: Path, algorithm: str) -> None:
-    common = {"init_private": "common"} if catalog.METHODS[algorithm].same_start else {}
-    study = image_study(algorithm=algorithm, local_steps=1, **common)
+    same_start = {"init_private": "common"} if registry.METHODS[algorithm].same_start else {}
+    study = image_study(algorithm=algorithm, local_steps=1, **same_start)
     task = task_of(study)
     outcome = run_federation(study, task, load_sites(study, task, site_folders(tmp_path)))
     assert outcome.digest != outcome.initial_digest
@@ -587,7 +588,7 @@ def test_a_model_learns_the_bright_from_the_dim(tmp_path: Path) -> None:
 def test_the_lab_finds_folders_of_images_too(tmp_path: Path) -> None:
     study = image_study()
     for site in ("ash", "birch"):
-        labelled(tmp_path / site)
+        labeled(tmp_path / site)
     data = load_sites(study, task_of(study), tmp_path)
     assert (len(data["ash"].train) + len(data["ash"].validation), data["ash"].test) == (12, None)
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
-from fl_algorithms.lab.federation import Outcome, load_sites, manifest, run_federation, said_of_limits, told_losses
+from fl_algorithms.lab.federation import Outcome, limits_summary, load_sites, manifest, reported_losses, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import LimitsSection, StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY = """
 [study]
@@ -86,7 +86,7 @@ def lab(*args: Any) -> Any:
 def test_the_same_study_gives_the_same_model_and_another_seed_another(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(catalog.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
     first = federate(toy_study(algorithm))
     assert first.digest == federate(toy_study(algorithm)).digest
     assert first.digest != federate(toy_study(algorithm, seed=6)).digest
@@ -104,22 +104,22 @@ def test_a_round_is_the_weighted_mean_of_what_the_sites_would_send() -> None:
 
 def test_counts_weigh_as_they_are_told() -> None:
     data = {"ash": toy_data("ash", rows=30), "birch": toy_data("birch", rows=10)}
-    digests = {counts: federate(toy_study(told={"counts": counts}), data).digest for counts in ("exact", "uniform")}
+    digests = {counts: federate(toy_study(reported={"counts": counts}), data).digest for counts in ("exact", "uniform")}
     same = {"ash": toy_data("ash", rows=10), "birch": toy_data("birch", rows=10)}
-    alike = {counts: federate(toy_study(told={"counts": counts}), same).digest for counts in ("exact", "uniform")}
+    alike = {counts: federate(toy_study(reported={"counts": counts}), same).digest for counts in ("exact", "uniform")}
     assert digests["exact"] != digests["uniform"]
     assert alike["exact"] == alike["uniform"]
 
 
 def test_losses_are_told_with_the_studys_digits_and_rows() -> None:
-    study = toy_study(told={"digits": 2, "counts": "bucketed"})
+    study = toy_study(reported={"digits": 2, "counts": "bucketed"})
     results = {site: session_of(study, site).train(1, start_of(study)) for site in ("birch", "ash")}
     wanted = [(f"{results[site].metrics['val_loss']:.2g}", 8) for site in ("ash", "birch")]  # 9 rows: the bucket is 8
-    assert told_losses(study, results) == wanted
+    assert reported_losses(study, results) == wanted
 
 
 def test_a_study_that_tells_no_loss_has_no_global_checkpoint() -> None:
-    outcome = federate(toy_study(told={"metrics": ["accuracy"]}))
+    outcome = federate(toy_study(reported={"metrics": ["accuracy"]}))
     assert outcome.best_round is None
     assert all("best_global" not in kinds for kinds in outcome.checkpoints.values())
 
@@ -265,9 +265,9 @@ def test_init_writes_the_tensors_of_the_labs_first_round(folder: Path) -> None:
     done = lab("init", folder / "study.toml", "--out", out)
     study = resolve(StudyFile.model_validate(_tables(folder)))
     with TensorFile(out) as file:
-        assert file.specs == describe(study, "ash").leaves
+        assert file.specs == describe(study, "ash").upload
         digest = file.manifest().digest()
-    assert digest == manifest(initial_model(study), describe(study, "ash").leaves).digest()
+    assert digest == manifest(initial_model(study), describe(study, "ash").upload).digest()
     assert f"digest {digest}" in done.stderr
     run = json.loads(lab("run", folder / "study.toml", "--data", folder, "--json").stdout)
     assert run["study_digest"] == study.digest(digest)
@@ -320,7 +320,7 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
     study = resolve(StudyFile.model_validate(tables))
     data = {site: toy_data(site, rows=400 if site == "ash" else 22) for site in sites}
     honest = federate(study, data)
-    assert said_of_limits(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
+    assert limits_summary(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
     assert honest.digest != federate(study.model_copy(update={"limits": LimitsSection(max_weight=1)}), data).digest
 
     real = SiteSession.train
@@ -333,7 +333,7 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
         return replace(result, uplink=large)
 
     monkeypatch.setattr(SiteSession, "train", in_other_units)
-    said = said_of_limits(federate(study, data).accounts)
+    said = limits_summary(federate(study, data).accounts)
     assert said[0].startswith("site birch is not in round 2's model: norm ")
     all_needed = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 4})})
     with pytest.raises(BadData) as refusal:
@@ -349,4 +349,4 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
 def test_a_loss_beyond_its_range_is_told_as_the_bound_so_that_a_site_that_diverges_goes_on() -> None:
     study = toy_study("fedavg")
     result = RoundResult({}, 22, 9, {"val_loss": 3e7}, ())
-    assert told_losses(study, {"ash": result}) == [("1e+06", 9)]
+    assert reported_losses(study, {"ash": result}) == [("1e+06", 9)]

@@ -14,7 +14,7 @@ from fl_algorithms.client.session import SessionState
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_half
+from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.server.lcfed import HEAD, HEADS
 from tests.fl_algorithms.image_toys import MASKS
 from tests.fl_algorithms.toys import U, session_of, toy_masks, toy_study
@@ -44,19 +44,19 @@ class Rounds:
         sites = study.study.sites
         data = {site: toy_masks(site, (rows or {}).get(site, 8)) for site in sites}
         self.sessions = {site: session_of(study, site, data[site]) for site in sites}
-        self.half = server_half(study, describe(study, sites[0]).leaves)
+        self.aggregator = server_aggregator(study, describe(study, sites[0]).upload)
         first = initial_model(study)
-        self.kept = {kept.spec.key: first[kept.source].clone() for kept in self.half.keeps}
+        self.kept = {kept.spec.key: first[kept.source].clone() for kept in self.aggregator.keeps}
         self.number = 0
 
     def run(self, only: tuple[str, ...] | None = None) -> dict[str, Any]:
         self.number += 1
         results = {
-            site: session.train(self.number, downlink(self.half, self.kept, site, self.number))
+            site: session.train(self.number, downlink(self.aggregator, self.kept, site, self.number))
             for site, session in self.sessions.items()
             if only is None or site in only
         }
-        self.kept, _ = aggregate(self.study, self.half, self.kept, self.number, results)
+        self.kept, _ = aggregate(self.study, self.aggregator, self.kept, self.number, results)
         return results
 
 
@@ -83,7 +83,7 @@ def test_the_squeeze_is_narrower_by_the_reduction() -> None:
 def test_every_depths_selection_is_shared_and_trained() -> None:
     """In the published code those of the deeper network are neither."""
     study = study_of()
-    shared = {spec.name for spec in describe(study, "ash").leaves if spec.bundle == MODEL}
+    shared = {spec.name for spec in describe(study, "ash").upload if spec.bundle == MODEL}
     for depth in range(len(U["widths"])):
         assert f"select.{depth}.embed.0.weight" in shared
     deltas = Rounds(study).run()["ash"].uplink[MODEL]
@@ -96,7 +96,7 @@ def test_each_site_uses_its_own_code_and_keeps_it() -> None:
     rounds.run()
     codes = [rounds.sessions[s].export_state().tensors["private/position"].item() for s in ("ash", "birch", "cedar")]
     assert codes == [0, 1, 2]
-    assert "position" in {stay.name for stay in describe(rounds.study, "ash").stays}
+    assert "position" in {stay.name for stay in describe(rounds.study, "ash").private}
 
 
 def test_the_distance_of_the_codes_is_the_mean_over_depths_and_other_sites() -> None:
@@ -235,17 +235,17 @@ def test_without_selection_and_calibration_a_site_does_as_in_fedrep() -> None:
 
 def test_with_calibration_the_head_leaves_beside_the_body_and_nothing_else() -> None:
     partition = describe(study_of(), "ash")
-    assert {spec.bundle for spec in partition.leaves} == {MODEL, HEAD}
-    assert {spec.name for spec in partition.leaves if spec.bundle == HEAD} == {"weight", "bias"}
-    assert {stay.name.split("/")[0] for stay in partition.stays} >= {CALIBRATION}
+    assert {spec.bundle for spec in partition.upload} == {MODEL, HEAD}
+    assert {spec.name for spec in partition.upload if spec.bundle == HEAD} == {"weight", "bias"}
+    assert {stay.name.split("/")[0] for stay in partition.private} >= {CALIBRATION}
     assert partition.exposure == "sites"
 
 
 def test_without_calibration_no_head_leaves_and_nobody_is_shown_a_sites_own() -> None:
     partition = describe(study_of(calibration=False), "ash")
-    assert {spec.bundle for spec in partition.leaves} == {MODEL}
-    assert partition.comes == partition.leaves
-    assert {"head/weight", "head/bias"} <= {stay.name for stay in partition.stays}
+    assert {spec.bundle for spec in partition.upload} == {MODEL}
+    assert partition.download == partition.upload
+    assert {"head/weight", "head/bias"} <= {stay.name for stay in partition.private}
     assert partition.exposure == ""
 
 
@@ -269,7 +269,7 @@ def test_every_site_sees_every_sites_head_as_it_last_was() -> None:
     assert torch.equal(rounds.kept[f"{HEADS}/0.weight"], heads[0])  # ash did not answer
     assert not torch.equal(rounds.kept[f"{HEADS}/1.weight"], heads[1])
     for place, site in enumerate(rounds.study.study.sites):
-        base = downlink(rounds.half, rounds.kept, site, 3)
+        base = downlink(rounds.aggregator, rounds.kept, site, 3)
         assert torch.equal(base[HEAD]["weight"], rounds.kept[f"{HEADS}/{place}.weight"])
         for other in heads:
             assert torch.equal(base[HEADS][f"{other}.weight"], rounds.kept[f"{HEADS}/{other}.weight"])
@@ -323,7 +323,7 @@ def test_masks_are_learned_better_than_before_training() -> None:
     data = {site: toy_masks(site) for site in study.study.sites}
     outcome = run_federation(study, task_of(study), data)
     rounds = Rounds(study)
-    before = session_of(study, "ash", data["ash"]).validate(1, downlink(rounds.half, rounds.kept, "ash", 1))
+    before = session_of(study, "ash", data["ash"]).validate(1, downlink(rounds.aggregator, rounds.kept, "ash", 1))
     after, start = outcome.checkpoints["ash"]["latest"].val_loss, before.metrics["val_loss"]
     assert after is not None
     assert start is not None

@@ -14,13 +14,14 @@ from safetensors.numpy import save_file
 from coordinator.models.aggregation import DamagedSpools, Spooled, aggregate
 from coordinator.storage.blobs import Blobs
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import Round, ServerHalf, Update, averaging_weights, server_half
+from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, averaging_weights, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from tests.reference import capped_shares
 from wardround.records.study import LimitsSection, StudyFile
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 
 SITES = ("ash", "birch", "cedar", "douglas")
 SPECS = (TensorSpec("w", "F32", (3,)),)
@@ -51,16 +52,16 @@ def run(
 ) -> tuple[np.ndarray[Any, Any], Account]:
     """The next model's values from zeros, and the account."""
     file = file or study()
-    half = server_half(file, SPECS)
+    aggregator = server_aggregator(file, SPECS)
 
-    kept = InMemory({spec.key: np.zeros(spec.shape, "<f4") for spec in half.kept_specs})
+    kept = InMemory({spec.key: np.zeros(spec.shape, "<f4") for spec in aggregator.kept_specs})
 
     def make(chosen: Any) -> np.ndarray[Any, Any]:
         out = bytearray()
-        half.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
+        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
         return np.frombuffer(bytes(out), "<f4")[:3]
 
-    return averaged(file, half, updates, before, make, kept=kept, round_number=1)
+    return averaged(file, aggregator, updates, before, make, kept=kept, round_number=1)
 
 
 @settings(max_examples=200, deadline=None)
@@ -98,7 +99,7 @@ def test_a_site_above_the_cap_counts_for_the_cap_and_that_is_told() -> None:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedadam"])
 def test_every_mean_that_is_weighted_by_counts_is_capped(algorithm: str) -> None:
     file = study(algorithm)
-    assert server_half(file, SPECS).weighted
+    assert server_aggregator(file, SPECS).weighted
     counts = (1, 1, 1, 10**6)
     _, account = run(sent(1, 1, 1, 1, counts=counts), file=file)
     assert account.capped == ("douglas",)
@@ -110,7 +111,7 @@ def test_a_method_whose_sites_count_alike_has_no_shares_to_cap() -> None:
     tables = study("fedavg").model_dump()
     tables["algorithm"] = {"name": "scaffold"}
     tables["training"] |= {"optimizer": "sgd", "weight_decay": 0.0}
-    assert not server_half(resolve(StudyFile.model_validate(tables)), SPECS).weighted
+    assert not server_aggregator(resolve(StudyFile.model_validate(tables)), SPECS).weighted
 
 
 def test_an_update_of_many_medians_is_left_out_by_name_and_the_round_goes_on() -> None:
@@ -159,9 +160,9 @@ def test_a_study_may_have_no_learned_limit(file: StudyFile) -> None:
 def test_norms_are_compared_among_sites_that_send_the_same_tensors() -> None:
     """A large network's norms say nothing about a small one's."""
     file = study()
-    half = server_half(file, SPECS)
+    aggregator = server_aggregator(file, SPECS)
     small = (TensorSpec("v", "F32", (1,)),)
-    unlike = replace(half, unlike=dict.fromkeys(SITES[:3], small))
+    unlike = replace(aggregator, per_site=dict.fromkeys(SITES[:3], small))
     updates = [
         *(Update(site, 1, InMemory({"v": np.full(1, 1e-6, "<f4")})) for site in SITES[:3]),
         *sent(1, 1, 1, 1)[3:],
@@ -176,8 +177,10 @@ NORMED = (TensorSpec("norm.weight", "F32", (2,)), TensorSpec("norm.running_var",
 def normed(variances: dict[str, tuple[float, float]], start: float, algorithm: str = "fedavg") -> tuple[bytes, Account]:
     """The next model of a norm layer whose running variance is ``start``, after these updates of it."""
     file = study(algorithm)
-    half = server_half(file, NORMED)
-    values = {spec.key: np.full(spec.shape, start if "var" in spec.key else 0.0, "<f4") for spec in half.kept_specs}
+    aggregator = server_aggregator(file, NORMED)
+    values = {
+        spec.key: np.full(spec.shape, start if "var" in spec.key else 0.0, "<f4") for spec in aggregator.kept_specs
+    }
     kept = InMemory(values)
     updates = [
         Update(site, 10, InMemory({"norm.weight": np.ones(2, "<f4"), "norm.running_var": np.array(change, "<f4")}))
@@ -186,10 +189,10 @@ def normed(variances: dict[str, tuple[float, float]], start: float, algorithm: s
 
     def make(chosen: Any) -> bytes:
         out = bytearray()
-        half.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
+        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
         return bytes(out)
 
-    return averaged(file, half, updates, (), make, kept=kept, round_number=1)
+    return averaged(file, aggregator, updates, (), make, kept=kept, round_number=1)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedavgm"])
@@ -254,8 +257,8 @@ def test_the_coordinator_and_the_lab_leave_out_the_same_to_the_same_bits(tmp_pat
     values = sent(0.25, -1.5, 0.75, 1e20, counts=(1, 2, 50, 3))
     in_memory, account = run(values)
     kept, spooled = files(blobs, values)
-    half = server_half(file, SPECS)
-    manifest, found = aggregate(blobs, file, half, kept, spooled, (), 1, "x")
+    aggregator = server_aggregator(file, SPECS)
+    manifest, found = aggregate(blobs, file, aggregator, kept, spooled, (), 1, "x")
     assert found == account
     assert (account.capped, set(account.left_out)) == (("cedar",), {"douglas"})
     with TensorFile(blobs.model(manifest.digest())) as model:
@@ -271,7 +274,7 @@ def test_a_byte_that_changed_in_a_spool_is_found_before_anything_is_averaged(tmp
     data[place] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedSpools) as refusal:
-        aggregate(blobs, study(), half_of(), kept, spooled, (), 1, "x")
+        aggregate(blobs, study(), aggregator_of(), kept, spooled, (), 1, "x")
     assert refusal.value.sites == ("cedar",)
     said = "what is kept here of the accepted update of `cedar` is damaged; it was not averaged"
     assert (refusal.value.message, refusal.value.hint) == (
@@ -279,11 +282,11 @@ def test_a_byte_that_changed_in_a_spool_is_found_before_anything_is_averaged(tmp
     )  # fmt: skip
     path.unlink()
     with pytest.raises(DamagedSpools):
-        aggregate(blobs, study(), half_of(), kept, spooled, (), 1, "x")
+        aggregate(blobs, study(), aggregator_of(), kept, spooled, (), 1, "x")
 
 
-def half_of() -> ServerHalf:
-    return server_half(study(), SPECS)
+def aggregator_of() -> ServerAggregator:
+    return server_aggregator(study(), SPECS)
 
 
 def files(blobs: Blobs, updates: list[Update]) -> tuple[str, list[Spooled]]:

@@ -1,4 +1,4 @@
-"""`fl-lab methods`: the catalogue as people and scripts read it."""
+"""`fl-lab methods`: the registry as people and scripts read it."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.methods import card, overview
 from wardround.errors import UsageProblem
@@ -27,15 +27,15 @@ def setting(name: str, key: str) -> Any:
 
 def test_every_method_is_listed_with_what_leaves_and_what_stays() -> None:
     listed = json.loads(lab("--json"))
-    assert [row["name"] for row in listed] == list(catalog.METHODS)
+    assert [row["name"] for row in listed] == list(registry.METHODS)
     for row in listed:
-        ours = catalog.METHODS[row["name"]]
-        assert (row["leaves"], row["stays"], row["exposure"]) == (ours.leaves, ours.stays, ours.exposure)
-    for name in catalog.METHODS:
+        ours = registry.METHODS[row["name"]]
+        assert (row["upload"], row["private"], row["exposure"]) == (ours.upload, ours.private, ours.exposure)
+    for name in registry.METHODS:
         assert name in lab()
 
 
-@pytest.mark.parametrize("name", list(catalog.METHODS))
+@pytest.mark.parametrize("name", list(registry.METHODS))
 def test_every_method_has_a_card_with_its_text_and_its_settings(name: str) -> None:
     found, shown = card(name), lab(name)
     assert found["about"]
@@ -75,8 +75,8 @@ def test_needs_and_single_models_are_said_in_words(monkeypatch: pytest.MonkeyPat
     ]
     from dataclasses import replace
 
-    shown = replace(catalog.METHODS["fedavg"], exposure="sites", plain_sgd=True, same_start=True)
-    monkeypatch.setitem(catalog.METHODS, "fedavg", shown)
+    shown = replace(registry.METHODS["fedavg"], exposure="sites", plain_sgd=True, same_start=True)
+    monkeypatch.setitem(registry.METHODS, "fedavg", shown)
     assert card("fedavg")["needs"] == ["plain SGD at the sites", '`init_private = "common"`']
     assert "sends it to other sites" in lab("fedavg")
 
@@ -87,7 +87,7 @@ def test_a_method_that_is_not_there_is_refused_with_the_nearest() -> None:
     assert (refused.value.message, refused.value.hint) == ("there is no method `fedsop`", "did you mean `fedsoup`?")
 
 
-def test_the_catalogue_is_shown_without_torch() -> None:
+def test_the_list_is_shown_without_torch() -> None:
     program = (
         "import sys\nsys.modules['torch'] = None\nsys.argv = ['fl-lab', 'methods', 'fedsoup']\n"
         "from fl_algorithms.lab.cli import main\nmain()"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import frozen_copy
 from fl_algorithms.client.apfl import Mixture, alpha_gradient, mixed_outputs, mixed_weights
 from fl_algorithms.client.fedbn import norm_layers
@@ -151,10 +151,10 @@ def test_norm_layers_are_told_by_their_type() -> None:
 def test_no_tensor_of_a_norm_layer_leaves_with_fedbn(norm: str) -> None:
     study = toy_study("fedbn", {**NORMED, "norm": norm})
     partition = describe(study, "ash")
-    assert {spec.name for spec in partition.leaves} == {
+    assert {spec.name for spec in partition.upload} == {
         f"{layer}.{part}" for layer in ("body.layers.0", "body.layers.1", "head") for part in ("weight", "bias")
     }
-    assert {stay.name.rpartition(".")[0] for stay in partition.stays} == {"body.norms.0", "body.norms.1"}
+    assert {stay.name.rpartition(".")[0] for stay in partition.private} == {"body.norms.0", "body.norms.1"}
 
 
 def test_with_fedbn_the_norm_layers_of_two_sites_part_and_the_rest_is_one_model() -> None:
@@ -185,16 +185,16 @@ def test_a_batch_norm_that_would_meet_a_single_row_is_refused_before_training() 
 # LG-FedAvg, FedPer, FedRep
 
 
-def leaving(algorithm: str, **settings: Any) -> set[str]:
-    return {spec.name for spec in describe(fit(algorithm, algorithm_settings=settings), "ash").leaves}
+def upload_specs(algorithm: str, **settings: Any) -> set[str]:
+    return {spec.name for spec in describe(fit(algorithm, algorithm_settings=settings), "ash").upload}
 
 
 def test_lg_fedavg_shares_what_fedrep_and_fedper_keep() -> None:
-    assert leaving("lgfedavg") == HEAD
+    assert upload_specs("lgfedavg") == HEAD
     for algorithm in ("fedrep", "fedper", "fedbabu"):
-        assert leaving(algorithm) == BODY
-    assert leaving("lgfedavg") | leaving("fedrep") == leaving("fedavg")
-    assert leaving("lgfedavg", head=["*.bias"]) == {"body.layers.0.bias", "head.bias"}
+        assert upload_specs(algorithm) == BODY
+    assert upload_specs("lgfedavg") | upload_specs("fedrep") == upload_specs("fedavg")
+    assert upload_specs("lgfedavg", head=["*.bias"]) == {"body.layers.0.bias", "head.bias"}
 
 
 def test_lg_fedavg_that_shares_everything_is_fedavg() -> None:
@@ -207,8 +207,8 @@ def test_lg_fedavg_that_shares_everything_is_fedavg() -> None:
 
 def test_lg_fedavg_that_shares_nothing_is_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     client = "tests.fl_algorithms.toys:lg_that_shares_nothing"
-    row = replace(catalog.METHODS["silo"], name="lg-nothing", client=client)
-    monkeypatch.setitem(catalog.METHODS, "lg-nothing", row)  # type: ignore[arg-type]
+    row = replace(registry.METHODS["silo"], name="lg-nothing", client=client)
+    monkeypatch.setitem(registry.METHODS, "lg-nothing", row)  # type: ignore[arg-type]
     assert_same_models(federation(toy_study("lg-nothing")), federation(toy_study("silo")))
 
 
@@ -331,8 +331,8 @@ def test_alpha_stays_between_zero_and_one(rate: float, mixing: str) -> None:
 
 def test_nothing_private_of_apfl_leaves() -> None:
     partition = describe(toy_study("apfl"), "ash")
-    assert {spec.key for spec in partition.leaves} == BODY | HEAD
-    assert {stay.name for stay in partition.stays} == {f"personal/{name}" for name in BODY | HEAD} | {"mixture/alpha"}
+    assert {spec.key for spec in partition.upload} == BODY | HEAD
+    assert {stay.name for stay in partition.private} == {f"personal/{name}" for name in BODY | HEAD} | {"mixture/alpha"}
 
 
 def test_alpha_moves_at_the_first_step_of_a_round_only() -> None:
@@ -456,7 +456,7 @@ def test_what_ditto_sends_is_fedavgs_whatever_lambda_is(lam: float, iterator: st
 
 def test_ditto_with_zero_lambda_trains_the_private_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     client = "tests.fl_algorithms.toys:alone_with_dittos_stream"
-    monkeypatch.setitem(catalog.METHODS, "silo", replace(catalog.METHODS["silo"], client=client))  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "silo", replace(registry.METHODS["silo"], client=client))  # type: ignore[arg-type]
     alone = private_of(toy_study("silo"), 3)
     ditto = toy_study("ditto", algorithm_settings={"lam": 0.0})
     assert same_bits(of_slot(private_of(ditto, 3), "personal"), alone)
@@ -496,7 +496,7 @@ def test_dittos_predictions_are_the_private_networks() -> None:
     logits = Restored(study, task_of(study), latest.tensors).logits(x)
     other = {name: torch.zeros_like(t) if "/" not in name else t for name, t in latest.tensors.items()}
     assert torch.equal(Restored(study, task_of(study), other).logits(x), logits)
-    assert {spec.key for spec in describe(study, "ash").leaves} == BODY | HEAD
+    assert {spec.key for spec in describe(study, "ash").upload} == BODY | HEAD
 
 
 # MOON
@@ -506,7 +506,7 @@ def test_moon_with_zero_mu_is_fedavg() -> None:
     moon = federation(toy_study("moon", algorithm_settings={"mu": 0.0}))
     assert_same_models(moon, federation(toy_study("fedavg")))
     assert moon.digest != federation(toy_study("moon", algorithm_settings={"mu": 1.0})).digest
-    assert describe(toy_study("moon", algorithm_settings={"mu": 0.0}), "ash").stays == ()
+    assert describe(toy_study("moon", algorithm_settings={"mu": 0.0}), "ash").private == ()
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5, 5.0])
@@ -563,7 +563,7 @@ def test_moon_keeps_the_network_as_its_training_left_it() -> None:
     left = plus(start, session.train(1, start))["model"]
     kept = {k: t for k, t in session.export_state().tensors.items() if k.startswith("kept/")}
     assert {k.removeprefix("kept/") for k in kept} == {
-        s.name for s in describe(study, "ash").stays if "previous" in s.name
+        s.name for s in describe(study, "ash").private if "previous" in s.name
     }
     for name, tensor in left.items():
         torch.testing.assert_close(kept[f"kept/previous.{name}"], tensor)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.algorithm import algorithm_of
 from fl_algorithms.client.mhpflgb import BYPASS, FUSION, fused, own_head
 from fl_algorithms.client.partition import build, describe, initial_model, task_of
@@ -131,13 +131,13 @@ def test_the_bypass_has_no_statistics_and_can_be_smaller() -> None:
 def test_only_the_bypass_leaves(task: dict[str, Any] | None, model: dict[str, Any]) -> None:
     study = study_of(task, model, widths=[3, 4])
     partition = describe(study, "ash")
-    assert {spec.bundle for spec in partition.leaves} == {BYPASS}
-    assert {spec.name.split(".")[0] for spec in partition.leaves} == {"body", "head"}
-    sent = sum(spec.bytes for spec in partition.leaves) // 4
+    assert {spec.bundle for spec in partition.upload} == {BYPASS}
+    assert {spec.name.split(".")[0] for spec in partition.upload} == {"body", "head"}
+    sent = sum(spec.bytes for spec in partition.upload) // 4
     assert sent == sum(p.numel() for p in networks_of(study)[BYPASS].parameters())
-    assert partition.comes == partition.leaves
-    stays = {stay.name.split("/")[0] for stay in partition.stays}
-    assert {"fusion", BYPASS} & stays == {"fusion"}
+    assert partition.download == partition.upload
+    private = {stay.name.split("/")[0] for stay in partition.private}
+    assert {"fusion", BYPASS} & private == {"fusion"}
 
 
 def test_the_bypass_starts_alike_at_sites_whose_own_networks_do_not() -> None:
@@ -237,14 +237,14 @@ def test_the_answer_hears_the_global_body() -> None:
 
 def test_without_a_global_head_the_own_head_alone_is_asked_and_the_body_alone_leaves() -> None:
     study = study_of(global_head=False)
-    assert {spec.name.split(".")[0] for spec in describe(study, "ash").leaves} == {"body"}
-    assert not [stay.name for stay in describe(study, "ash").stays if "down" in stay.name]
+    assert {spec.name.split(".")[0] for spec in describe(study, "ash").upload} == {"body"}
+    assert not [stay.name for stay in describe(study, "ash").private if "down" in stay.name]
     assert all(delta.any() for delta in session_of(study).train(1, start_of(study)).uplink[BYPASS].values())
 
 
 def test_without_a_global_body_the_own_bodys_features_are_not_mixed_with_anything() -> None:
     study = study_of(global_body=False)
-    assert {spec.name.split(".")[0] for spec in describe(study, "ash").leaves} == {"head"}
+    assert {spec.name.split(".")[0] for spec in describe(study, "ash").upload} == {"head"}
     networks = networks_of(study)
     x = torch.randn(3, 3)
     assert torch.equal(own_head(networks, x), networks[MODEL](x))
@@ -258,7 +258,7 @@ def test_without_feature_fusion_both_sources_count_alike() -> None:
     local, bypass = (networks[slot].get_submodule("body")(x) for slot in (MODEL, BYPASS))
     raised = networks[FUSION].get_submodule("up")(bypass)
     torch.testing.assert_close(fused(networks, x), (local + raised) / 2)
-    assert describe(study, "ash").leaves == describe(study_of(), "ash").leaves
+    assert describe(study, "ash").upload == describe(study_of(), "ash").upload
 
 
 def test_without_both_nothing_would_be_shared() -> None:
@@ -269,9 +269,9 @@ def test_without_both_nothing_would_be_shared() -> None:
 # Which networks fit
 
 
-@pytest.mark.parametrize("name", [name for name, row in catalog.MODELS.items() if row.takes != catalog.COLUMNS])
+@pytest.mark.parametrize("name", [name for name, row in registry.MODELS.items() if row.takes != registry.COLUMNS])
 def test_every_network_for_images_takes_part(name: str) -> None:
-    task = IMAGES if catalog.MODELS[name].takes == catalog.IMAGES else MASKS
+    task = IMAGES if registry.MODELS[name].takes == registry.IMAGES else MASKS
     model: dict[str, Any] = {"name": name, "stem": "small", "width": 0.1} if task is IMAGES else {**U, "name": name}
     task = {**task, "size": [16, 16]}
     study = study_of(task, model, widths=[2, 3])

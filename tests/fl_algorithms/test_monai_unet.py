@@ -56,14 +56,14 @@ def test_methods_that_divide_a_network_divide_this_one(tmp_path: Path, algorithm
     outcome = run_federation(study, task, load_sites(study, task, tmp_path))
     assert outcome.digest != outcome.initial_digest
     described = describe(study, "ash")
-    leaves, stays = ([spec.name for spec in part] for part in (described.leaves, described.stays))
+    upload, private = ([spec.name for spec in part] for part in (described.upload, described.private))
     if algorithm in ("fedper", "fedbabu", "lgfedavg"):
         part = "head." if algorithm == "lgfedavg" else "body."
-        assert all(name.startswith(part) for name in leaves)
-        assert any(not name.startswith(part) for name in stays)
+        assert all(name.startswith(part) for name in upload)
+        assert any(not name.startswith(part) for name in private)
     if algorithm == "fedbn":
-        assert not any(".N." in name for name in leaves)  # MONAI's name of a norm
-        assert any(".N.weight" in name for name in stays)
+        assert not any(".N." in name for name in upload)  # MONAI's name of a norm
+        assert any(".N.weight" in name for name in private)
 
 
 def test_a_depth_at_which_an_instance_norm_sees_one_voxel_is_refused() -> None:

@@ -120,7 +120,7 @@ def no_such_type(data: bytearray) -> None:
     struct.pack_into("<h", data, 70, 777)
 
 
-def colours(data: bytearray) -> None:
+def colors(data: bytearray) -> None:
     struct.pack_into("<2h", data, 70, 128, 24)
 
 
@@ -143,7 +143,7 @@ def nowhere(data: bytearray) -> None:
         (two_directions, "its affine has fewer than three directions", "export or copy it again"),
         (two_files, "not a NIfTI file of one piece", "export or copy it again"),
         (no_such_type, "NIfTI data type 777", "export it as whole numbers or floats"),
-        (colours, "NIfTI data type 128", "export it as whole numbers or floats"),
+        (colors, "NIfTI data type 128", "export it as whole numbers or floats"),
         (late, "its NIfTI header says that pixels begin at byte 1073741824", "export or copy it again"),
         (endless_scale, "damaged or cut off (HeaderDataError)", "export or copy it again"),
         (nowhere, "damaged or cut off (LinAlgError)", "export or copy it again"),

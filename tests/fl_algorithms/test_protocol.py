@@ -130,7 +130,7 @@ def test_latest_global_and_local_are_one_model_while_validation_loss_falls() -> 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_global_checkpoint_is_never_worse_than_the_latest_in_weighted_validation_loss(seed: int) -> None:
-    study = toy_study(rounds=6, learning_rate=0.5, seed=seed, told={"digits": 9})
+    study = toy_study(rounds=6, learning_rate=0.5, seed=seed, reported={"digits": 9})
     data = patients(study)
     checkpoints = federate(study, data).checkpoints
     weighted = {

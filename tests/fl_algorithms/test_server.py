@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl_algorithms.server import aggregator
-from fl_algorithms.server.aggregator import BlockSource, Round, ServerHalf, Specs, Update
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.server.mean import mean as mean_half
 from fl_algorithms.settings.methods import MeanSettings
 from tests import reference
 from wardround.errors import BadData
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 SPEC = (TensorSpec("w", "F32", (5,)),)
 floats = st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5)
 counts = st.integers(1, 10_000)
 
 
-def half_of(specs: Specs) -> ServerHalf:
+def aggregator_of(specs: Specs) -> ServerAggregator:
     return mean_half(MeanSettings(), ("a", "b", "c"), specs)
 
 
@@ -38,8 +38,8 @@ def mean(
 
     out = bytearray()
     told = [Update(f"site-{place}", n, source(delta)) for place, (n, delta) in enumerate(updates)]
-    with mock.patch.object(aggregator, "BLOCK", block):
-        half_of(specs).aggregate(Round(1, source(base), told, out.extend))
+    with mock.patch("fl_algorithms.server.aggregator.BLOCK", block):
+        aggregator_of(specs).aggregate(Round(1, source(base), told, out.extend))
     return np.frombuffer(bytes(out), dtype="<f4")
 
 
@@ -104,10 +104,14 @@ def test_the_coordinators_files_give_the_labs_bits(tmp_path: Path) -> None:
         files.append(TensorFile(path))
     memory = [InMemory({key: np.asarray(array) for key, array in tensors.items()}) for tensors in arrays]
     from_files, from_memory = bytearray(), bytearray()
-    half = half_of(specs)
-    with mock.patch.object(aggregator, "BLOCK", 4):
-        half.aggregate(Round(1, files[0], [Update("a", 2, files[1]), Update("b", 5, files[2])], from_files.extend))
-    half.aggregate(Round(1, memory[0], [Update("a", 2, memory[1]), Update("b", 5, memory[2])], from_memory.extend))
+    aggregator = aggregator_of(specs)
+    with mock.patch("fl_algorithms.server.aggregator.BLOCK", 4):
+        aggregator.aggregate(
+            Round(1, files[0], [Update("a", 2, files[1]), Update("b", 5, files[2])], from_files.extend)
+        )
+    aggregator.aggregate(
+        Round(1, memory[0], [Update("a", 2, memory[1]), Update("b", 5, memory[2])], from_memory.extend)
+    )
     assert from_files == from_memory
     for file in files:
         file.close()
@@ -126,11 +130,11 @@ def test_a_mean_of_nothing_is_a_mistake_of_the_caller(updates: list[tuple[int, l
 
 
 def test_the_mean_keeps_what_is_sent_and_sends_it_to_every_site_as_it_is() -> None:
-    half, began = half_of(SPEC), bytearray()
+    aggregator, began = aggregator_of(SPEC), bytearray()
     initial = InMemory({"w": np.arange(5, dtype=np.float32)})
-    half.start(initial, began.extend)
-    assert half.passes
-    assert half.sources(initial, "a", 3) == ("w",)
+    aggregator.start(initial, began.extend)
+    assert aggregator.passes
+    assert aggregator.sources(initial, "a", 3) == ("w",)
     assert bytes(began) == np.arange(5, dtype="<f4").tobytes()
 
 

@@ -1,4 +1,4 @@
-"""The methods whose server half is not the plain mean: server optimizers, SCAFFOLD, FedFomo and FedSM."""
+"""The methods whose server aggregator is not the plain mean: server optimizers, SCAFFOLD, FedFomo and FedSM."""
 
 import json
 import tracemalloc
@@ -22,8 +22,7 @@ from fl_algorithms.client.algorithm import compute_logits
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
-from fl_algorithms.server import aggregator
-from fl_algorithms.server.aggregator import Round, ServerHalf, Specs, Update, server_half
+from fl_algorithms.server.aggregator import Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.fedfomo import choose_peers
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.methods import FineTuning
@@ -32,7 +31,8 @@ from tests import reference
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 OPTIMIZERS = ["fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 METHODS = [*OPTIMIZERS, "scaffold", "fedfomo", "fedsm"]
@@ -48,8 +48,8 @@ def study_of(method: str, *, sites: int = 3, settings: Mapping[str, Any] | None 
     return toy_study(method, sites=names, algorithm_settings=dict(settings or {}), **{**plain, **changes})
 
 
-def half_of(study: StudyFile) -> ServerHalf:
-    return server_half(study, describe(study, study.study.sites[0]).leaves)
+def aggregator_of(study: StudyFile) -> ServerAggregator:
+    return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
 def random_arrays(specs: Specs, seed: int) -> Arrays:
@@ -59,12 +59,12 @@ def random_arrays(specs: Specs, seed: int) -> Arrays:
     return {key: abs(array) if key.startswith("moment2") else array for key, array in arrays.items()}
 
 
-def aggregated(half: ServerHalf, kept: Arrays, updates: dict[str, tuple[int, Arrays]]) -> Arrays:
+def aggregated(aggregator: ServerAggregator, kept: Arrays, updates: dict[str, tuple[int, Arrays]]) -> Arrays:
     """What is kept next, by key."""
     told = [Update(site, n, InMemory(deltas)) for site, (n, deltas) in sorted(updates.items())]
     out, new, offset = bytearray(), {}, 0
-    half.aggregate(Round(1, InMemory(kept), told, out.extend))
-    for spec in half.kept_specs:
+    aggregator.aggregate(Round(1, InMemory(kept), told, out.extend))
+    for spec in aggregator.kept_specs:
         new[spec.key] = np.frombuffer(out, "<f4", spec.bytes // 4, offset).reshape(spec.shape)
         offset += spec.bytes
     assert offset == len(out)
@@ -73,15 +73,15 @@ def aggregated(half: ServerHalf, kept: Arrays, updates: dict[str, tuple[int, Arr
 
 def random_round(
     study: StudyFile, answered: int | None = None
-) -> tuple[ServerHalf, Arrays, dict[str, tuple[int, Arrays]]]:
-    half = half_of(study)
+) -> tuple[ServerAggregator, Arrays, dict[str, tuple[int, Arrays]]]:
+    aggregator = aggregator_of(study)
     updates = {
-        site: (3 + place, random_arrays(half.leaves, 10 + place))
+        site: (3 + place, random_arrays(aggregator.upload, 10 + place))
         for place, site in enumerate(study.study.sites[:answered])
     }
-    kept = random_arrays(half.kept_specs, 1)  # with variances that no update makes negative
+    kept = random_arrays(aggregator.kept_specs, 1)  # with variances that no update makes negative
     kept |= {key: np.abs(values) + 8 for key, values in kept.items() if key.endswith(".running_var")}
-    return half, kept, updates
+    return aggregator, kept, updates
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Federation:
     """A federation in steps, so that tests can look between the rounds."""
 
     study: StudyFile
-    half: ServerHalf
+    aggregator: ServerAggregator
     data: dict[str, SiteData]
     sessions: dict[str, SiteSession]
     kept: dict[str, Tensor]
@@ -97,24 +97,24 @@ class Federation:
 
     @classmethod
     def of(cls, study: StudyFile, data: dict[str, SiteData] | None = None) -> "Federation":
-        half, began, offset = half_of(study), bytearray(), 0
-        half.start(InMemory({key: tensor.numpy() for key, tensor in initial_model(study).items()}), began.extend)
+        aggregator, began, offset = aggregator_of(study), bytearray(), 0
+        aggregator.start(InMemory({key: tensor.numpy() for key, tensor in initial_model(study).items()}), began.extend)
         kept = {}
-        for spec in half.kept_specs:
+        for spec in aggregator.kept_specs:
             values = np.frombuffer(bytes(began), "<f4", spec.bytes // 4, offset)
             kept[spec.key] = torch.from_numpy(values.copy()).reshape(spec.shape)
             offset += spec.bytes
         data = data or {site: toy_data(site) for site in study.study.sites}
         sessions = {site: session_of(study, site, data[site]) for site in study.study.sites}
-        return cls(study, half, data, sessions, kept, [])
+        return cls(study, aggregator, data, sessions, kept, [])
 
     def base(self, site: str) -> Any:
-        return downlink(self.half, self.kept, site, len(self.results) + 1)
+        return downlink(self.aggregator, self.kept, site, len(self.results) + 1)
 
     def round(self) -> dict[str, RoundResult]:
         number = len(self.results) + 1
         results = {site: session.train(number, self.base(site)) for site, session in self.sessions.items()}
-        self.kept, _ = aggregate(self.study, self.half, self.kept, number, results)
+        self.kept, _ = aggregate(self.study, self.aggregator, self.kept, number, results)
         self.results.append(results)
         return results
 
@@ -126,7 +126,7 @@ class Federation:
             self.sessions[site] = session_of(self.study, site, self.data[site], state=state)
 
     def digest(self) -> str:
-        return manifest(self.kept, self.half.kept_specs).digest()
+        return manifest(self.kept, self.aggregator.kept_specs).digest()
 
 
 # What holds for each of them
@@ -135,30 +135,30 @@ class Federation:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("block", [1, 3, 7])
 def test_the_size_of_the_blocks_does_not_matter(method: str, block: int) -> None:
-    half, kept, updates = random_round(study_of(method))
-    whole = aggregated(half, kept, updates)
-    with mock.patch.object(aggregator, "BLOCK", block):
-        parts = aggregated(half, kept, updates)
+    aggregator, kept, updates = random_round(study_of(method))
+    whole = aggregated(aggregator, kept, updates)
+    with mock.patch("fl_algorithms.server.aggregator.BLOCK", block):
+        parts = aggregated(aggregator, kept, updates)
     assert all(np.array_equal(whole[key], parts[key]) for key in whole)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_coordinators_files_give_the_labs_bits(method: str, tmp_path: Path) -> None:
     study = study_of(method)
-    half, kept, updates = random_round(study)
+    aggregator, kept, updates = random_round(study)
 
     def written(name: str, specs: Specs, arrays: Arrays) -> TensorFile:
         path = tmp_path / name
         path.write_bytes(file_header(specs) + b"".join(arrays[spec.key].tobytes() for spec in specs))
         return TensorFile(path)
 
-    files = [written(site, half.leaves, deltas) for site, (_, deltas) in updates.items()]
+    files = [written(site, aggregator.upload, deltas) for site, (_, deltas) in updates.items()]
     told = [Update(site, n, file) for (site, (n, _)), file in zip(updates.items(), files, strict=True)]
-    out, base = bytearray(), written("kept", half.kept_specs, kept)
-    half.aggregate(Round(1, base, told, out.extend))
-    wanted = aggregated(half, kept, updates)
-    assert bytes(out) == b"".join(wanted[spec.key].tobytes() for spec in half.kept_specs)
-    assert half.sources(base, "birch", 2) == half.sources(InMemory(kept), "birch", 2)
+    out, base = bytearray(), written("kept", aggregator.kept_specs, kept)
+    aggregator.aggregate(Round(1, base, told, out.extend))
+    wanted = aggregated(aggregator, kept, updates)
+    assert bytes(out) == b"".join(wanted[spec.key].tobytes() for spec in aggregator.kept_specs)
+    assert aggregator.sources(base, "birch", 2) == aggregator.sources(InMemory(kept), "birch", 2)
     for file in (*files, base):
         file.close()
 
@@ -173,16 +173,16 @@ class Endless:
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_grows_neither_with_the_sites_nor_with_the_model(method: str) -> None:
     def peak(sites: int, width: int) -> int:
-        half = half_of(study_of(method, sites=sites, model={"name": "mlp", "hidden": [width]}))
+        aggregator = aggregator_of(study_of(method, sites=sites, model={"name": "mlp", "hidden": [width]}))
         told = [Update(f"site-{number:03}", 1, Endless()) for number in range(sites)]
         tracemalloc.start()
         try:
-            half.aggregate(Round(1, Endless(), told, len))
+            aggregator.aggregate(Round(1, Endless(), told, len))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
-    with mock.patch.object(aggregator, "BLOCK", 4096):
+    with mock.patch("fl_algorithms.server.aggregator.BLOCK", 4096):
         few = peak(4, 4096)
         assert peak(12, 4096) < 1.2 * few
         assert peak(4, 40960) < 1.2 * few
@@ -191,14 +191,14 @@ def test_memory_grows_neither_with_the_sites_nor_with_the_model(method: str) -> 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_site_downloads_the_same_names_out_of_what_is_kept(method: str) -> None:
     study = study_of(method, sites=4, settings={"peers": 2} if method == "fedfomo" else {})
-    half = half_of(study)
-    kept, shapes = random_arrays(half.kept_specs, 1), {spec.key: spec.shape for spec in half.kept_specs}
-    assert len(shapes) == len(half.kept_specs)
+    aggregator = aggregator_of(study)
+    kept, shapes = random_arrays(aggregator.kept_specs, 1), {spec.key: spec.shape for spec in aggregator.kept_specs}
+    assert len(shapes) == len(aggregator.kept_specs)
     for site in study.study.sites:
         for round_number in (1, 2, 9):
-            sources = half.sources(InMemory(kept), site, round_number)
-            assert [shapes[source] for source in sources] == [spec.shape for spec in half.comes]
-            assert sources == half.sources(InMemory(kept), site, round_number)
+            sources = aggregator.sources(InMemory(kept), site, round_number)
+            assert [shapes[source] for source in sources] == [spec.shape for spec in aggregator.download]
+            assert sources == aggregator.sources(InMemory(kept), site, round_number)
 
 
 @pytest.mark.parametrize("iterator", ["round", "run"])
@@ -223,7 +223,7 @@ def test_save_restart_and_resume_equals_an_uninterrupted_run(method: str, iterat
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_lab_gives_the_same_digest_again_and_the_halves_step_by_step(method: str) -> None:
+def test_the_lab_gives_the_same_digest_again_and_the_steps_one_by_one(method: str) -> None:
     study = study_of(method)
     data = {site: toy_data(site) for site in study.study.sites}
     once, again = (run_federation(study, task_of(study), data) for _ in range(2))
@@ -241,37 +241,37 @@ def test_what_leaves_is_exactly_what_was_described(method: str) -> None:
     for site, result in Federation.of(study).round().items():
         partition = describe(study, site)
         sent = {(bundle, name): tensor for bundle, part in result.uplink.items() for name, tensor in part.items()}
-        assert {(spec.bundle, spec.name): spec.shape for spec in partition.leaves} == {
+        assert {(spec.bundle, spec.name): spec.shape for spec in partition.upload} == {
             key: tuple(tensor.shape) for key, tensor in sent.items()
         }
         assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in sent.values())
-        assert not {stay.name for stay in partition.stays} & {spec.key for spec in partition.leaves}
+        assert not {stay.name for stay in partition.private} & {spec.key for spec in partition.upload}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_value_beyond_float32_is_refused_by_name(method: str) -> None:
     study = study_of(method)
-    half = half_of(study)
-    settings = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in half.kept_specs}
-    deltas = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in half.leaves}
+    aggregator = aggregator_of(study)
+    settings = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in aggregator.kept_specs}
+    deltas = {spec.key: np.full(spec.shape, 3e38, dtype=np.float32) for spec in aggregator.upload}
     with pytest.raises(BadData, match="would be beyond float32, though each update is finite"):
-        aggregated(half, settings, dict.fromkeys(study.study.sites, (1, deltas)))
+        aggregated(aggregator, settings, dict.fromkeys(study.study.sites, (1, deltas)))
 
 
 # Server optimizers
 
 
-def server_of(method: str, specs: Specs, **server: float) -> ServerHalf:
+def server_of(method: str, specs: Specs, **server: float) -> ServerAggregator:
     study = study_of(method, settings={"server": server})
-    return server_half(study, specs)
+    return server_aggregator(study, specs)
 
 
-def steps(half: ServerHalf, x: float, target: float, rounds: int) -> float:
+def steps(aggregator: ServerAggregator, x: float, target: float, rounds: int) -> float:
     """One weight, of which every round every site sends what is missing to ``target``."""
-    kept = {spec.key: np.zeros(1, np.float32) for spec in half.kept_specs} | {"w": np.array([x], np.float32)}
+    kept = {spec.key: np.zeros(1, np.float32) for spec in aggregator.kept_specs} | {"w": np.array([x], np.float32)}
     for _ in range(rounds):
         delta = np.array([target], np.float32) - kept["w"]
-        kept = aggregated(half, kept, {"ash": (3, {"w": delta}), "birch": (8, {"w": delta})})
+        kept = aggregated(aggregator, kept, {"ash": (3, {"w": delta}), "birch": (8, {"w": delta})})
     return float(kept["w"][0])
 
 
@@ -280,26 +280,26 @@ WEIGHT = (TensorSpec("w", "F32", (1,)),)
 
 def test_fedadam_gives_the_golden_value_of_thirty_rounds() -> None:
     """x0 = 2, target 0.1, b1 = b2 = 0.9, tau = 1e-9, eta = 0.1; a bias correction would lead to -0.3128."""
-    half = server_of("fedadam", WEIGHT, beta1=0.9, beta2=0.9, learning_rate=0.1, tau=1e-9)
+    aggregator = server_of("fedadam", WEIGHT, beta1=0.9, beta2=0.9, learning_rate=0.1, tau=1e-9)
     derived = reference.server_steps("adam", 2.0, lambda x: 0.1 - x, 30, eta=0.1, b1=0.9, b2=0.9, tau=1e-9)
     assert derived == pytest.approx(-0.2046, abs=5e-5)
-    assert steps(half, 2.0, 0.1, 30) == pytest.approx(derived, abs=1e-5)
+    assert steps(aggregator, 2.0, 0.1, 30) == pytest.approx(derived, abs=1e-5)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7])
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_the_server_optimizers_match_the_slow_reference(method: str, rounds: int) -> None:
-    half = server_of(method, WEIGHT, learning_rate=0.3, beta1=0.8, beta2=0.7, tau=1e-3)
+    aggregator = server_of(method, WEIGHT, learning_rate=0.3, beta1=0.8, beta2=0.7, tau=1e-3)
     optimizer = study_of(method).algorithm.settings["server"]["optimizer"]
     slow = reference.server_steps(optimizer, 2.0, lambda x: 0.1 - x, rounds, eta=0.3, b1=0.8, b2=0.7, tau=1e-3)
-    assert steps(half, 2.0, 0.1, rounds) == pytest.approx(slow, rel=1e-5)
+    assert steps(aggregator, 2.0, 0.1, rounds) == pytest.approx(slow, rel=1e-5)
 
 
 @pytest.mark.parametrize("delta", [1e-4, 3.0, -250.0])
 def test_the_first_step_of_fedadam_has_one_size_whatever_was_trained(delta: float) -> None:
     eta, beta1, beta2 = 0.1, 0.9, 0.99
-    half = server_of("fedadam", WEIGHT, learning_rate=eta, beta1=beta1, beta2=beta2)
-    step = steps(half, 0.0, delta, 1)
+    aggregator = server_of("fedadam", WEIGHT, learning_rate=eta, beta1=beta1, beta2=beta2)
+    step = steps(aggregator, 0.0, delta, 1)
     assert step == pytest.approx(np.sign(delta) * eta * (1 - beta1) / (1 - beta2) ** 0.5, rel=1e-4)
 
 
@@ -319,7 +319,7 @@ def test_momentum_of_zero_with_rate_one_is_the_mean_bit_for_bit(
     sent = {f"site-{place}": (n, {"w": np.array(delta, np.float32)}) for place, (n, delta) in enumerate(updates)}
     kept = {"w": np.array(base, np.float32), "moment1/w": np.array(base, np.float32)}
     moved = aggregated(server_of("fedavgm", specs, beta1=0.0, learning_rate=1.0), kept, sent)
-    plain = aggregated(server_half(toy_study(), specs), {"w": kept["w"]}, sent)
+    plain = aggregated(server_aggregator(toy_study(), specs), {"w": kept["w"]}, sent)
     assert moved["w"].tobytes() == plain["w"].tobytes()
 
 
@@ -334,40 +334,40 @@ def test_a_federation_with_momentum_of_zero_is_fedavg_bit_for_bit() -> None:
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_running_statistics_are_plain_means_without_moments(method: str) -> None:
     study = study_of(method, model=BATCH_NORM)
-    half, kept, updates = random_round(study)
-    plain = aggregated(half_of(study_of("fedavg", model=BATCH_NORM)), kept, updates)
-    moved = aggregated(half, kept, updates)
-    statistics = [spec.key for spec in half.leaves if ".running_" in spec.key]
+    aggregator, kept, updates = random_round(study)
+    plain = aggregated(aggregator_of(study_of("fedavg", model=BATCH_NORM)), kept, updates)
+    moved = aggregated(aggregator, kept, updates)
+    statistics = [spec.key for spec in aggregator.upload if ".running_" in spec.key]
     assert len(statistics) == 2
-    for spec in half.leaves:
+    for spec in aggregator.upload:
         assert np.array_equal(moved[spec.key], plain[spec.key]) == (spec.key in statistics)
-    orders = [spec.bundle for spec in half.kept_specs if spec.bundle != "model"]
-    assert len(orders) == (len(half.leaves) - 2) * (1 if method == "fedavgm" else 2)
-    assert not any("running" in spec.name for spec in half.kept_specs if spec.bundle != "model")
+    orders = [spec.bundle for spec in aggregator.kept_specs if spec.bundle != "model"]
+    assert len(orders) == (len(aggregator.upload) - 2) * (1 if method == "fedavgm" else 2)
+    assert not any("running" in spec.name for spec in aggregator.kept_specs if spec.bundle != "model")
 
 
 def test_moments_are_kept_at_the_coordinator_alone() -> None:
-    half = half_of(study_of("fedadam"))
-    assert half.comes == half.leaves
-    assert not half.passes
-    assert {kept.value for kept in half.keeps if kept.source == ""} == {0.0}
+    aggregator = aggregator_of(study_of("fedadam"))
+    assert aggregator.download == aggregator.upload
+    assert not aggregator.passes
+    assert {kept.value for kept in aggregator.keeps if kept.source == ""} == {0.0}
 
 
 def test_the_second_moment_of_yogi_is_never_negative() -> None:
-    rng, half = np.random.default_rng(1), server_of("fedyogi", WEIGHT, beta2=0.1)
-    kept = {spec.key: np.zeros(1, np.float32) for spec in half.kept_specs}
+    rng, aggregator = np.random.default_rng(1), server_of("fedyogi", WEIGHT, beta2=0.1)
+    kept = {spec.key: np.zeros(1, np.float32) for spec in aggregator.kept_specs}
     for _ in range(200):
         delta = (rng.normal(size=1) * 10 ** rng.uniform(-3, 3)).astype(np.float32)
-        kept = aggregated(half, kept, {"ash": (1, {"w": delta})})
+        kept = aggregated(aggregator, kept, {"ash": (1, {"w": delta})})
         assert kept["moment2/w"][0] >= 0
 
 
 def test_a_server_optimizer_may_follow_the_mean_of_any_method() -> None:
     study = toy_study("fenda", FENDA, algorithm_settings={"server": {"optimizer": "yogi"}})
-    half = half_of(study)
-    bundles_kept = {spec.bundle for spec in half.kept_specs}
+    aggregator = aggregator_of(study)
+    bundles_kept = {spec.bundle for spec in aggregator.kept_specs}
     assert bundles_kept == {"model", "moment1", "moment2"}
-    assert all(spec.name.startswith("shared_extractor.") for spec in half.kept_specs)
+    assert all(spec.name.startswith("shared_extractor.") for spec in aggregator.kept_specs)
 
 
 # SCAFFOLD
@@ -419,7 +419,7 @@ def test_with_every_site_the_global_control_is_the_mean_of_the_sites() -> None:
 
 def test_the_first_round_of_scaffold_is_fedavg_of_sites_that_count_alike() -> None:
     data = {site: toy_data(site, rows=rows) for site, rows in zip(SITES, (22, 40, 13), strict=True)}
-    mean = Federation.of(study_of("fedavg", told={"counts": "uniform"}, **PLAIN_SGD), data)
+    mean = Federation.of(study_of("fedavg", reported={"counts": "uniform"}, **PLAIN_SGD), data)
     controlled = Federation.of(study_of("scaffold"), data)
     mean.round()
     controlled.round()
@@ -451,14 +451,14 @@ def test_without_steps_no_control_moves() -> None:
 def test_the_server_rate_scales_parameters_and_the_share_of_the_sites_the_control() -> None:
     """Two of three sites, of different size: uniform means; statistics as they are averaged."""
     study = study_of("scaffold", settings={"server_learning_rate": 0.25}, model=BATCH_NORM)
-    half, kept, updates = random_round(study, answered=2)
-    assert half.passes
-    new = aggregated(half, kept, updates)
-    for spec in half.leaves:
+    aggregator, kept, updates = random_round(study, answered=2)
+    assert aggregator.passes
+    new = aggregated(aggregator, kept, updates)
+    for spec in aggregator.upload:
         mean = np.mean([deltas[spec.key].astype(np.float64) for _, deltas in updates.values()], axis=0)
         rate = 2 / 3 if spec.bundle == "control" else 1.0 if ".running_" in spec.name else 0.25
         np.testing.assert_allclose(new[spec.key], kept[spec.key] + rate * mean, rtol=1e-6, atol=1e-6)
-    assert not any("running" in spec.name for spec in half.leaves if spec.bundle == "control")
+    assert not any("running" in spec.name for spec in aggregator.upload if spec.bundle == "control")
 
 
 def test_fine_tuning_after_scaffold_is_not_corrected() -> None:
@@ -526,7 +526,7 @@ def test_the_mixed_model_matches_the_slow_reference_and_is_what_is_judged() -> N
 
 @given(weights=st.dictionaries(st.integers(0, 9), st.floats(-1e3, 1e3)))
 def test_mixing_weights_are_positive_and_sum_to_one_or_there_are_none(weights: dict[int, float]) -> None:
-    mixed = fedfomo.normalised(weights)
+    mixed = fedfomo.normalized(weights)
     assert mixed.keys() == {position for position, weight in weights.items() if weight > 0}
     assert all(weight >= 0 for weight in mixed.values())
     assert not mixed or sum(mixed.values()) == pytest.approx(1)
@@ -557,10 +557,10 @@ def test_a_copy_of_the_own_model_has_weight_zero() -> None:
 
 def test_the_coordinator_sums_what_peers_are_worth_and_keeps_who_did_not_answer() -> None:
     study = study_of("fedfomo")
-    half, kept, updates = random_round(study, answered=2)
+    aggregator, kept, updates = random_round(study, answered=2)
     for position in range(3):
         kept[f"numbers/{position}"] = np.array([position], np.float32)
-    new = aggregated(half, kept, updates)
+    new = aggregated(aggregator, kept, updates)
     for position, site in enumerate(SITES):
         assert new[f"numbers/{position}"] == position
         deltas = updates[site][1] if site in updates else None
@@ -592,13 +592,13 @@ def test_exploring_and_ties_bring_every_peer_now_and_then() -> None:
 
 def test_exploring_ends_when_its_chance_has_fallen_to_nothing() -> None:
     study = study_of("fedfomo", sites=8, settings={"peers": 2, "explore": 1.0, "explore_decay": 0.1})
-    half = half_of(study)
-    kept = random_arrays(half.kept_specs, 1)
+    aggregator = aggregator_of(study)
+    kept = random_arrays(aggregator.kept_specs, 1)
     own = kept["affinity/0"].copy()
     own[0] = -np.inf
     best = {f"numbers/{position}" for position in np.argsort(own)[-2:]}
     picks = [
-        {s for s in half.sources(InMemory(kept), "site-000", round_number) if s.startswith("numbers/")}
+        {s for s in aggregator.sources(InMemory(kept), "site-000", round_number) if s.startswith("numbers/")}
         for round_number in range(1, 31)
     ]
     assert any(pick != best for pick in picks[:5])
@@ -631,8 +631,8 @@ def personal_of(arrays: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 def pulled(lam: float, sites: int, answered: int | None = None) -> tuple[list[Arrays], list[Arrays]]:
     """The personal networks as trained and after SoftPull, for each site."""
-    half, kept, updates = random_round(study_of("fedsm", sites=sites, settings={"lam": lam}), answered)
-    new, trained = aggregated(half, kept, updates), []
+    aggregator, kept, updates = random_round(study_of("fedsm", sites=sites, settings={"lam": lam}), answered)
+    new, trained = aggregated(aggregator, kept, updates), []
     for position, site in enumerate(half_sites(sites)):
         own = personal_of(kept, position)
         if site in updates:
@@ -808,8 +808,8 @@ def test_a_session_stores_none_of_the_other_sites_networks() -> None:
     federation.round()
     assert not any(name.startswith("private/") for name in federation.sessions["ash"].export_state().tensors)
     partition = describe(federation.study, "ash")
-    assert partition.stays == ()
-    assert {spec.bundle for spec in partition.comes} - {spec.bundle for spec in partition.leaves} == {"personals"}
+    assert partition.private == ()
+    assert {spec.bundle for spec in partition.download} - {spec.bundle for spec in partition.upload} == {"personals"}
 
 
 def test_a_checkpoint_of_fedsm_is_the_whole_super_model() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.client.session import Restored, SessionState
@@ -24,7 +24,7 @@ METHODS = ["fedavg", "fenda", "fedsoup", "silo", "two-networks"]
 
 @pytest.fixture(autouse=True)
 def _two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalog.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
 
 
 def run_rounds(study: StudyFile, *, restart: bool) -> tuple[list[Any], SessionState]:
@@ -84,28 +84,28 @@ def test_what_leaves_is_exactly_what_was_described(algorithm: str) -> None:
         for bundle, deltas in uplink.items()
         for name, delta in deltas.items()
     ]
-    assert sorted(sent, key=lambda spec: spec.key) == list(partition.leaves)
-    assert list(initial_model(study)) == [spec.key for spec in partition.leaves]
+    assert sorted(sent, key=lambda spec: spec.key) == list(partition.upload)
+    assert list(initial_model(study)) == [spec.key for spec in partition.upload]
     assert all(delta.is_contiguous() and not delta.requires_grad for part in uplink.values() for delta in part.values())
-    leaving = {spec.key for spec in partition.leaves}
-    assert not leaving & {stay.name for stay in partition.stays}
+    upload_specs = {spec.key for spec in partition.upload}
+    assert not upload_specs & {stay.name for stay in partition.private}
 
 
 def test_only_the_shared_extractor_of_fenda_leaves() -> None:
     partition = describe(toy_study("fenda"), "ash")
-    assert [spec.name for spec in partition.leaves] == [
+    assert [spec.name for spec in partition.upload] == [
         "shared_extractor.layers.0.bias", "shared_extractor.layers.0.weight",
     ]  # fmt: skip
-    assert {stay.name.partition(".")[0] for stay in partition.stays} == {"private_extractor", "head"}
-    assert {stay.why for stay in partition.stays} == {"private in fenda"}
+    assert {stay.name.partition(".")[0] for stay in partition.private} == {"private_extractor", "head"}
+    assert {stay.why for stay in partition.private} == {"private in fenda"}
 
 
 def test_the_soup_is_described_as_staying() -> None:
-    stays = describe(toy_study("fedsoup"), "ash").stays
-    assert {stay.name for stay in stays} == {
+    private = describe(toy_study("fedsoup"), "ash").private
+    assert {stay.name for stay in private} == {
         "soup.body.layers.0.weight", "soup.body.layers.0.bias", "soup.head.weight", "soup.head.bias",
     }  # fmt: skip
-    assert {(stay.dtype, stay.why) for stay in stays} == {("F64", "kept by fedsoup")}
+    assert {(stay.dtype, stay.why) for stay in private} == {("F64", "kept by fedsoup")}
 
 
 def test_an_integer_buffer_never_leaves_whatever_the_names_say() -> None:
@@ -289,14 +289,14 @@ def test_the_patched_model_matches_the_slow_reference() -> None:
     """The list of accepted globals, re-averaged each round, against the running sum; the local steps by a twin."""
     study, data = souping(8, 2, learning_rate=1.0), toy_data("ash", seed=2)
     session, base, accepted, outcomes = session_of(study, data=data), start_of(study), [], []
-    names = [spec.name for spec in describe(study, "ash").leaves]
+    names = [spec.name for spec in describe(study, "ash").upload]
 
     def flat(tensors: dict[str, torch.Tensor]) -> list[float]:
         return [value for name in names for value in tensors[name].double().flatten().tolist()]
 
     def accuracy(values: list[Any]) -> float:
         tensors, start = {}, 0
-        for spec in describe(study, "ash").leaves:
+        for spec in describe(study, "ash").upload:
             size = spec.bytes // 4
             tensors[spec.name] = torch.tensor([float(v) for v in values[start : start + size]]).reshape(spec.shape)
             start += size
@@ -453,8 +453,8 @@ def test_a_patch_takes_the_statistics_of_norm_layers_anew_if_asked_to() -> None:
 
 def test_a_soup_of_fendas_shared_extractor_touches_nothing_private() -> None:
     souped = toy_study("fenda", algorithm_settings={"soup": {"start_after": 0}}, rounds=1)
-    stays = describe(souped, "ash").stays
-    soup = {stay.name for stay in stays if stay.name.startswith("soup.")}
+    private = describe(souped, "ash").private
+    soup = {stay.name for stay in private if stay.name.startswith("soup.")}
     assert soup == {"soup.shared_extractor.layers.0.weight", "soup.shared_extractor.layers.0.bias"}
     plain = toy_study("fenda", rounds=1)
     one, other = session_of(souped), session_of(plain)

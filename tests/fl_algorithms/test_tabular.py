@@ -67,7 +67,7 @@ def test_it_is_a_task(table: Path) -> None:
     assert (found.input_shape, found.classes, found.headline) == ((3,), ("no", "yes"), "auc")
 
 
-def test_numbers_and_levels_are_standardised_by_the_whole_table(table: Path) -> None:
+def test_numbers_and_levels_are_standardized_by_the_whole_table(table: Path) -> None:
     """One-hot columns too, as FLamby does; unbiased, before the split."""
     data = load(task(), table)
     age = scaled([20 + 3 * k for k in range(10)])

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from fl_algorithms.client.partition import task_of
+from fl_algorithms.device import make_deterministic
 from fl_algorithms.training import (
     Batches,
     Optimizers,
-    make_deterministic,
     only_trainable,
     run_steps,
     seeded,

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from tests.fl_algorithms.image_toys import IMAGES, image_study
 from wardround.errors import BadData
 
-CLASSIFIERS = [name for name, row in catalog.MODELS.items() if row.takes == catalog.IMAGES]
-SEGMENTERS = [name for name, row in catalog.MODELS.items() if row.takes == catalog.MASKS]
+CLASSIFIERS = [name for name, row in registry.MODELS.items() if row.takes == registry.IMAGES]
+SEGMENTERS = [name for name, row in registry.MODELS.items() if row.takes == registry.MASKS]
 SMALL = {"densenet": {"blocks": (2, 2)}}
 
 
 def made(name: str, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 4, **settings: object) -> nn.Module:
-    row = catalog.MODELS[name]
-    network: nn.Module = catalog.load(row.implementation)(row.settings.model_validate(settings), shape, outputs)
+    row = registry.MODELS[name]
+    network: nn.Module = registry.load(row.implementation)(row.settings.model_validate(settings), shape, outputs)
     return network
 
 
@@ -44,7 +44,7 @@ def test_a_classifier_is_a_body_and_a_linear_head(name: str, stem: str) -> None:
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *SEGMENTERS])
 def test_a_network_offers_norm_layers_only_if_it_has_them(name: str) -> None:
-    settings = catalog.MODELS[name].settings()
+    settings = registry.MODELS[name].settings()
     small = {"widths": (4, 8)} if name in SEGMENTERS else {"width": 0.125, **SMALL.get(name, {})}
     has = any(isinstance(module, nn.BatchNorm2d) for module in made(name, **small).modules())
     assert (NORM_LAYERS in settings.offers) == has
@@ -135,7 +135,7 @@ def test_sides_that_cannot_be_halved_are_refused() -> None:
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_smallest_size_that_a_network_allows_works(name: str) -> None:
-    settings = catalog.MODELS[name].settings.model_validate({"width": 0.125, **SMALL.get(name, {})})
+    settings = registry.MODELS[name].settings.model_validate({"width": 0.125, **SMALL.get(name, {})})
     for stem in ("small", "medium", "large"):
         chosen = settings.model_copy(update={"stem": stem})
         side = next(side for side in range(4, 65) if not chosen.misfit((1, side, side)))

@@ -16,7 +16,7 @@ from fl_algorithms.lab.weights import weighted
 from tests.fl_algorithms.image_toys import image_study, packed
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY = """
 [study]
@@ -138,7 +138,7 @@ def test_init_writes_what_run_starts_from(study: StudyFile, tmp_path: Path) -> N
     assert f"shared tensors are from {weights}" in said
     assert "as drawn, not in the file: head.bias" in said
     assert "not used, stays at each site: body.bn1.weight" in said
-    specs = describe(study, "ash").leaves
+    specs = describe(study, "ash").upload
     expected = {**initial_model(study), **{spec.key: whole[spec.key] for spec in specs if spec.key in whole}}
     with TensorFile(out) as written:
         digest = written.manifest().digest()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
 from fl_algorithms.client.lg_fedavg import lg_fedavg
 from fl_algorithms.client.partition import initial_model, task_of
@@ -15,14 +15,14 @@ from fl_algorithms.client.session import RoundResult, SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
 from fl_algorithms.training import Phase
 from tests.fl_algorithms.image_toys import MASKS, SIDE
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 
 FEATURES = 3
-COMMON_ROWS = 10
+PUBLIC_ROWS = 10
 FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden": [3]}
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
 U: dict[str, Any] = {"name": "unet", "widths": [2, 4], "norm": "none"}
@@ -44,16 +44,16 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     study = {"name": "toy", "sites": ["ash", "birch"], "rounds": 3, "seed": 5}
     training: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "local_steps": 6}
     settings = SETTINGS_OF.get(algorithm, {}) | changes.pop("algorithm_settings", {})
-    tables: dict[str, Any] = {"told": changes.pop("told", {}), "checkpoints": changes.pop("checkpoints", {})}
+    tables: dict[str, Any] = {"reported": changes.pop("reported", {}), "checkpoints": changes.pop("checkpoints", {})}
     for key, value in changes.items():
         (study if key in study or key == "quorum" else training)[key] = value
     if "local_epochs" in training:
         training.pop("local_steps")
     features: list[Any] = ["u", "v", "w"]
-    if algorithm in catalog.METHODS and catalog.METHODS[algorithm].common:
+    if algorithm in registry.METHODS and registry.METHODS[algorithm].public_data:
         features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
-        tables["common"] = {"digest": "c0" * 32, "rows": COMMON_ROWS}
-        if catalog.METHODS[algorithm].common == catalog.COORDINATOR:
+        tables["public_data"] = {"digest": "c0" * 32, "rows": PUBLIC_ROWS}
+        if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
             settings = {"distil_steps": 3, "distil_batch_size": 4, **settings}
     return {
         "study": study,
@@ -84,17 +84,17 @@ def toy_data(site: str, rows: int = 22, test: bool = True, seed: int = 1) -> Sit
         y = (x @ plane + 0.5 * torch.randn(n, generator=generator) > 0).long()
         return Split(x, y)
 
-    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64, common=toy_common())
+    return SiteData(split(rows), split(9), split(12) if test else None, digest="0" * 64, public_data=toy_public_data())
 
 
-def toy_common(rows: int = COMMON_ROWS) -> Common:
+def toy_public_data(rows: int = PUBLIC_ROWS) -> PublicData:
     """Rows of nobody, the same at every site."""
     x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(3))
-    return Common(x, (x.sum(dim=1) > 0).long())
+    return PublicData(x, (x.sum(dim=1) > 0).long())
 
 
 def toy_masks(site: str, rows: int = 22, seed: int = 1) -> SiteData:
-    """Grey images with a block to be found, of which each site's are lighter or darker."""
+    """Gray images with a block to be found, of which each site's are lighter or darker."""
     generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "toy"))
     light = torch.rand(1, generator=generator)
 
@@ -158,19 +158,19 @@ def two_networks(settings: MethodSettings) -> Algorithm:
     return Algorithm(slots=slots, shares=(Share(), Share("bypass", matching("head.*"))), phases=phases, infer=infer)
 
 
-TWO_NETWORKS = catalog.MethodRow(
+TWO_NETWORKS = registry.MethodRow(
     name="two-networks",
     title="Two networks",
     paper="none",
-    leaves="two networks",
-    stays="one",
+    upload="two networks",
+    private="one",
     client="tests.fl_algorithms.toys:two_networks",
 )
 
 
 def fit(algorithm: str, **changes: Any) -> StudyFile:
-    """A small study of any method of the catalogue, with the training that the method asks for."""
-    row = catalog.METHODS[algorithm]
+    """A small study of any installed method, with the training that the method asks for."""
+    row = registry.METHODS[algorithm]
     if row.plain_sgd:
         changes |= {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
     if row.same_start:

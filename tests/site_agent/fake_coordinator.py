@@ -27,7 +27,8 @@ from wardround.records.receipt_copy import Statement
 from wardround.records.study import StudyFile, study_digest
 from wardround.signing import canonical, certificates
 from wardround.signing.dsse import Envelope
-from wardround.tensors.manifests import Manifest, PayloadHasher, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest, PayloadHasher
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 

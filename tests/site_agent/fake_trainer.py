@@ -10,7 +10,8 @@ import numpy as np
 from wardround.errors import TryAgain, WardroundError
 from wardround.local import control, durable
 from wardround.records.trainer.failures import own_code
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 SHARED = (TensorSpec("shared.weight", "F32", (64, 64)), TensorSpec("shared.bias", "F32", (64,)))
 STAYS = [{"name": "private.weight", "dtype": "F32", "shape": [8, 8], "bytes": 256, "why": "private"}]

@@ -1,6 +1,7 @@
 """One hospital on loopback: a joined state directory, the agent in this process, a fake coordinator and trainer."""
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from site_agent.state.person import Person
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tools.world import wait_until
+from wardround.records.ledger.form import Record
 from wardround.records.study import StudyFile
 from wardround.signing import canonical
 
@@ -32,9 +34,18 @@ def document(**study: Any) -> dict[str, Any]:
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
-        "told": {"metrics": ["val_loss", "accuracy"], "ranges": {"val_loss": [0, 1e6], "accuracy": [0, 1]}},
+        "reported": {"metrics": ["val_loss", "accuracy"], "ranges": {"val_loss": [0, 1e6], "accuracy": [0, 1]}},
     }
     return StudyFile.from_document(tables).document()
+
+
+def unknown_fields(record: Record) -> Iterator[str]:
+    """Fields of a ledger's record that no class of this version has."""
+    yield from record.more
+    for value in vars(record).values():
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Record):
+                yield from unknown_fields(item)
 
 
 class SiteWorld:
@@ -81,7 +92,7 @@ class SiteWorld:
     def command(self, name: str, **fields: Any) -> Any:
         """What `site-agent NAME` asks of the running service."""
         assert self.agent is not None
-        return RequestDispatcher(self.state, self.agent).answer({"command": name, **fields}, lambda _: None)
+        return RequestDispatcher(self.state, self.agent).answer_document({"command": name, **fields}, lambda _: None)
 
     def draft(self, *edits: tuple[str, str]) -> None:
         """Write the policy that `site-agent policy draft` proposes, with some of its text replaced."""
@@ -111,7 +122,10 @@ class SiteWorld:
         self.coordinator.wait_declared("READY")
 
     def lines(self, kind: str = "") -> list[dict[str, Any]]:
-        return [line.document() for line in audit.lines(self.state.ledger) if not kind or line.type == kind]
+        """The ledger's records; each of their fields is one that their class has."""
+        lines = [line for line in audit.lines(self.state.ledger) if not kind or line.type == kind]
+        assert not [unknown for line in lines for unknown in unknown_fields(line.entry)]
+        return [line.document() for line in lines]
 
     def identity_key(self) -> Any:
         """The hospital's ledger key."""

@@ -11,7 +11,7 @@ from fl_algorithms.resolving import resolve
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
 from site_agent.state.directory import Offer
-from wardround.records.study import ToldSection, load
+from wardround.records.study import ReportedSection, load
 from wardround.records.trainer import Described
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
@@ -38,7 +38,7 @@ def small(**training: Any) -> dict[str, Any]:
     return {
         "study": {"name": "hearts", "title": "", "rounds": 3, "sites": ["a", "b"]},
         "training": {"local_steps": 1, "learning_rate": "0.001", **training},
-        "told": {"metrics": ["val_loss"], "digits": 4, "counts": "exact"},
+        "reported": {"metrics": ["val_loss"], "digits": 4, "counts": "exact"},
     }
 
 
@@ -120,8 +120,8 @@ def test_the_digest_covers_what_the_trainer_and_the_policy_say() -> None:
 
 
 def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
-    """Every decimal that ``ToldSection.number`` can write for a value in the range, counted one by one."""
-    told = ToldSection(digits=1)
+    """Every decimal that ``ReportedSection.number`` can write for a value in the range, counted one by one."""
+    told = ReportedSection(digits=1)
     smallest = [float(f"{m}e{e}") for m, e in itertools.product(range(1, 10), range(-323, 1)) if float(f"{m}e{e}") <= 1]
     written = {told.number(value) for value in [0.0, -0.0, *smallest]} | {"null"}
     assert number_bits(1, 0, 1) == (len(written) - 1).bit_length()
@@ -132,7 +132,7 @@ def test_what_a_number_can_carry_is_the_count_of_what_can_be_told() -> None:
 
 
 def test_an_attempt_says_what_its_numbers_carry_and_that_a_range_is_missing() -> None:
-    reported = ToldSection(metrics=("loss", "accuracy"), digits=4, counts="bucketed", ranges={"accuracy": (0, 1)})
+    reported = ReportedSection(metrics=("loss", "accuracy"), digits=4, counts="bucketed", ranges={"accuracy": (0, 1)})
     assert attempt_bits(reported) == [
         ("loss", "any number, 4 digits", 24), ("accuracy", "from 0.0 to 1.0, 4 digits", 22),
         ("rows trained", "bucketed", 6), ("rows validated", "bucketed", 6),
@@ -148,7 +148,7 @@ def test_a_setting_stands_under_the_heading_that_its_table_has() -> None:
     headings = {line.name: group.heading for group in made.groups for line in group.lines}
     assert headings["algorithm.mu"] == "What is computed here, on this hospital's patients"
     assert headings["study.rounds"] == "Who takes part, how often and until when"
-    assert headings["told.metrics"] == headings["leaves model/w"] == "What leaves this hospital, each round"
+    assert headings["reported.metrics"] == headings["leaves model/w"] == "What leaves this hospital, each round"
 
 
 def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_another() -> None:

@@ -21,7 +21,8 @@ from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.records.ledger.entries import PolicyEntry
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -470,7 +471,7 @@ def test_a_study_that_changed_since_approval_is_not_worked_on(
     longer = (*SHARED, TensorSpec("head.weight", "F32", (2, 64)))
     model = write_tensors(world.folder / "other.safetensors", longer, 0)
     changed = document()
-    changed["told"] = {**changed["told"], "metrics": ["val_loss", "accuracy", "auc"]}
+    changed["reported"] = {**changed["reported"], "metrics": ["val_loss", "accuracy", "auc"]}
     world.coordinator.offer(changed, model, revision=2)
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_NOT_APPROVED")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
-from site_agent.audit import bundle, export, report
+from site_agent.audit import bundle, export, report, second_verifier
 from site_agent.audit.files import RawLines, in_folder
 from site_agent.audit.form import lines, read
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
 from tests.attacks.ledgers import cut
+from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
 from wardround import __version__
-from wardround.errors import BadData, Unavailable
+from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local import outputs
 from wardround.records.ledger.entries import UploadEntry
 from wardround.records.ledger.lines import Line
@@ -495,7 +497,27 @@ def test_a_bundle_is_verified_by_command_and_by_a_known_receipt_key(state: Path,
 def test_the_second_verifier_is_handed_out_with_its_digest(tmp_path: Path) -> None:
     out = tmp_path / "verify_ledger.py"
     said = agent("verifier", "--out", str(out))
+    assert out.read_bytes() == Path(verify_ledger.__file__).read_bytes()
     assert said == f"{hashlib.sha256(out.read_bytes()).hexdigest()}  verify_ledger.py of wardround {__version__}\n"
+
+
+def test_the_second_verifier_is_found_in_a_wheel_and_in_a_checkout(tmp_path: Path) -> None:
+    """There is one copy, which the wheel takes from the checkout."""
+    wheel, checkout = tmp_path / "verify_ledger.txt", tmp_path / "verify_ledger.py"
+    with pytest.raises(NeedsPerson, match=r"lacks the second verifier: there is no .*verify_ledger\.txt") as refused:
+        second_verifier.program((wheel, checkout))
+    assert (
+        refused.value.hint == "install wardround again from its wheel, or take tools/verify_ledger.py from the release"
+    )
+    checkout.write_bytes(b"from the checkout")
+    assert second_verifier.program((wheel, checkout)) == b"from the checkout"
+    wheel.write_bytes(b"from the wheel")
+    assert second_verifier.program((wheel, checkout)) == b"from the wheel"
+    root = Path(verify_ledger.__file__).parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    (source,) = settings["force-include"]
+    assert root / source == second_verifier.CHECKOUT
+    assert root / settings["force-include"][source] == second_verifier.INSTALLED
 
 
 def test_the_commands_of_an_auditor_load_no_torch_and_no_network(state: Path) -> None:

@@ -167,7 +167,7 @@ def test_commands_before_a_join_say_that_there_is_none(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "common", "p", "/rows.csv"),
+        ("data", "list"), ("data", "check", "p", "--study", "x"), ("data", "public-data", "p", "/rows.csv"),
         ("models", "list", "x"), ("policy", "check"), ("audit", "show"), ("audit", "rollover"),
         ("audit", "report", "--out", "page.html"), ("leave",),
     ],

@@ -25,7 +25,7 @@ from site_agent.cli import data
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from site_agent.trainer.requests import Requests
-from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labelled, masked, packed, write_table
+from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labeled, masked, packed, write_table
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
@@ -152,8 +152,8 @@ def test_mixture_in_data_toml_is_refused_by_its_keys(hospital: ImageHospital) ->
 def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
     hospital: ImageHospital, tmp_path: Path
 ) -> None:
-    source = labelled(tmp_path / "train", who=[f"p{place // 2}" for place in range(12)])
-    tested = labelled(tmp_path / "test", 4, seed=2, who=list("abcd"))
+    source = labeled(tmp_path / "train", who=[f"p{place // 2}" for place in range(12)])
+    tested = labeled(tmp_path / "test", 4, seed=2, who=list("abcd"))
     options = ["--test-images", tested.path("images"), "--test-labels", tested.path("labels")]
     result = hospital.name(*options_of(source), *options, "--patient", "who", "--network", "small")
     assert "Data `patients`: 12 images of 6 patients, and 4 images held out for scores" in result.stderr
@@ -169,7 +169,7 @@ def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
 def test_own_column_names_are_another_digest_and_are_used(
     hospital: ImageHospital, tmp_path: Path, in_process: None
 ) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     table = source.path("labels")
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -230,7 +230,7 @@ def test_faulty_folder_is_refused_with_file_and_column(
     case: str, hospital: ImageHospital, tmp_path: Path, in_process: None
 ) -> None:
     spoil, options, message = FAULTS[case]
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     spoil(source)
     with pytest.raises(BadData, match=message) as refused:
         hospital.name(*options_of(source), *options)
@@ -271,7 +271,7 @@ def grey(path: Path, value: int = 7) -> None:
 def test_image_changed_added_or_gone_since_approval_declines_the_round(
     hospital: ImageHospital, tmp_path: Path, in_process: None
 ) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     hospital.name(*options_of(source))
     hospital.answer(hospital.request(1))
     request, image = hospital.request(1), source.path("images") / "000.png"
@@ -290,7 +290,7 @@ def test_image_changed_added_or_gone_since_approval_declines_the_round(
 
 
 def test_folder_that_is_gone_declines_as_invalid(hospital: ImageHospital, tmp_path: Path, in_process: None) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     hospital.name(*options_of(source))
     source.path("images").rename(tmp_path / "elsewhere")
     refused = hospital.refused(hospital.request(1))
@@ -305,7 +305,7 @@ def test_table_for_a_study_of_images_is_declined(hospital: ImageHospital, tmp_pa
 
 
 def test_predictions_of_images_have_their_names(hospital: ImageHospital, tmp_path: Path) -> None:
-    source = labelled(tmp_path)
+    source = labeled(tmp_path)
     hospital.name(*options_of(source))
     hospital.trained()
     out = tmp_path / "out.csv"
@@ -321,7 +321,7 @@ def test_predictions_of_images_have_their_names(hospital: ImageHospital, tmp_pat
 
 
 def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_path: Path, in_process: None) -> None:
-    source, arrays = labelled(tmp_path), packed(tmp_path / "new.npz", 3)
+    source, arrays = labeled(tmp_path), packed(tmp_path / "new.npz", 3)
     images = source.path("images")
     hospital.name(*options_of(source))
     hospital.trained()

@@ -108,9 +108,7 @@ def test_odd_paths_and_labels_come_back_from_data_toml(hospital: Hospital) -> No
     sources.add(hospital.state, "odd", source, replace=False)
     assert sources.sources(hospital.state)["odd"] == source
     with pytest.raises(UsageProblem, match=r"a path that is not UTF-8 cannot be kept in data\.toml"):
-        sources._as_toml(
-            "x", sources.DataSource.model_construct(table="/srv/\udcff", label="l", test=None, digest="0" * 64)
-        )
+        sources.add(hospital.state, "x", source.model_copy(update={"table": "/srv/\udcff"}), replace=False)
 
 
 def test_data_toml_edited_by_hand_is_refused_with_the_key(hospital: Hospital) -> None:

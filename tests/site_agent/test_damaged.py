@@ -99,7 +99,7 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
     """Its digest is right, and a table that is left out has defaults: only who shows it would have missed the table."""
     message = pb.StudyOffer.FromString(site.offer_message.SerializeToString())
     document = canonical.loads(message.document)
-    del document["told"]
+    del document["reported"]
     message.document = canonical.dumps(document)
     initial = site.offer.initial_model.digest()
     message.digest = bytes.fromhex(canonical.digest({"initial_model": initial, "study": document}))
@@ -218,7 +218,7 @@ BY = {"name": "dpo", "uid": 1000}
 def test_a_command_that_is_not_of_its_form_is_refused(state: SiteState, request_: dict[str, Any]) -> None:
     """Who a command says that it is from goes into the ledger, whose verifiers refuse another form for good."""
     with pytest.raises(UsageProblem, match="the request's"):
-        RequestDispatcher(state, mock.MagicMock()).answer(request_, lambda item: None)
+        RequestDispatcher(state, mock.MagicMock()).answer_document(request_, lambda item: None)
 
 
 def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:

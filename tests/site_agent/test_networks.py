@@ -31,7 +31,7 @@ from wardround.records.messages import manifest_message
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Checked, DataFiles, Described, FilesStatus
 from wardround.signing import canonical
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -234,7 +234,7 @@ def apart() -> StudyFile:
     """FedDF: north trains `deep`, south the default network."""
     features = [{"name": name, "mean": 0.0, "std": 1.0} for name in ("age", "dose")]
     task = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features}
-    return several(task=task, algorithm={"name": "feddf"}, common={"digest": "c0" * 32, "rows": 10})
+    return several(task=task, algorithm={"name": "feddf"}, public_data={"digest": "c0" * 32, "rows": 10})
 
 
 def offered(study: StudyFile) -> pb.StudyOffer:

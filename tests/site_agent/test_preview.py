@@ -15,7 +15,9 @@ from site_agent.state.directory import Journal, Offer
 from wardround.tensors.manifests import Manifest
 from wardround.terminal import escaped
 
-OFFER = Offer("trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "told": {"metrics": []}}, Manifest(()))
+OFFER = Offer(
+    "trial", 1, "d", "running", {"study": {"title": "", "rounds": 3}, "reported": {"metrics": []}}, Manifest(())
+)
 
 
 @pytest.mark.parametrize(("journal", "round_"), [(2, 2), (3, 3), (4, 3)])

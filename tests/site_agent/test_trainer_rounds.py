@@ -15,7 +15,7 @@ import torch
 from fl_algorithms.client.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import Round, Update, server_half
+from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from site_agent.handoff import staged
 from site_agent.trainer.data.sources import sources
 from site_agent.trainer.rounds import installing, sessions, training
@@ -25,7 +25,8 @@ from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_s
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.records.study import Named, StudyFile
 from wardround.records.trainer import Checkpoint, Progress, request_from
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 CONTROL = TensorSpec("c", "F32", (2,), "control")
 
@@ -121,7 +122,7 @@ def test_two_hospitals_and_the_mean_of_their_updates_reach_the_labs_model(tmp_pa
         after = tmp_path / f"model-{number}"
         with TensorFile(base) as model, after.open("wb") as out:
             out.write(file_header(specs))
-            server_half(study, specs).aggregate(Round(number, model, updates, out.write))
+            server_aggregator(study, specs).aggregate(Round(number, model, updates, out.write))
         for update in updates:
             update.deltas.close()  # type: ignore[attr-defined]
         base = after
@@ -135,7 +136,7 @@ def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def describe(study: StudyFile, site: str, chosen: str) -> Partition:
         partition = real(study, site, chosen)
-        return replace(partition, comes=(*partition.leaves, CONTROL), exposure="coordinator")
+        return replace(partition, download=(*partition.upload, CONTROL), exposure="coordinator")
 
     monkeypatch.setattr(installing, "describe", describe)
 

@@ -25,7 +25,7 @@ from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local import durable
 from wardround.records.trainer import Trained
 from wardround.signing import canonical
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 DIGEST = "ab" * 32
 ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)

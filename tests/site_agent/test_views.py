@@ -15,7 +15,8 @@ from tests.site_agent.site_world import DPO, STUDY, SiteWorld, document
 from tests.site_agent.test_cli import Shell
 from wardround.errors import BadData, NeedsPerson, NotPermitted
 from wardround.records.messages import manifest_from
-from wardround.tensors.manifests import TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 
 ROOT = Path(__file__).parents[2]
 CONTROL = TensorSpec("shared.bias", "F32", (64,), "control")

@@ -32,7 +32,8 @@ from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_s
 from wardround.errors import BadData
 from wardround.records.ledger.lines import Line
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import Manifest, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
 app.add_typer(data.data_app, name="data")
@@ -48,7 +49,7 @@ def networks_of(study: StudyFile) -> dict[str, Tensor]:
 
 
 def private(study: StudyFile) -> list[str]:
-    return [stay.name for stay in describe(study, "north").stays]
+    return [tensor.name for tensor in describe(study, "north").private]
 
 
 def pretrained(study: StudyFile, seed: int = 1) -> dict[str, Tensor]:
@@ -238,7 +239,7 @@ def test_only_whole_safetensors_of_bounded_size_are_read(hospital: Hospital, mon
         files.read(path)
 
 
-def test_data_add_names_the_weights_and_data_list_shows_them_and_the_common_set(hospital: Hospital) -> None:
+def test_data_add_names_the_weights_and_data_list_shows_them_and_the_public_data_set(hospital: Hospital) -> None:
     path = hospital.table.with_name("w.safetensors")
     words = ("data", "add", "patients", "--table", hospital.table, "--label", "ill", "--weights", path, "--replace")
     with pytest.raises(BadData, match=r"w\.safetensors: No such file"):
@@ -248,12 +249,12 @@ def test_data_add_names_the_weights_and_data_list_shows_them_and_the_common_set(
     written = tomllib.loads((hospital.state / "data.toml").read_text())["patients"]
     found = sources.source(hospital.state, "patients")
     assert (written["weights"], written["digest"]) == (str(path), sources.digest_now(found))
-    give(hospital, "data", "common", "patients", "/srv/common.csv")
+    give(hospital, "data", "public-data", "patients", "/srv/public_data.csv")
     said = give(hospital, "data", "list").stdout
     assert f"weights {path}" in said
-    assert "common set /srv/common.csv" in said
+    assert "public data set /srv/public_data.csv" in said
     listed = json.loads(give(hospital, "data", "list", "--json").stdout)["data"][0]
-    assert (listed["common"], listed["weights"]) == ("/srv/common.csv", str(path))
+    assert (listed["public_data"], listed["weights"]) == ("/srv/public_data.csv", str(path))
 
 
 def test_data_check_says_what_begins_with_the_weights(hospital: Hospital) -> None:
@@ -275,7 +276,7 @@ def world(tmp_path: Path) -> Iterator[SiteWorld]:
         world.close()
 
 
-def test_consent_and_ledger_have_network_common_set_and_weights_and_the_coordinator_hears_of_none(
+def test_consent_and_ledger_have_network_public_data_set_and_weights_and_the_coordinator_hears_of_none(
     world: SiteWorld,
 ) -> None:
     world.ready()

@@ -13,7 +13,7 @@ from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests
 from wardround.records.study import StudyFile
 from wardround.records.trainer import DataFiles, request_from
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 STUDY_DIGEST = "5d" * 32
 NAME = "small"
@@ -32,7 +32,7 @@ def small_study(algorithm: str = "fenda", **study: Any) -> StudyFile:
         "model": NETWORKS[algorithm],
         "algorithm": {"name": algorithm},
         "training": {"local_steps": 5, "batch_size": 8},
-        "told": {"metrics": ["val_loss", "accuracy"], "digits": 4},
+        "reported": {"metrics": ["val_loss", "accuracy"], "digits": 4},
     }
     return resolve(StudyFile.model_validate(tables))
 

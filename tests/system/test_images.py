@@ -12,7 +12,7 @@ import safetensors.torch
 from PIL import Image
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog
+from fl_algorithms import registry
 from fl_algorithms.client.partition import initial_model, task_of
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
 from fl_algorithms.resolving import resolve
@@ -67,7 +67,7 @@ width = 0.0625
 [algorithm]
 name = "fedbn"
 
-[told]
+[reported]
 metrics = ["val_loss", "auc"]
 """
 )
@@ -81,7 +81,7 @@ channels = 1
 name = "unet"
 widths = [4, 8]
 
-[told]
+[reported]
 metrics = ["val_loss", "dice"]
 
 [algorithm]
@@ -117,7 +117,7 @@ def policy_for(studies: list[StudyFile]) -> str:
     shared = {key for study in studies for key in initial_model(study)}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
     rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
-    metrics = sorted({metric for study in studies for metric in study.told.metrics})
+    metrics = sorted({metric for study in studies for metric in study.reported.metrics})
     return (
         f'[study]\ncoordinator = "{Name(FEDERATION, "coordinator").uri}"\nstudies = ["*"]\n'
         f"[tensors]\nallow = [\n{rules}]\n"
@@ -226,7 +226,7 @@ def test_arrays_with_masks_reach_the_same_bits_as_the_lab(federation: Federation
     assert len(list(out.iterdir())) == ROWS["ash"]
 
 
-@pytest.mark.parametrize("method", [name for name, row in catalog.METHODS.items() if DEPTHS in row.needs])
+@pytest.mark.parametrize("method", [name for name, row in registry.METHODS.items() if DEPTHS in row.needs])
 def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     method: str, federation: Federation, tmp_path: Path
 ) -> None:
@@ -239,8 +239,8 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
         consent = SiteState(federation.world.state / site).consent(study.study.name)
         assert consent is not None
         assert (consent.exposure, consent.personalized) == (
-            catalog.METHODS[method].exposure,
-            catalog.METHODS[method].apart,
+            registry.METHODS[method].exposure,
+            registry.METHODS[method].apart,
         )
 
 

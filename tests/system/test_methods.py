@@ -1,4 +1,4 @@
-"""Every method of the catalogue in one running federation, a short study each, against the lab: the same bits."""
+"""Every installed method in one running federation, a short study each, against the lab: the same bits."""
 
 import csv
 import hashlib
@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
@@ -31,7 +31,7 @@ SITES = ("ash", "birch", "cedar")
 FEATURES = ("age", "dose", "pressure")
 LABEL = "ill"
 SCALE = ((55.0, 0.0, 120.0), (20.0, 1.0, 15.0))  # mean and std of each feature, where the study gives them
-COMMON_ROWS = 12
+PUBLIC_ROWS = 12
 WAIT_S = 60
 FEDERATION = "methods"
 
@@ -81,19 +81,19 @@ UNLIKE: dict[str, dict[str, Any]] = {
         "early_stopping": {"every": 2, "patience": 4, "fraction": 0.25},
     },
 }
-FOR_MASKS = {name for name, row in catalog.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
-DISTILLING = sorted(name for name, row in catalog.METHODS.items() if row.common == catalog.COORDINATOR)
-METHODS = sorted(name for name, row in catalog.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
+FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
+DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == registry.COORDINATOR)
+METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
 def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> StudyFile:
     """A resolved study of two rounds of three steps. ``told``: in place of what SETTINGS has."""
     if method not in SETTINGS:
-        pytest.fail(f"method `{method}` is in the catalogue and not in SETTINGS of {Path(__file__).name}: add it")
+        pytest.fail(f"method `{method}` is in the registry and not in SETTINGS of {Path(__file__).name}: add it")
     name = f"short-{method.replace('_', '-')}" + ("" if told is None else "-again")
     told = SETTINGS[method] if told is None else told
     features: list[Any] = list(FEATURES)
-    if catalog.METHODS[method].common:
+    if registry.METHODS[method].public_data:
         features = [{"name": name, "mean": mean, "std": std} for name, mean, std in zip(FEATURES, *SCALE, strict=True)]
     tables: dict[str, Any] = {
         "study": {"name": name, "sites": list(SITES), "rounds": 2, "threads": 1},
@@ -101,8 +101,8 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Stud
         "model": told.get("model", MLP),
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **told.get("training", {})},
-        "told": {"metrics": ["val_loss", "accuracy"]},
-        "common": {"digest": hashlib.sha256(table(COMMON_ROWS, seed=9).encode()).hexdigest(), "rows": COMMON_ROWS},
+        "reported": {"metrics": ["val_loss", "accuracy"]},
+        "public_data": {"digest": hashlib.sha256(table(PUBLIC_ROWS, seed=9).encode()).hexdigest(), "rows": PUBLIC_ROWS},
         **{table: told[table] for table in ("networks", "assigned") if table in told},
     }
     return resolve(StudyFile.model_validate(tables))
@@ -120,7 +120,7 @@ def table(rows: int, seed: int) -> str:
 
 def policy_for(studies: list[StudyFile]) -> str:
     """A policy that allows each of ``studies`` all that it asks."""
-    shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).leaves}
+    shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).upload}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
     rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
     return (
@@ -149,9 +149,9 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distils = catalog.method(study).common == catalog.COORDINATOR
-        common = str(self.data / "common" / "common.csv") if distils else None
-        self._ask("create", document=study.document(), initial=str(initial), common=common)
+        distills = catalog.method(study).public_data == registry.COORDINATOR
+        public_data = str(self.data / "public_data" / "public_data.csv") if distills else None
+        self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 
         def approve(site: str) -> None:
             service = self.site(site).control
@@ -175,8 +175,8 @@ class Federation:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("methods")
     data = folder / "data"
-    (data / "common").mkdir(parents=True)
-    (data / "common" / "common.csv").write_bytes(table(COMMON_ROWS, seed=9).encode())
+    (data / "public_data").mkdir(parents=True)
+    (data / "public_data" / "public_data.csv").write_bytes(table(PUBLIC_ROWS, seed=9).encode())
     for seed, site in enumerate(SITES):
         (data / site).mkdir()
         (data / site / "train.csv").write_bytes(table(30 + 10 * seed, seed).encode())
@@ -187,7 +187,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         federation = Federation(world, data)
         for site in SITES:
             federation.site(site).policy.write_text(policy)
-            world.ask_site(site, "data", "common", "patients", data / "common" / "common.csv")
+            world.ask_site(site, "data", "public-data", "patients", data / "public_data" / "public_data.csv")
         yield federation
 
 
@@ -209,7 +209,7 @@ def test_a_federation_reaches_the_same_bits_as_the_lab(
         consent = federation.site(site).consent(study.study.name)
         assert consent is not None
         alone = told is UNLIKE and site not in UNLIKE["assigned"]
-        assert consent.exposure == ("coordinator" if alone else catalog.METHODS[method].exposure)
+        assert consent.exposure == ("coordinator" if alone else registry.METHODS[method].exposure)
 
 
 def test_every_ledger_of_that_federation_verifies(federation: Federation) -> None:

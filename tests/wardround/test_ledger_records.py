@@ -16,9 +16,11 @@ from wardround.errors import BadData
 from wardround.records.ledger import form
 from wardround.records.ledger.entries import (
     ConsentEntry,
+    ControlEntry,
     Entry,
     GenesisEntry,
     IdentityEntry,
+    MethodBytes,
     Person,
     ReceiptEntry,
     SessionEntry,
@@ -101,6 +103,8 @@ def test_each_class_has_every_field_that_its_lines_have() -> None:
     (upload, _) = (entry for entry in entries if isinstance(entry, UploadEntry))
     assert not upload.tensors[0].more
     assert not upload.metrics[0].more
+    (control,) = (entry for entry in entries if isinstance(entry, ControlEntry))
+    assert control.methods == (MethodBytes(method="Declare", count=2, bytes=90, messages=2),)
     (consent,) = (entry for entry in entries if isinstance(entry, ConsentEntry))
     assert consent.by is not None
     assert (consent.by.words(), consent.by.more) == ("dpo (sudo), as wardround", {})

@@ -1,12 +1,15 @@
 """What a person wrote wrongly is said with the key, the table and a suggestion."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from wardround.errors import BadData
-from wardround.records.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, parse_toml, read_toml, toml_bytes, toml_value
 
 
 class Inner(Strict):
@@ -105,3 +108,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_toml(tmp_path / "nothing")
     with pytest.raises(BadData, match="Is a directory"):
         read_toml(tmp_path)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    TEXTS | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=4),
+)
+
+
+@given(st.dictionaries(TEXTS, st.dictionaries(TEXTS, VALUES, max_size=4), max_size=4))
+def test_written_tables_are_read_back_whatever_the_texts_hold(tables: dict[str, Any]) -> None:
+    assert parse_toml(toml_bytes(tables)) == tables
+
+
+@given(VALUES)
+def test_a_written_value_is_one_line_and_is_read_back(value: Any) -> None:
+    text = toml_value(value)
+    assert "\n" not in text
+    assert parse_toml(f"value = {text}\n".encode()) == {"value": value}
+
+
+def test_a_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(BadData, match="a text that is not UTF-8 cannot be written as TOML"):
+        toml_bytes({"path": "/srv/\udcff"})

@@ -18,7 +18,7 @@ ARGUMENTS = {
     "site-agent audit report": ["--out", "OUT"],
     "site-agent data add": ["d", "--table", "TABLE", "--label", "x"],
     "site-agent data check": ["d", "--study", "s"],
-    "site-agent data common": ["d", "TABLE"],
+    "site-agent data public-data": ["d", "TABLE"],
     "site-agent join": ["--invitation", "INVITATION"],
     "site-agent models export": ["s", "--checkpoint", "latest", "--out", "OUT"],
     "site-agent models list": ["s"],

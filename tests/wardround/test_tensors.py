@@ -15,18 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from wardround.errors import BadData
-from wardround.tensors.manifests import (
-    CHUNK,
-    MAX_HEADER,
-    Entry,
-    Manifest,
-    PayloadHasher,
-    TensorFile,
-    TensorSpec,
-    ViewFile,
-    file_header,
-    view,
-)
+from wardround.tensors.files import MAX_HEADER, TensorFile, ViewFile, file_header
+from wardround.tensors.manifests import CHUNK, Entry, Manifest, PayloadHasher, TensorSpec, view
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 NAMES = st.from_regex(r"\A[A-Za-z0-9_.-]{1,12}\Z")

@@ -303,13 +303,13 @@ def _unlike() -> dict[str, Any]:
         "study": {"name": "unlike", "sites": ["alpha", "bravo"], "rounds": 2},
         "task": {"name": "tabular", "label": "y", "classes": ["0", "1"], "features": [{"name": "x"}]},
         "model": {"name": "mlp"}, "networks": {"small": {"name": "mlp", "hidden": [4]}}, "assigned": {"bravo": "small"},
-        "algorithm": {"name": "fedmd"}, "common": {"digest": "ab" * 32, "rows": 10},
+        "algorithm": {"name": "fedmd"}, "public_data": {"digest": "ab" * 32, "rows": 10},
         "training": {"local_epochs": 1},
     }  # fmt: skip
     try:
         return resolve(StudyFile.model_validate(tables)).document()
     except WardroundError:
-        tables.pop("networks"), tables.pop("assigned"), tables.pop("common")
+        tables.pop("networks"), tables.pop("assigned"), tables.pop("public_data")
         tables["algorithm"] = {"name": "fedprox"}
         return resolve(StudyFile.model_validate(tables)).document()
 

@@ -40,7 +40,7 @@ from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.site import Site
-from site_agent.state.tensors import spec_row
+from site_agent.state.tensors import spec_document
 from tools.evidence_tamper import Made
 from tools.fuzz.engine import Broken, Uncoded
 from wardround import __version__, refusals
@@ -52,7 +52,8 @@ from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
-from wardround.tensors.manifests import Entry, Manifest, TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import enrolment_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
@@ -63,7 +64,7 @@ STUDY, SITES = "trial", ("alpha", "charlie")
 
 def described(specs: Sequence[TensorSpec], private: Sequence[PrivateTensor] = ()) -> Described:
     """What a trainer would send of an installed model with these tensors, whose bounds are not checked."""
-    rows = [TensorRow.model_construct(**spec_row(spec)) for spec in specs]
+    rows = [TensorRow.model_construct(**spec_document(spec)) for spec in specs]
     return Described.model_construct(
         upload=rows, download=rows, private=list(private), exposure="", personalized="", network="", model="mlp",
         parameters=8, weights=None,
@@ -115,7 +116,7 @@ def study_document(**study: Any) -> dict[str, Any]:
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
-        "told": {"metrics": ["val_loss", "accuracy"]},
+        "reported": {"metrics": ["val_loss", "accuracy"]},
     }
     return resolve(StudyFile.model_validate(tables)).document()
 
@@ -458,7 +459,7 @@ class SiteFiles:
 
 
 def consent_to(offer: Offer) -> Consent:
-    lines = {"study.rounds": "3", "told.counts": "exact"}
+    lines = {"study.rounds": "3", "reported.counts": "exact"}
     return Consent(
         study=offer.study, revision=offer.revision, study_digest=offer.digest, upload=offer.upload,
         metrics=offer.metrics, counts="exact",

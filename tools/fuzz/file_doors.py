@@ -52,7 +52,7 @@ from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_has
 from wardround.records.study import load
 from wardround.records.trainer import DataFiles, Trained, request_from
 from wardround.signing import canonical, certificates, dsse
-from wardround.tensors.manifests import TensorFile, file_header
+from wardround.tensors.files import TensorFile, file_header
 
 LINES, HEADS = "000001.jsonl", "heads.jsonl"
 

@@ -560,7 +560,7 @@ def _commands(folder: Path) -> Door:
             with mock.patch.object(handoff, "ask", ask):
                 digest = handler.preview(STUDY, "patients").account.digest if b"@account@" in data else ""
                 told = data.replace(b"@account@", digest.encode())  # the policy and the clock are in it
-                served(RequestDispatcher(state, agent).answer, told, frozenset({os.geteuid()}))
+                served(RequestDispatcher(state, agent).answer_document, told, frozenset({os.geteuid()}))
         finally:
             ledger.close()
             still_good(root / "ledger", site)
@@ -745,13 +745,14 @@ def _known(folder: Path) -> Door:
 def _manifest(folder: Path) -> Door:
     """A manifest, as both programs read it."""
     document = StudyFile.from_document(SiteFiles().offer.document)
-    from wardround.records.architectures import own_part
-    from wardround.tensors.manifests import PayloadHasher, file_header
+    from wardround.records.architectures import own_manifest
+    from wardround.tensors.files import file_header
+    from wardround.tensors.manifests import PayloadHasher
 
     def take(data: bytes) -> None:
         manifest = manifest_from(tensors_pb2.Manifest.FromString(data))
         manifest.digest()
-        own_part(document, "alpha", manifest)
+        own_manifest(document, "alpha", manifest)
         if len(manifest.entries) < 100:
             file_header(manifest.specs)
             PayloadHasher(manifest.specs)

@@ -1,4 +1,4 @@
 """Images: files of pixels, labels and masks; classification and segmentation.
 
-The readers need no torch. Refuses a foreign file with a sentence that names it.
+The readers import no torch. Refuses a foreign file with a sentence that names it.
 """

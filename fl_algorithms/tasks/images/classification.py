@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.images.labels import LabelSource, classes_among
 from fl_algorithms.tasks.images.rows import (
     ImageRows,
     about_classes,
-    common_images,
     load_images,
     load_pooled_images,
     new_images,
+    public_images,
 )
-from fl_algorithms.tasks.images.sets import Found, classes_among
 from fl_algorithms.tasks.metrics import scores
 
 SMALLEST = 1e-12  # of 1 - p_y, whose power has no slope at 0 when gamma is below 1
@@ -72,8 +72,8 @@ class ImageTask:
         )
         return self._with_warnings(data), tests
 
-    def _classes_of(self, found: Found) -> NDArray[np.int64]:
-        return classes_among(found, self.classes)
+    def _classes_of(self, labels: LabelSource) -> NDArray[np.int64]:
+        return classes_among(labels, self.classes)
 
     def _with_warnings(self, data: SiteData) -> SiteData:
         parts = {"training part": data.train, "validation part": data.validation, "test set": data.test}
@@ -95,9 +95,9 @@ class ImageTask:
         """Images of a folder or a .npz file, and their names."""
         return new_images(rows, fitted, self.settings)
 
-    def read_common(self, path: Path, *, labelled: bool) -> Common:
-        """See ``fl_algorithms.tasks.base.ReadsCommon``: an .npz file or, without classes, a folder."""
-        return common_images(path, self.settings, self.classes if labelled else ())
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
+        """See ``fl_algorithms.tasks.base.ReadsPublicData``: an .npz file or, without classes, a folder."""
+        return public_images(path, self.settings, self.classes if labeled else ())
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Of each sample, (n,): w_y (1 - p_y)^gamma (-log p_y), gamma 0 but for "focal".

@@ -1,6 +1,6 @@
 """The pixels of a DICOM file, through pydicom. Who the patient is is never read, and of the header nothing is kept.
 
-What a grey number becomes, by DICOM PS3.3 C.7.6.3 (stored bits) and C.11.1 (rescale):
+What a gray number becomes, by DICOM PS3.3 C.7.6.3 (stored bits) and C.11.1 (rescale):
 
     it measures something   stored x slope + intercept, in its unit: Hounsfield units of a CT, whatever is stored
     it is rescaled only     the same, where slope and intercept are not 1 and 0
@@ -29,8 +29,8 @@ from fl_algorithms.tasks.images.decoding import AGAIN, guarded, require_pixels
 from wardround.errors import BadData, NeedsPerson
 
 PALETTE = [
-    f"{kind}{colour}PaletteColorLookupTable{part}"
-    for colour in ("Red", "Green", "Blue")
+    f"{kind}{color}PaletteColorLookupTable{part}"
+    for color in ("Red", "Green", "Blue")
     for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
 ]
 SLICES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
@@ -40,8 +40,8 @@ READ = [
     "RescaleType", "ModalityLUTSequence", "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelData", *SLICES,
     *PALETTE,
 ]  # fmt: skip
-GREY, LOOKED_UP = ("MONOCHROME1", "MONOCHROME2"), "PALETTE COLOR"
-COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+GRAY, LOOKED_UP = ("MONOCHROME1", "MONOCHROME2"), "PALETTE COLOR"
+COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 # Transfer syntax -> the plugin of pydicom that decodes it; "" needs none. Of JPEG and JPEG 2000 each frame says its own
 # size, which Pillow can compare before it decodes. Nothing here can do that for the others.
 DECODED = {
@@ -104,17 +104,17 @@ def _pixels(path: Path, data: bytes, max_pixels: int, mask: bool) -> NDArray[Any
         from pydicom.pixels import apply_color_lut
 
         return np.asarray(apply_color_lut(stored, header))
-    if header.PhotometricInterpretation in GREY:
-        return _grey(header, stored)[..., None]
+    if header.PhotometricInterpretation in GRAY:
+        return _gray(header, stored)[..., None]
     return _scaled(stored, (1 << int(header.BitsStored)) - 1)
 
 
 def _require_kind(path: Path, header: Any, mask: bool) -> None:
     samples, shown = int(header.get("SamplesPerPixel", 1)), header.PhotometricInterpretation
     if mask and samples != 1:
-        raise BadData(f"{path}: a mask in colours", hint="a mask has one number for each pixel")
-    if (samples, shown) not in {(1, LOOKED_UP), *((1, grey) for grey in GREY), *((3, colour) for colour in COLOURS)}:
-        raise BadData(f"{path}: its colours are of a kind that is not read", hint="export it as grey or RGB")
+        raise BadData(f"{path}: a mask in colors", hint="a mask has one number for each pixel")
+    if (samples, shown) not in {(1, LOOKED_UP), *((1, gray) for gray in GRAY), *((3, color) for color in COLORS)}:
+        raise BadData(f"{path}: its colors are of a kind that is not read", hint="export it as gray or RGB")
     if int(header.get("HighBit", header.BitsStored - 1)) != int(header.BitsStored) - 1:
         raise BadData(f"{path}: its numbers do not begin at the lowest bit", hint=AGAIN)
     if mask:
@@ -158,7 +158,7 @@ def _stored(pixels: NDArray[Any], bits: int) -> NDArray[Any]:
     return (native << unused) >> unused if unused else native
 
 
-def _grey(header: Any, stored: NDArray[Any]) -> NDArray[Any]:
+def _gray(header: Any, stored: NDArray[Any]) -> NDArray[Any]:
     bits, signed = int(header.BitsStored), stored.dtype.kind == "i"
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     measures = _measures(header)

@@ -65,7 +65,7 @@ def sha256(data: bytes) -> str:
 
 def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> Array:
     """The pixels that ``data``, the bytes of ``path``, hold: (height, width, channels), of a volume (depth, height,
-    width, 1). Numbers are as stored, but see ``dicom`` and ``nifti``; a palette's colours are looked up.
+    width, 1). Numbers are as stored, but see ``dicom`` and ``nifti``; a palette's colors are looked up.
 
     Args:
         mask: the file holds classes: (height, width) or (depth, height, width), a palette's places themselves.
@@ -114,9 +114,7 @@ def _pillow(path: Path, data: bytes, form: str, max_pixels: int, mask: bool) -> 
         image.load()
         if mask:
             if image.mode not in ("1", "L", "P", "I;16", "I;16B", "I"):
-                raise BadData(
-                    f"{path}: a mask of colour mode {image.mode}", hint="a mask has one number for each pixel"
-                )
+                raise BadData(f"{path}: a mask of color mode {image.mode}", hint="a mask has one number for each pixel")
             return np.asarray(image).astype(np.int32)
         return _samples(path, image)
 
@@ -136,7 +134,7 @@ def _samples(path: Path, image: Image.Image) -> Array:
         return np.asarray(image.convert("L"))[..., None]
     if mode in ("P", "PA", "RGB", "RGBA"):
         return np.asarray(image.convert("RGB"))
-    raise BadData(f"{path}: colour mode {mode}", hint="export it as grey or RGB")
+    raise BadData(f"{path}: color mode {mode}", hint="export it as gray or RGB")
 
 
 def read_arrays(path: Path, wanted: Mapping[str, bool], max_bytes: int) -> tuple[str, dict[str, Array]]:
@@ -282,7 +280,7 @@ def mask_at(mask: NDArray[np.uint8], sides: tuple[int, ...], fit: str) -> NDArra
 
 
 def with_channels(path: Path, array: Array, channels: int) -> Array:
-    """``array`` (*sides, c) with ``channels``: grey is repeated, and three become grey by ITU-R BT.601.
+    """``array`` (*sides, c) with ``channels``: gray is repeated, and three become gray by ITU-R BT.601.
 
     Raises:
         BadData: neither helps.
@@ -293,8 +291,8 @@ def with_channels(path: Path, array: Array, channels: int) -> Array:
     if found == 1:
         return np.repeat(array, channels, axis=-1)
     if found == 3 and channels == 1:
-        grey = array.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
-        whole: Array = (np.rint(grey) if array.dtype.kind in "ui" else grey).astype(array.dtype)
+        gray = array.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
+        whole: Array = (np.rint(gray) if array.dtype.kind in "ui" else gray).astype(array.dtype)
         return whole[..., None]
     raise BadData(f"{path}: {found} channels, the study wants {channels}")
 
@@ -304,3 +302,27 @@ def unit(array: Array) -> NDArray[np.float32]:
     if array.dtype.kind == "u":
         return array.astype(np.float32) * np.float32(1 / np.iinfo(array.dtype).max)
     return array.astype(np.float32)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Every file below ``folder`` by its name there, in the order of the names; hidden ones are skipped.
+
+    Raises:
+        BadData: the folder cannot be read or has none.
+    """
+    if not folder.is_dir():
+        raise BadData(f"{folder}: not a folder")
+    try:
+        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    except OSError as error:
+        raise BadData(f"{folder}: {error.strerror}") from None
+    seen = {name: path for name, path in sorted(found.items()) if not any(p.startswith(".") for p in name.split("/"))}
+    if not seen:
+        raise BadData(f"{folder}: no files in it")
+    return seen
+
+
+def stem(name: str) -> str:
+    """Without the ending that says how the file is read."""
+    kind = kind_of(Path(name))
+    return name[: len(name) - len(kind)] if kind else name

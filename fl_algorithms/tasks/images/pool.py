@@ -1,6 +1,6 @@
 """Several sites' images as if they were one site's: what central training learns from. For the lab alone.
 
-A patient, and an image, is told by site and name: the same name at two sites is two people.
+A patient, and an image, is known by site and name: the same name at two sites is two people.
 """
 
 import os
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.settings.images import PixelSettings
-from fl_algorithms.tasks.images.sets import ByPlace, ImageSet
+from fl_algorithms.tasks.images.pixels import ByPlace
+from fl_algorithms.tasks.images.sets import ImageSet
 
 
 class PooledPixels:

@@ -1,7 +1,7 @@
 """What the image tasks share: rows of images, their scale, and who is in which split."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, Made, SiteData, Source, Split
+from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.images.augment import augmented
-from fl_algorithms.tasks.images.files import Array
+from fl_algorithms.tasks.images.labels import ReadLabels, classes_among
+from fl_algorithms.tasks.images.pixels import ByPlace
 from fl_algorithms.tasks.images.pool import pooled
-from fl_algorithms.tasks.images.sets import ByPlace, Found, ImageSet, classes_among, digest_of, read_plain, read_set
+from fl_algorithms.tasks.images.sets import ImageSet, digest_of, read_plain, read_set
 from wardround.errors import BadData
 
 STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
@@ -56,11 +57,11 @@ class ImageRows:
         return len(self._places)
 
     def take(self, places: Tensor) -> Tensor:
-        return self._standardised(self._unit(places))
+        return self._standardized(self._unit(places))
 
     def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         x, y = augmented(self._unit(places), y, places, seed, self._settings.augment)
-        return self._standardised(x), y
+        return self._standardized(x), y
 
     def for_worker(self) -> "FileRows | None":
         """See ``fl_algorithms.tasks.base.FromFiles``."""
@@ -72,7 +73,7 @@ class ImageRows:
     def _unit(self, places: Tensor) -> Tensor:
         return torch.from_numpy(self._pixels.take(self._places[places].numpy()))
 
-    def _standardised(self, x: Tensor) -> Tensor:
+    def _standardized(self, x: Tensor) -> Tensor:
         return x.sub_(self._mean).div_(self._std)
 
 
@@ -96,7 +97,7 @@ class FileRows:
 def load_images(
     source: Source,
     settings: PixelSettings,
-    read_y: Callable[[Found], Array],
+    read_y: ReadLabels,
     *,
     masks: bool,
     site: str,
@@ -119,7 +120,7 @@ def load_images(
 def load_pooled_images(
     sources: Mapping[str, Source],
     settings: PixelSettings,
-    read_y: Callable[[Found], Array],
+    read_y: ReadLabels,
     *,
     masks: bool,
     site: str,
@@ -140,9 +141,7 @@ def load_pooled_images(
     return data, {name: _part(images, torch.arange(len(images)), settings, scale) for name, images in tests.items()}
 
 
-def _both(
-    source: Source, settings: PixelSettings, read_y: Callable[[Found], Array], masks: bool
-) -> tuple[ImageSet, ImageSet | None]:
+def _both(source: Source, settings: PixelSettings, read_y: ReadLabels, masks: bool) -> tuple[ImageSet, ImageSet | None]:
     """The training images and those to test."""
     whole = read_set(source, settings, read_y, test=False, masks=masks)
     test = read_set(source, settings, read_y, test=True, masks=masks)
@@ -258,8 +257,9 @@ def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -
     return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std, images.sides), list(images.names)
 
 
-def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> Common:
-    """A study's common set, on the study's scale and never augmented; with the class of each where ``classes`` are.
+def public_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> PublicData:
+    """A study's public data set, on the study's scale and never augmented; with the class of each where ``classes``
+    are.
 
     Raises:
         BadData: as ``imagesets``; or classes are wanted of a folder.
@@ -269,17 +269,17 @@ def common_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     elif path.is_dir():
         raise BadData(
             f"{path}: a folder has no classes",
-            hint="a common set with classes is one .npz file, as a site's arrays",
+            hint="a public data set with classes is one .npz file, as a site's arrays",
         )
     else:
         plain = Source({"arrays": path}, patient="")
         own = settings.model_copy(update={"patient": ""})
-        images = read_set(plain, own, lambda found: classes_among(found, classes), test=False, masks=False)
+        images = read_set(plain, own, lambda labels: classes_among(labels, classes), test=False, masks=False)
     assert images is not None
     mean, std = statistics(images.pixels, settings)
     still = settings.model_copy(update={"augment": Augmentation()})
     rows = ImageRows(images.pixels, torch.arange(len(images)), still, mean, std)
-    return Common(rows, None if images.y is None else torch.from_numpy(images.y))
+    return PublicData(rows, None if images.y is None else torch.from_numpy(images.y))
 
 
 def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.images.labels import LabelSource, masks_among
 from fl_algorithms.tasks.images.rows import ImageRows, load_images, load_pooled_images, new_images
-from fl_algorithms.tasks.images.sets import Found, masks_among
 from wardround.errors import BadData
 
 SMOOTH = 1.0  # added to both sides of the soft Dice, so that two empty masks agree
@@ -57,8 +57,8 @@ class SegmentationTask:
         )
         return self._with_foreground(data), tests
 
-    def _masks_of(self, found: Found) -> NDArray[np.uint8]:
-        return masks_among(found, self.settings, self.settings.mask_values)
+    def _masks_of(self, labels: LabelSource) -> NDArray[np.uint8]:
+        return masks_among(labels, self.settings, self.settings.mask_values)
 
     def _with_foreground(self, data: SiteData) -> SiteData:
         """Raises BadData: there is none among the training images."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_algorithms.tasks.images.files import ARRAYS, DICOM, PILLOW, array_shapes, kind_of, read_arrays
+from fl_algorithms.tasks.images.files import ARRAYS, DICOM, PILLOW, array_shapes, files_in, kind_of, read_arrays
+from fl_algorithms.tasks.images.labels import paired, rows_of
 from fl_algorithms.tasks.images.nifti import NIFTI
-from fl_algorithms.tasks.images.sets import files_in, paired, rows_of
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.tables.table import read_table
 from wardround.errors import BadData

@@ -1,4 +1,4 @@
-"""From columns of text to standardised numbers: what each cell means, which rows count, and on what scale. No torch.
+"""From columns of text to standardized numbers: what each cell means, which rows count, and on what scale. No torch.
 
 Order: missing values are refused, dropped or marked; cells become numbers and category indices; ``fit`` takes medians,
 means and standard deviations from all rows of the site's own table; ``encode`` applies them to any rows.
@@ -21,7 +21,7 @@ from wardround.signing import canonical
 
 EPSILON = 1e-9  # added to each standard deviation, as FLamby does
 MAX_MAGNITUDE = 1e100  # of a cell; its square still has room in float64
-MAX_STANDARDISED = 1e6  # a cell so far from all that the fit has seen is told as this far, and float32 stays finite
+MAX_STANDARDIZED = 1e6  # a cell so far from all that the fit has seen counts as this far, and float32 stays finite
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, Floats]  # feature -> (n,): the number, or the category's index; nan where missing
@@ -192,7 +192,7 @@ def encode(values: Values, settings: TabularSettings, fitted: Preprocessing) -> 
     std = np.array(fitted.std)
     scaled: Floats = (matrix - np.array(fitted.mean)) / (std + EPSILON)
     scaled[:, std == 0] = 0.0
-    return scaled.clip(-MAX_STANDARDISED, MAX_STANDARDISED).astype(np.float32)
+    return scaled.clip(-MAX_STANDARDIZED, MAX_STANDARDIZED).astype(np.float32)
 
 
 def _gaps(cells: Sequence[str], blanks: frozenset[str]) -> list[int]:
@@ -243,7 +243,7 @@ def _categories(table: Table, feature: Feature, blanks: frozenset[str]) -> Float
 def _matrix(
     values: Values, settings: TabularSettings, medians: Mapping[str, float], commonest: Mapping[str, str]
 ) -> Floats:
-    """The inputs before standardisation: (n, inputs), in the order of ``settings.columns``, gaps filled."""
+    """The inputs before standardization: (n, inputs), in the order of ``settings.columns``, gaps filled."""
     columns: list[Floats] = []
     for feature in settings.features:
         cells = values[feature.name]

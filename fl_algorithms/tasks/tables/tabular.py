@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Common, SiteData, Source, Split
+from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.metrics import scores
 from fl_algorithms.tasks.tables.encoding import (
     Preprocessing,
@@ -107,19 +107,19 @@ class TabularTask:
         encoded = encode(values_of(table, self.settings), self.settings, preprocessing)
         return torch.from_numpy(encoded), table.lines
 
-    def read_common(self, path: Path, *, labelled: bool) -> Common:
-        """See ``fl_algorithms.tasks.base.ReadsCommon``: a CSV file in which every value is given."""
-        label = self.settings.label if labelled else None
+    def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
+        """See ``fl_algorithms.tasks.base.ReadsPublicData``: a CSV file in which every value is given."""
+        label = self.settings.label if labeled else None
         names = [feature.name for feature in self.settings.features]
         table = read_table(path, names if label is None else [*names, label])
         strict = self.settings.missing.model_copy(update={"policy": "refuse", "indicators": ()})
         try:
             settle_missing(table, self.settings.model_copy(update={"missing": strict}), label)
         except BadData as error:
-            raise BadData(error.message, hint="a common set has every value: leave these rows out") from None
+            raise BadData(error.message, hint="a public data set has every value: leave these rows out") from None
         encoded = encode(values_of(table, self.settings), self.settings, scale_of(self.settings))
         y = None if label is None else torch.from_numpy(classes_of(table, label, self.classes))
-        return Common(torch.from_numpy(encoded), y)
+        return PublicData(torch.from_numpy(encoded), y)
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross entropy of each sample, (n,). Logits are (n, 1) for two classes, of the last; else (n, classes)."""

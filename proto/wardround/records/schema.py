@@ -1,10 +1,15 @@
-"""Reading what a person wrote: TOML into frozen models, with errors that name the key and suggest the right one."""
+"""TOML that people write and read.
+
+Reading gives frozen models, with errors that name the key and suggest the right one.
+"""
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from wardround.errors import BadData
@@ -51,6 +56,25 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         raise BadData(f"not TOML: {str(error)[:200]}") from None
     canonical.refuse_deep(tables)
     return tables
+
+
+def toml_bytes(tables: Mapping[str, Any]) -> bytes:
+    """``tables`` as a TOML file.
+
+    Raises:
+        BadData: a text is not Unicode: a path whose bytes are no UTF-8.
+    """
+    try:
+        return tomli_w.dumps(tables).encode()
+    except UnicodeEncodeError:
+        raise BadData("a text that is not UTF-8 cannot be written as TOML") from None
+
+
+def toml_value(value: Any) -> str:
+    """``value`` as TOML has it after the equals sign, on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")
 
 
 def check(model: type[Model], data: Any, source: str, table: str = "") -> Model:

@@ -5,12 +5,12 @@
     [model]        an installed network and its sizes
     [networks.X]   another network that sites may train, called X
     [assigned]     site = X; the others train [model]
-    [algorithm]    a method of the catalogue and its settings
+    [algorithm]    an installed method and its settings
     [training]     the local steps
     [checkpoints]  how the best models are chosen
-    [told]         which numbers leave beside the tensors, and how exactly
+    [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
-    [common]       a set without patients that every party holds a copy of, for the methods that need one
+    [public_data]  a set without patients that every party holds a copy of, for the methods that need one
     [variants.X]   whole tables that replace the ones above when X is chosen
 
 ``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
@@ -90,7 +90,7 @@ class StudySection(Strict):
 
 
 class Named(BaseModel):
-    """A table that names something installed; its other keys are that thing's settings, checked by the catalogue."""
+    """A table that names something installed; its other keys are that thing's settings, checked by the catalog."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -131,8 +131,8 @@ class CheckpointSection(Strict):
     loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
 
 
-class ToldSection(Strict):
-    """The numbers that leave beside the tensors, and how exactly they are told.
+class ReportedSection(Strict):
+    """The numbers that leave beside the tensors, and how exactly they are reported.
 
     ``ranges`` is metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
     """
@@ -159,27 +159,27 @@ class ToldSection(Strict):
         return ranges
 
     def count(self, n: int) -> int:
-        """A number of records as it is told: itself, the nearest power of two below or at it, or 1."""
+        """A number of records as it is reported: itself, the nearest power of two below or at it, or 1."""
         if self.counts == "uniform":
             return 1
         return 1 << (n.bit_length() - 1) if self.counts == "bucketed" and n > 0 else n
 
     def number(self, value: float | None) -> str:
-        """A metric as it is told: a decimal string of ``digits`` significant digits, or "null"."""
+        """A metric as it is reported: a decimal string of ``digits`` significant digits, or "null"."""
         if value is None:
             return "null"
-        told = f"{value:.{self.digits}g}"
-        return told if math.isfinite(float(told)) else "null"  # after rounding, which can reach infinity
+        text = f"{value:.{self.digits}g}"
+        return text if math.isfinite(float(text)) else "null"  # after rounding, which can reach infinity
 
     def metric(self, name: str, value: float | None) -> str:
-        """Metric ``name`` as it is told: cut to its range, then as ``number``. What is not finite is "null"."""
+        """Metric ``name`` as it is reported: cut to its range, then as ``number``. What is not finite is "null"."""
         if value is None or not math.isfinite(value):
             return "null"
         low, high = self.ranges.get(name, (-math.inf, math.inf))
         return self.number(min(max(value, low), high))
 
     def has_form(self, text: str) -> bool:
-        """Whether ``text`` is a number as this study tells numbers: "null", or so many digits and no more."""
+        """Whether ``text`` is a number as this study reports numbers: "null", or so many digits and no more."""
         return text == "null" or (bool(DECIMAL.fullmatch(text)) and self.number(float(text)) == text)
 
     def is_in_range(self, name: str, text: str) -> bool:
@@ -198,11 +198,11 @@ class LimitsSection(Strict):
     ``fl_algorithms.server.limits`` applies the first two, at the coordinator and in the lab.
     """
 
-    max_weight: float = Field(default=0.5, gt=0, le=1)  # one site's largest share in a mean of three or more; 1: no cap
+    max_weight: float = Field(default=0.5, gt=0, le=1)  # of one site in a mean of three or more; 1: no cap
     norm_multiple: float | None = (
         None  # an update's largest norm in medians; 0: none is learned; None: resolving fills it
     )
-    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # told by one site, of training or validation rows
+    max_examples: int = Field(default=10_000_000, ge=1, le=10**9)  # that one site reports, of training or validation
     count_growth: float = Field(
         default=2.0, ge=1, le=1000
     )  # of a site's counts over those of its first accepted update
@@ -215,8 +215,10 @@ class LimitsSection(Strict):
         return multiple
 
 
-class CommonSection(Strict):
-    """A set without patients. Each party reads its own copy; ``fl_algorithms.tasks.common`` says what the digest is."""
+class PublicDataSection(Strict):
+    """A data set without patients, of which each party reads its own copy. ``fl_algorithms.tasks.public_data`` computes
+    the digest.
+    """
 
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     rows: int = Field(ge=1, le=10_000_000)
@@ -231,9 +233,9 @@ class StudyFile(Strict):
     algorithm: Named
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
     checkpoints: CheckpointSection = CheckpointSection()
-    told: ToldSection = ToldSection()
+    reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
-    common: CommonSection | None = None
+    public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
 
@@ -250,8 +252,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned] and [common] stand in it where the study uses them; [limits] always, because it holds
-        where nobody wrote it.
+        [networks], [assigned] and [public_data] stand in it where the study uses them; [limits] always, because it
+        holds where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.
@@ -265,24 +267,22 @@ class StudyFile(Strict):
         for table in ("networks", "assigned"):
             if not document[table]:
                 del document[table]
-        if self.common is None:
-            del document["common"]
+        if self.public_data is None:
+            del document["public_data"]
         return document
 
     def bounds(self) -> tuple[str, ...]:
         """How much one site may move the model, in words."""
         limits, given = self.limits, self.study.max_update_norm
-        share = f"one site's share of a mean of three or more is at most {limits.max_weight:g}"
+        weight = f"one site's averaging weight is at most {limits.max_weight:g} of a mean of three or more sites"
         if given is not None:
             norm = f"an update's norm is at most {given:g}"
         elif limits.norm_multiple:
             norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
         else:
             norm = "nothing limits an update's norm"
-        rows = (
-            f"a site tells at most {limits.max_examples:,} rows, and {limits.count_growth:g} times what it told first"
-        )
-        return (share if limits.max_weight < 1 else "nothing limits one site's share of a mean", norm, rows)
+        rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
+        return (weight if limits.max_weight < 1 else "nothing limits one site's averaging weight", norm, rows)
 
     def digest(self, initial_model: str) -> str:
         """The study's digest (hex) with the digest (hex) of its initial model."""

@@ -1,39 +1,25 @@
-"""Tensors as names, shapes and bytes: manifests, digests, and safetensors files that are read in place.
+"""Tensors as names, shapes and bytes: specs, manifests and their digests, and the hash of a payload.
 
 No torch, and no tensor is ever held whole: a model of 1 GiB is hashed, sent, received and averaged in blocks.
-
-A safetensors file whose tensors lie in its manifest's order is a header and then exactly the manifest's payload. So a
-download or an upload is written straight into its final file, at ``header + offset``.
-
-In a file, a tensor of the bundle "model" has its own name, and one of another bundle is "BUNDLE/NAME".
 """
 
 import hashlib
-import json
-import os
 import re
-import stat
-import struct
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wardround.errors import BadData
 from wardround.signing import canonical
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 MODEL = "model"  # the bundle that most methods share
 CHUNK = 512 * 1024
-Data = bytes  # where a class has a property of that name
-MAX_HEADER = 1024 * 1024
 MAX_TENSORS = 20_000
 MAX_DIMENSIONS = 16
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -191,192 +177,3 @@ class PayloadHasher:
     def _skip_empty(self) -> None:
         while len(self._done) < len(self._specs) and self._left == 0:
             self._finish_one()
-
-
-def file_header(specs: Iterable[TensorSpec], note: dict[str, str] | None = None) -> bytes:
-    """The safetensors header of a file whose data is the specs' payload; ``note`` becomes its metadata.
-
-    Raises:
-        BadData: it would be longer than what ``TensorFile`` reads.
-    """
-    header: dict[str, object] = {}
-    if note:
-        header["__metadata__"] = note
-    offset = 0
-    for spec in specs:
-        end = offset + spec.bytes
-        header[spec.key] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER:
-        raise BadData(f"the header of {len(header)} tensors is {len(text)} bytes, at most {MAX_HEADER} are read")
-    return struct.pack("<Q", len(text)) + text
-
-
-class TensorFile:
-    """A safetensors file, opened and checked but not read: blocks come by ``pread``.
-
-    ``specs`` are in the order of the data, which is the order of the payload.
-
-    Raises:
-        BadData: not a regular file, not safetensors, a header over 1 MiB, holes or overlaps, names of another form.
-            Values are not looked at.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us
-        except OSError as error:
-            raise BadData(f"{path}: {error.strerror}") from error
-        except ValueError as error:  # the system has no such name
-            raise BadData(f"{str(path)!r}: a path cannot hold a null character") from error
-        try:
-            self._data, self.specs, self.note = self._read_header()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        self._offsets: dict[str, int] = {}
-        offset = self._data
-        for spec in self.specs:
-            self._offsets[spec.key] = offset
-            offset += spec.bytes
-
-    def _read_header(self) -> tuple[int, tuple[TensorSpec, ...], dict[str, str]]:
-        state = os.fstat(self._descriptor)
-        if not stat.S_ISREG(state.st_mode):
-            raise BadData(f"{self.path}: not a regular file")
-        size = state.st_size
-        start = os.pread(self._descriptor, 8, 0)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
-        if length > MAX_HEADER or 8 + length > size:
-            raise BadData(f"{self.path}: not a safetensors file, or cut short")
-        try:
-            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_no_duplicates)
-            note = header.pop("__metadata__", {})
-            if not all(isinstance(text, str) for text in note.values()):
-                raise TypeError
-            rows = sorted((_row(key, row) for key, row in header.items()), key=lambda row: row[:2])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise BadData(f"{self.path}: not a safetensors file (its header cannot be read)") from None
-        specs, expected = [], 0
-        for begin, end, key, dtype, shape in rows:
-            bundle, _, name = key.rpartition("/")
-            try:
-                spec = TensorSpec(name, dtype, shape, bundle or MODEL)
-            except BadData as error:
-                raise BadData(f"{self.path}: {error.message}", code=error.code) from None
-            if spec.key != key:  # "/x" and "model/x" would be other spellings of "x"
-                raise BadData(f"{self.path}: tensor name {key[:60]!r} is written `{spec.key}`", code="MANIFEST_NAMES")
-            if begin != expected or end - begin != spec.bytes:
-                raise BadData(f"{self.path}: `{spec.key}` does not lie where its shape says")
-            specs.append(spec)
-            expected = end
-        if 8 + length + expected != size:
-            raise BadData(f"{self.path}: {size} bytes, its header says {8 + length + expected}")
-        return 8 + length, tuple(specs), note
-
-    @property
-    def bytes(self) -> int:
-        """Of the payload."""
-        return sum(spec.bytes for spec in self.specs)
-
-    def chunks(self, offset: int = 0, size: int = CHUNK) -> Iterator[tuple[int, Data]]:
-        """The payload from ``offset`` on, as (offset, bytes), at most ``size`` bytes each."""
-        total = self.bytes
-        while offset < total:
-            data = os.pread(self._descriptor, min(size, total - offset), self._data + offset)
-            if not data:
-                raise BadData(f"{self.path}: shorter than when it was opened")
-            yield offset, data
-            offset += len(data)
-
-    def block(self, key: str, start: int, count: int) -> "NDArray[np.float32]":
-        """``count`` float32 elements of one tensor from element ``start`` on, flat, a copy."""
-        import numpy  # what has only names and shapes of tensors starts without it
-
-        return numpy.frombuffer(self.read(self._offsets[key] + start * 4, count * 4), dtype="<f4")
-
-    def place(self, key: str) -> int:
-        """The byte of the file at which a tensor begins."""
-        return self._offsets[key]
-
-    def read(self, offset: int, count: int) -> Data:
-        """``count`` bytes from byte ``offset`` of the file on, its header counted too."""
-        data = os.pread(self._descriptor, count, offset)
-        if len(data) != count:
-            raise BadData(f"{self.path}: shorter than when it was opened")
-        return data
-
-    def manifest(self) -> Manifest:
-        """Hash the whole payload."""
-        hasher = PayloadHasher(self.specs)
-        for _, data in self.chunks():
-            hasher.update(data)
-        return hasher.manifest()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def __enter__(self) -> "TensorFile":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class ViewFile:
-    """The payload of a ``view``, read in place: the tensors ``sources`` of ``file``, one after the other."""
-
-    def __init__(self, file: TensorFile, sources: Sequence[str]) -> None:
-        sizes = {spec.key: spec.bytes for spec in file.specs}
-        self._file = file
-        self._starts: list[int] = []  # in the payload, of each run of bytes that lie together in the file
-        self._places: list[int] = []  # of each run, in the file
-        self.bytes = 0
-        end = -1
-        for key in sources:
-            if not sizes[key]:
-                continue
-            if file.place(key) != end:
-                self._starts.append(self.bytes)
-                self._places.append(file.place(key))
-            end = file.place(key) + sizes[key]
-            self.bytes += sizes[key]
-
-    def chunks(self, offset: int = 0, size: int = CHUNK) -> Iterator[tuple[int, Data]]:
-        """The payload from ``offset`` on, as (offset, bytes), each of ``size`` bytes but the last."""
-        while offset < self.bytes:
-            data = b"".join(self._pieces(offset, min(offset + size, self.bytes)))
-            yield offset, data
-            offset += len(data)
-
-    def _pieces(self, offset: int, stop: int) -> Iterator[Data]:
-        run = bisect_right(self._starts, offset) - 1
-        while offset < stop:
-            ends = [*self._starts[run + 1 : run + 2], self.bytes]
-            count = min(stop, ends[0]) - offset
-            yield self._file.read(self._places[run] + offset - self._starts[run], count)
-            offset, run = offset + count, run + 1
-
-
-def _row(key: str, row: dict[str, Any]) -> tuple[int, int, str, str, tuple[int, ...]]:
-    """One tensor of a header: begin, end, key, dtype, shape. Raises KeyError, TypeError or ValueError: not one.
-
-    Sorting by begin and end alone keeps empty tensors in the header's order.
-    """
-    begin, end = row["data_offsets"]
-    dtype, shape = row["dtype"], row["shape"]
-    if not isinstance(dtype, str) or not isinstance(shape, list):
-        raise TypeError
-    if any(type(number) is not int for number in (begin, end, *shape)):
-        raise TypeError
-    return begin, end, key, dtype, tuple(shape)
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key stands twice")
-    return value

@@ -19,7 +19,7 @@ from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
 from wardround.errors import BadData, Unavailable, WardroundError
-from wardround.records.architectures import own_part
+from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
@@ -246,7 +246,7 @@ def offer_from(message: pb.StudyOffer, site: str) -> Offer:
 
 
 def _kept(offer: StudyOffer, site: str) -> Offer:
-    own = own_part(offer.file, site, offer.initial_model)
+    own = own_manifest(offer.file, site, offer.initial_model)
     return Offer(offer.study, offer.revision, offer.digest, offer.state, offer.file.document(), own)
 
 

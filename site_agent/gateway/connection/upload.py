@@ -9,7 +9,8 @@ from wardround.errors import BadData, Unavailable, WardroundError
 from wardround.records.messages import envelope_from
 from wardround.records.update import UploadHeader
 from wardround.signing.dsse import Envelope
-from wardround.tensors.manifests import CHUNK, PayloadHasher, TensorFile
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import CHUNK, PayloadHasher
 from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import tensors_pb2
 

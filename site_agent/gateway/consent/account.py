@@ -22,7 +22,7 @@ from site_agent.state.consent import Shown, exposed
 from site_agent.state.directory import now_text
 from site_agent.state.offer import Offer, StudyDocument
 from site_agent.state.tensors import specs_from
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.records.trainer import Described, PrivateTensor
 from wardround.signing import canonical
 from wardround.tensors.manifests import TensorSpec
@@ -39,7 +39,7 @@ HEADINGS = (TAKES_PART, COMPUTED, LEAVES, OWN, STAYS, LIMITS, POLICY, OTHER)
 UNDER = {  # where a setting stands, by the longest of these that its name begins with
     "study.": TAKES_PART, "study.seed": COMPUTED, "study.threads": COMPUTED, "task.": COMPUTED, "model.": COMPUTED,
     "networks.": COMPUTED, "assigned.": COMPUTED, "algorithm.": COMPUTED, "training.": COMPUTED,
-    "checkpoints.": COMPUTED, "common.": COMPUTED, "told.": LEAVES,
+    "checkpoints.": COMPUTED, "public_data.": COMPUTED, "reported.": LEAVES,
 }  # fmt: skip
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")
@@ -178,7 +178,7 @@ def setting_changes(before: StudyDocument, after: StudyDocument) -> list[str]:
     ]
 
 
-def attempt_bits(reported: ToldSection) -> list[tuple[str, str, int]]:
+def attempt_bits(reported: ReportedSection) -> list[tuple[str, str, int]]:
     """What each number beside the tensors can carry, each attempt: its name, form in words, and bits, rounded up."""
     numbers = []
     for name in reported.metrics:

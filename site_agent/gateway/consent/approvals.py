@@ -18,7 +18,7 @@ from site_agent.state.tensors import specs_from
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
 from wardround.records.assignment import VALIDATE, Assignment
 from wardround.records.codes import DECLINE_CODES
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
 
@@ -203,7 +203,7 @@ def check_tensors(specs: Sequence[TensorSpec], approved: Sequence[TensorSpec], s
 
 
 def check_numbers(
-    metrics: Mapping[str, str], num_examples: int, num_validation: int, consent: Consent, reported: ToldSection
+    metrics: Mapping[str, str], num_examples: int, num_validation: int, consent: Consent, reported: ReportedSection
 ) -> None:
     """Refuse any number that was not approved, is reported more exactly than approved, or is outside its range; and any
     count but that of the approved data, which is known since it was approved: a trainer has nothing to say by it.

@@ -8,7 +8,7 @@ from site_agent.state.offer import Offer
 from wardround.records.trainer import Described
 from wardround.tensors.manifests import TensorSpec
 
-OWN_SENTENCES = ("told.metrics ", "told.counts ")  # settings whose change has a sentence of its own
+OWN_SENTENCES = ("reported.metrics ", "reported.counts ")  # settings whose change has a sentence of its own
 
 
 def differences(consent: Consent, offer: Offer, described: Described | None = None) -> list[str]:

@@ -31,7 +31,8 @@ from wardround.records.ledger.entries import ControlEntry, MethodBytes, Metric, 
 from wardround.records.receipts import Receipt
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
-from wardround.tensors.manifests import MAX_HEADER, Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import MAX_HEADER, TensorFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
 log = logging.getLogger(__name__)

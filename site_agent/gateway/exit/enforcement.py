@@ -20,7 +20,7 @@ from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
-from wardround.records.study import ToldSection
+from wardround.records.study import ReportedSection
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
 
@@ -77,7 +77,7 @@ class PolicyEnforcement:
         self,
         attempt: RoundAttempt,
         consent: Consent,
-        reported: ToldSection,
+        reported: ReportedSection,
         specs: Sequence[TensorSpec],
         metrics: Sequence[str],
     ) -> None:
@@ -94,7 +94,7 @@ class PolicyEnforcement:
         self,
         attempt: RoundAttempt,
         consent: Consent,
-        reported: ToldSection,
+        reported: ReportedSection,
         specs: Sequence[TensorSpec],
         metrics: Sequence[str],
     ) -> None:
@@ -146,7 +146,7 @@ class PolicyEnforcement:
         return when == "every" or (when == "first" and not self.ledger.ever_released(*key[:2]))
 
     def _decisions(
-        self, attempt: RoundAttempt, consent: Consent, reported: ToldSection, specs: Sequence[TensorSpec],
+        self, attempt: RoundAttempt, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],
         metrics: Sequence[str], numbers: int,
     ) -> list[Decision]:  # fmt: skip
         """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""

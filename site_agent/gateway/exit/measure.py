@@ -9,7 +9,8 @@ import numpy as np
 from site_agent.gateway.consent import approvals as consents
 from site_agent.state.directory import Consent
 from wardround.records.ledger.entries import TensorRow
-from wardround.tensors.manifests import Entry, Manifest, TensorFile, TensorSpec
+from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 BLOCK = 64 * 1024  # float32 elements looked at in one piece
 

@@ -35,7 +35,7 @@ def stat(named: DataSource) -> FilesStat:
         except OSError:
             unreadable.append(role)
 
-    paths = {**named.paths, **({"common": Path(named.common)} if named.common is not None else {})}
+    paths = {**named.paths, **({"public_data": Path(named.public_data)} if named.public_data is not None else {})}
     rows = sorted((role, *row) for role, path in paths.items() for row in status_of(role, path))
     entry = {key: text for key, text in named.entry().items() if key not in ("digest", "weights")}
     weights = ""

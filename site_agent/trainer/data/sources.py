@@ -27,13 +27,13 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fl_algorithms.tasks.common import require_common
+from fl_algorithms.tasks.public_data import require_public_data
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.tables.table import data_digest
 from site_agent.trainer.data import layouts
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.local import durable
-from wardround.records.schema import Strict, check, read_toml
+from wardround.records.schema import Strict, check, read_toml, toml_bytes
 from wardround.records.study import NETWORK_LABEL, StudyFile
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
@@ -47,7 +47,7 @@ class DataSource(Strict):
 
     Attributes:
         label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
-        common: this site's copy of the common set of the studies trained with this data.
+        public_data: this site's copy of the public data set of the studies trained with this data.
         weights: what the private tensors begin with; no part of the data's digest, for the consent has its own.
         network: the label of a network that the study allows; "" for the one that it assigns.
     """
@@ -65,7 +65,7 @@ class DataSource(Strict):
     label: str = ""
     image: str = ""
     patient: str = ""
-    common: str | None = None
+    public_data: str | None = None
     weights: str | None = None
     digest: str = Field(pattern=r"[0-9a-f]{64}")
     network: str = Field(default="", pattern=rf"^({NETWORK_LABEL.pattern})?$")
@@ -89,8 +89,8 @@ class DataSource(Strict):
 
     @property
     def everything(self) -> list[Path]:
-        """What is named, the common set and the weights too."""
-        beside = [Path(text) for text in (self.common, self.weights) if text is not None]
+        """What is named, the public data set and the weights too."""
+        beside = [Path(text) for text in (self.public_data, self.weights) if text is not None]
         return [*self.paths.values(), *beside]
 
     @property
@@ -155,24 +155,30 @@ def add(state: Path, name: str, added: DataSource, *, replace: bool) -> None:
     if not NAME.fullmatch(name):
         raise UsageProblem(f"{name[:80]!r} is not a name of 1 to 64 of A-Z, a-z, 0-9, _ and -")
     known = sources(state)
-    if name in known and added.common is None:
-        added = added.model_copy(update={"common": known[name].common})
+    if name in known and added.public_data is None:
+        added = added.model_copy(update={"public_data": known[name].public_data})
     if name in known and known[name] != added and not replace:
         raise UsageProblem(
             f"data `{name}` is already {next(iter(known[name].paths.values()))}",
             hint="add `--replace` if this is meant; studies approved with the old data must then be approved again",
         )
-    tables = [_as_toml(key, item) for key, item in sorted({**known, name: added}.items())]
-    durable.write_file(state / "data.toml", "\n".join(tables).encode(), mode=FILE_MODE)
+    tables = {key: item.entry() for key, item in sorted({**known, name: added}.items())}
+    try:
+        data = toml_bytes(tables)
+    except BadData:
+        raise UsageProblem(
+            "a path that is not UTF-8 cannot be kept in data.toml", hint="rename the file or its folder"
+        ) from None
+    durable.write_file(state / "data.toml", data, mode=FILE_MODE)
 
 
-def name_common(state: Path, name: str, path: Path) -> None:
-    """Write into data.toml that ``path`` is the common set of the studies trained with data ``name``.
+def name_public_data(state: Path, name: str, path: Path) -> None:
+    """Write into data.toml that ``path`` is the public data set of the studies trained with data ``name``.
 
     Raises:
         UsageProblem: there is no data of that name.
     """
-    named = source(state, name).model_copy(update={"common": str(path)})
+    named = source(state, name).model_copy(update={"public_data": str(path)})
     add(state, name, named, replace=True)
 
 
@@ -244,24 +250,24 @@ def refuse_other_weights(study: str, name: str, approved: str, now: str) -> None
         )
 
 
-def common_of(study: StudyFile, name: str, named: DataSource) -> Path:
-    """This site's copy of the study's common set, which must be the study's as it lies there now.
+def public_data_of(study: StudyFile, name: str, named: DataSource) -> Path:
+    """This site's copy of the study's public data set, which must be the study's as it lies there now.
 
     Raises:
         BadData: none is named, it cannot be read, or its digest is not the study's.
     """
-    how = f"get the set from whoever leads the study, then `site-agent data common {name} PATH`"
-    if named.common is None:
+    how = f"get the set from whoever leads the study, then `site-agent data public-data {name} PATH`"
+    if named.public_data is None:
         raise BadData(
-            f"study `{study.study.name}` needs its common set, and data `{name}` names none",
+            f"study `{study.study.name}` needs its public data set, and data `{name}` names none",
             hint=how,
             code=DATA_INVALID,
         )
     try:
-        require_common(study, Path(named.common), how)
+        require_public_data(study, Path(named.public_data), how)
     except BadData as error:
         raise BadData(error.message, hint=error.hint or how, code=DATA_CHANGED) from None
-    return Path(named.common)
+    return Path(named.public_data)
 
 
 def _sha256(path: Path) -> str:
@@ -273,21 +279,3 @@ def _sha256(path: Path) -> str:
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}", code=DATA_INVALID) from None
     return digest.hexdigest()
-
-
-def _as_toml(name: str, named: DataSource) -> str:
-    lines = [f"{key} = {_quoted(value)}" for key, value in named.entry().items()]
-    return "\n".join([f"[{name}]", *lines, ""])
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string. Control characters become escapes, the rest stands as it is."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else _escape(c) for c in escaped) + '"'
-
-
-def _escape(character: str) -> str:
-    number = ord(character)
-    if 0xD800 <= number <= 0xDFFF:
-        raise UsageProblem("a path that is not UTF-8 cannot be kept in data.toml", hint="rename the file or its folder")
-    return f"\\u{number:04X}" if number <= 0xFFFF else f"\\U{number:08X}"

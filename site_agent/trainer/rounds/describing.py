@@ -25,11 +25,11 @@ def described(state: Path, studies: Studies, request: Describe) -> Described:
     partition = study.partition
     private = [
         PrivateTensor(name=kept.name, dtype=kept.dtype, shape=list(kept.shape), bytes=kept.bytes, why=kept.why)
-        for kept in partition.stays
+        for kept in partition.private
     ]
     return Described.model_validate({
-        "upload": [_row(spec) for spec in partition.leaves], "download": [_row(spec) for spec in partition.comes],
-        "private": private, "exposure": partition.exposure, "personalized": partition.apart,
+        "upload": [_row(spec) for spec in partition.upload], "download": [_row(spec) for spec in partition.download],
+        "private": private, "exposure": partition.exposure, "personalized": partition.personalized,
         "network": study.network, "model": study.own.model.name, "parameters": partition.parameters,
         "weights": None if source is None else weights_of(study, source),
     })  # fmt: skip
@@ -39,8 +39,8 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     """Read a hospital's data as a study would.
 
     Raises:
-        BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the common set is not the study's, or
-            the weights are no file for its network.
+        BadData: it is not what the study needs; code DECLINED_DATA_INVALID. Or the public data set is not the study's,
+            or the weights are no file for its network.
     """
     name = request.data
     source = source_of(state, name)
@@ -57,7 +57,7 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
         "validation_rows": len(data.validation), "test_rows": None if data.test is None else len(data.test),
         "gives": catalog.task(study.file).gives,
         "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
-        "common": study.file.common.digest if data.common is not None and study.file.common is not None else "",
+        "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
     })  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import Partition, describe, task_of
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import Task
@@ -30,9 +30,9 @@ class Installed:
         return self.file.study.name
 
     @property
-    def needs_common(self) -> bool:
-        """Whether its method needs the common set at each site."""
-        return catalog.method(self.file).common == catalog.SITES
+    def needs_public_data(self) -> bool:
+        """Whether its method needs the public data set at each site."""
+        return catalog.method(self.file).public_data == registry.SITES
 
 
 class Studies:

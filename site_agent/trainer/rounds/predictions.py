@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog
+from fl_algorithms import catalog, registry
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.client.session import Restored
+from fl_algorithms.device import make_deterministic
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
-from fl_algorithms.training import make_deterministic
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import protected
 from site_agent.trainer.rounds.installing import installed
@@ -67,7 +67,7 @@ def rows_for(
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
     gives = catalog.task(study).gives
-    fitting = ("table",) if gives == catalog.COLUMNS else ("images", "arrays")
+    fitting = ("table",) if gives == registry.COLUMNS else ("images", "arrays")
     if len(given) != 1 or not given.keys() <= set(fitting):
         named = " and ".join(map(layouts.option, given)) or "nothing"
         raise UsageProblem(
@@ -83,7 +83,7 @@ def rows_for(
     if out.exists() and path.exists() and out.samefile(path):
         what = "table" if form == "table" else "file of images"
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
-    (outputs.folder if gives == catalog.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
+    (outputs.folder if gives == registry.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
 
 
@@ -134,10 +134,9 @@ def _write_masks(
     out: Path,
     force: bool,
 ) -> None:
-    from fl_algorithms.tasks.images.files import mask_at
+    from fl_algorithms.tasks.images.files import mask_at, stem
     from fl_algorithms.tasks.images.nifti import NIFTI
     from fl_algorithms.tasks.images.rows import ImageRows
-    from fl_algorithms.tasks.images.sets import stem
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]

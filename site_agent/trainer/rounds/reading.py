@@ -5,26 +5,26 @@ from pathlib import Path
 
 from fl_algorithms.client.weights import OwnWeights, own_weights
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.tasks.common import read_common
-from site_agent.trainer.data.sources import DATA_INVALID, DataSource, common_of
+from fl_algorithms.tasks.public_data import read_public_data
+from site_agent.trainer.data.sources import DATA_INVALID, DataSource, public_data_of
 from site_agent.trainer.rounds.installing import Installed
 from wardround.errors import BadData
 from wardround.records.trainer import Weights
 
 
 def load(study: Installed, name: str, source: DataSource) -> SiteData:
-    """The data called ``name``, and the common set where the study needs it.
+    """The data called ``name``, and the public data set where the study needs it.
 
     Raises:
-        BadData: it is not what the study needs; DECLINED_DATA_INVALID. Or the common set is not the study's.
+        BadData: it is not what the study needs; DECLINED_DATA_INVALID. Or the public data set is not the study's.
     """
-    common = common_of(study.file, name, source) if study.needs_common else None
+    path = public_data_of(study.file, name, source) if study.needs_public_data else None
     try:
         data = study.task.load(
             source.files, site=study.site, seed=study.file.study.seed,
             validation_fraction=study.file.checkpoints.validation_fraction,
         )  # fmt: skip
-        return data if common is None else replace(data, common=read_common(study.file, study.task, common))
+        return data if path is None else replace(data, public_data=read_public_data(study.file, study.task, path))
     except BadData as error:
         raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 

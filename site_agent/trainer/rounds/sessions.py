@@ -65,8 +65,8 @@ class Sessions:
         network = network_label(study.file, study.site, source.network)
         sources.refuse_other_network(study.name, approved.name, study.network, network)
         sources.refuse_other_data(study.name, approved.name, approved.digest, sources.digest_now(source))
-        if study.needs_common:
-            sources.common_of(study.file, approved.name, source)
+        if study.needs_public_data:
+            sources.public_data_of(study.file, approved.name, source)
         key = (study.digest, study.site, canonical.digest(source.model_dump()), approved.digest)
         if self._data is None or self._data[0] != key:
             data = load(study, approved.name, source)

@@ -11,7 +11,8 @@ from torch import Tensor
 from fl_algorithms.client.partition import DTYPES
 from wardround.errors import BadData
 from wardround.local import durable
-from wardround.tensors.manifests import ITEM_BYTES, MODEL, Entry, Manifest, TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import ITEM_BYTES, MODEL, Entry, Manifest, TensorSpec
 
 STAGED_MODE = 0o640  # the gateway's user reads it through the group
 

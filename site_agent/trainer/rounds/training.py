@@ -39,7 +39,7 @@ from wardround import __version__
 from wardround.errors import BadData, CannotWrite
 from wardround.records import trainer as records
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
 
@@ -102,7 +102,7 @@ class Rounds:
             context = RoundContext(study, request.study_digest, request.data, vault, start)
             data = self._sessions.data(context)
             specs, download = read_download(staged(self._state, request.best.file))
-            require_specs(specs, study.partition.comes, "the best global model")
+            require_specs(specs, study.partition.download, "the best global model")
             session = self._sessions.resume(context, data)  # and not kept: it holds the best model now, not the last
             for checkpoint in session.finish(request.best.round, download):
                 self._keep(context, checkpoint, data)
@@ -121,7 +121,7 @@ class Rounds:
 
         # 3. The model that was announced, with the tensors that the installed method begins with and no others.
         specs, base = read_download(staged(self._state, request.base), request.base_digest)
-        require_specs(specs, study.partition.comes, "the downloaded model")
+        require_specs(specs, study.partition.download, "the downloaded model")
 
         # 4. What an earlier request of the same has given already.
         origin = Origin(
@@ -139,7 +139,7 @@ class Rounds:
             result, update_digest = session.validate(number, base), ""
             answer = _reported(study.file, result)
         else:
-            uploaded = study.partition.leaves
+            uploaded = study.partition.upload
             self._require_room(sum(spec.bytes for spec in uploaded))
             result = session.train(number, base, progress)
             update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
@@ -209,7 +209,7 @@ class Rounds:
 
 def _reported(study: StudyFile, result: RoundResult) -> records.Validated:
     """The numbers of a round, in the form that the study says."""
-    form = study.told
+    form = study.reported
     return records.Validated(
         num_examples=form.count(result.num_examples), num_validation=form.count(result.num_validation),
         metrics={name: form.metric(name, result.metrics.get(name)) for name in form.metrics},

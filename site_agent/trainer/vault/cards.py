@@ -13,7 +13,7 @@ from wardround.errors import BadData
 from wardround.records.trainer import TRAINING_FAILED, Checkpoint, CheckpointKind
 from wardround.records.trainer.fields import Count, Digest, NetworkLabel, Strict
 from wardround.signing import canonical
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 MODEL_FILE, CARD_FILE, PREPROCESSING_FILE = "model.safetensors", "card.json", "preprocessing.json"
 Rounds = dict[str, list[Count]]  # by site

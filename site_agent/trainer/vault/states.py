@@ -40,7 +40,8 @@ from wardround.local.durable import Buffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.trainer import CHECKPOINT_KINDS, TRAINING_FAILED, Validated
 from wardround.signing import canonical
-from wardround.tensors.manifests import TensorFile, TensorSpec, file_header
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 KEPT_STATES = 2
 MODEL_MISMATCH = "DECLINED_MODEL_MISMATCH"

@@ -69,7 +69,7 @@ class Metric(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodBytes(Record):
-    """How often one method of the contract was called, and the bytes of those messages."""
+    """How often one method of the contract was called, how many messages that were, and their bytes."""
 
     method: str
     count: int

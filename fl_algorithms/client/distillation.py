@@ -1,4 +1,4 @@
-"""What the methods that exchange predictions on the study's common set share at a site.
+"""What the methods that exchange predictions on the study's public data set share at a site.
 
 The rows of round r are drawn by every site from the stream (seed, "", r, "common"), so no index travels. What leaves in
 round r are predictions of the trained network on the rows of round r + 1; what comes in round r + 1 is made of these.
@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_algorithms import catalog
 from fl_algorithms.client.algorithm import Context, Uplink, compute_logits
 from fl_algorithms.server.fedmd import PREDICTIONS
-from fl_algorithms.settings.methods import CommonSettings
+from fl_algorithms.settings.methods import DistillationSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, Split
 from fl_algorithms.tasks.selection import chosen
@@ -26,18 +26,18 @@ LOGITS, PROBABILITIES = "logits", "probabilities"
 
 
 def rows_of_round(study: StudyFile, round_number: int) -> Tensor:
-    """The places in the common set of the rows of a round, ascending: int64 (subset,)."""
-    assert study.common is not None
-    rows, subset = study.common.rows, _settings(study).subset
+    """The places in the public data set of the rows of a round, ascending: int64 (subset,)."""
+    assert study.public_data is not None
+    rows, subset = study.public_data.rows, _settings(study).subset
     if subset is None:
         return torch.arange(rows)
     seed = stream_seed(study.study.seed, "", round_number, "common")
     return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:subset].sort().values
 
 
-def common_inputs(context: Context, round_number: int) -> Inputs:
+def public_inputs(context: Context, round_number: int) -> Inputs:
     """The rows of a round."""
-    x = context.common.x
+    x = context.public_data.x
     return chosen(Split(x, torch.arange(len(x))), rows_of_round(context.study, round_number)).x
 
 
@@ -80,7 +80,7 @@ def distil(context: Context, loss: Callable[[Context, Batch], Tensor]) -> tuple[
     """
     if context.round_number == 1:
         return ()
-    settings, x = _settings(context.study), common_inputs(context, context.round_number)
+    settings, x = _settings(context.study), public_inputs(context, context.round_number)
     return (
         Phase(
             "distil",
@@ -107,12 +107,12 @@ def divergence(bundle: str, temperature: float) -> Callable[[Context, Batch], Te
 
 
 def _next_logits(context: Context) -> Tensor:
-    return compute_logits(context.algorithm, context.networks, common_inputs(context, context.round_number + 1))
+    return compute_logits(context.algorithm, context.networks, public_inputs(context, context.round_number + 1))
 
 
 def _spec(study: StudyFile, name: str, width: int) -> TensorSpec:
-    assert study.common is not None
-    return TensorSpec(name, "F32", (_settings(study).subset or study.common.rows, width), PREDICTIONS)
+    assert study.public_data is not None
+    return TensorSpec(name, "F32", (_settings(study).subset or study.public_data.rows, width), PREDICTIONS)
 
 
 def _classes(study: StudyFile) -> int:
@@ -120,7 +120,7 @@ def _classes(study: StudyFile) -> int:
     return len(getattr(task, "classes"))  # noqa: B009  of a row that gives classes, as resolving has found
 
 
-def _settings(study: StudyFile) -> CommonSettings:
+def _settings(study: StudyFile) -> DistillationSettings:
     _, _, settings = catalog.settings_of(study)
-    assert isinstance(settings, CommonSettings)
+    assert isinstance(settings, DistillationSettings)
     return settings

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from wardround.records.architectures import bundle_of, own_part, own_tensors
+from wardround.records.architectures import bundle_of, own_manifest, own_tensors
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
@@ -42,7 +42,7 @@ def test_a_site_has_its_own_network_alone_and_calls_it_model(site: str, key: str
     study = study_of(networks={"b": {"name": "mlp"}, "a": {"name": "mlp"}}, assigned={"birch": "a", "cedar": "b"})
     assert own_tensors(study, site, SPECS) == {key: TensorSpec("w", "F32", shape)}
     digests = {spec.key: str(place) * 64 for place, spec in enumerate(SPECS)}
-    found = own_part(study, site, Manifest(tuple(Entry(spec, digests[spec.key]) for spec in SPECS)))
+    found = own_manifest(study, site, Manifest(tuple(Entry(spec, digests[spec.key]) for spec in SPECS)))
     assert found.entries == (Entry(TensorSpec("w", "F32", shape), digests[key]),)
 
 

@@ -1,4 +1,4 @@
-"""The common set: which file it is, how tasks read it, and what a study that lacks it is told."""
+"""The public data set: which file it is, how tasks read it, and how a study that lacks it is refused."""
 
 import hashlib
 from dataclasses import replace
@@ -11,17 +11,18 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from fl_algorithms import registry
 from fl_algorithms.client.algorithm import compute_logits
-from fl_algorithms.client.common import rows_of_round
+from fl_algorithms.client.distillation import rows_of_round
 from fl_algorithms.client.partition import task_of
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
-from fl_algorithms.tasks.common import common_digest, read_common
-from tests.fl_algorithms.image_toys import IMAGES, common_bytes, image_study, image_task, packed, pictures
+from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
+from tests.fl_algorithms.image_toys import IMAGES, image_study, image_task, packed, pictures, public_bytes
 from tests.fl_algorithms.toys import session_of, start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
+from wardround.records.study import SITE_NAME, StudyFile
 
 HEAD = "u,v,w,ill"
 ROWS = [f"{k},{-k}.5,{k * k},{'yes' if k % 3 else 'no'}" for k in range(8)]
@@ -34,9 +35,9 @@ def write(path: Path, lines: list[str]) -> Path:
 
 
 def study_with(path: Path, rows: int = len(ROWS), algorithm: str = "fedmd", **settings: Any) -> StudyFile:
-    """A study whose common set is ``path``."""
+    """A study whose public data set is ``path``."""
     tables = study_tables(algorithm, algorithm_settings=settings)
-    tables["common"] = {"digest": common_digest(path), "rows": rows}
+    tables["public_data"] = {"digest": public_data_digest(path), "rows": rows}
     return resolve(StudyFile.model_validate(tables))
 
 
@@ -46,13 +47,13 @@ def lab_folder(folder: Path) -> Path:
             folder / site / "train.csv",
             [HEAD, *(f"{k + seed},{k % 5},{k},{'yes' if k % 2 else 'no'}" for k in range(20))],
         )
-    write(folder / "common" / "common.csv", [HEAD, *ROWS])
+    write(folder / "public_data" / "public_data.csv", [HEAD, *ROWS])
     return folder
 
 
 def test_the_digest_of_a_file_is_what_sha256sum_prints(tmp_path: Path) -> None:
-    path = write(tmp_path / "common.csv", [HEAD, *ROWS])
-    assert common_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    path = write(tmp_path / "public_data.csv", [HEAD, *ROWS])
+    assert public_data_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_digest_of_a_folder_depends_on_every_name_and_byte(tmp_path: Path) -> None:
@@ -61,14 +62,14 @@ def test_the_digest_of_a_folder_depends_on_every_name_and_byte(tmp_path: Path) -
         (tmp_path / name / "a.png").write_bytes(b"first")
     (tmp_path / "two" / "a.png").write_bytes(b"other")
     (tmp_path / "three" / "a.png").rename(tmp_path / "three" / "b.png")
-    digests = {common_digest(tmp_path / name) for name in ("one", "two", "three")}
+    digests = {public_data_digest(tmp_path / name) for name in ("one", "two", "three")}
     assert len(digests) == 3
     (tmp_path / "two" / "a.png").write_bytes(b"first")
-    assert common_digest(tmp_path / "two") == common_digest(tmp_path / "one")
+    assert public_data_digest(tmp_path / "two") == public_data_digest(tmp_path / "one")
 
 
 def test_rows_of_a_table_are_on_the_studys_scale_in_the_files_order(tmp_path: Path) -> None:
-    path = write(tmp_path / "common.csv", [HEAD, *ROWS])
+    path = write(tmp_path / "public_data.csv", [HEAD, *ROWS])
     tables = study_tables("fedmd")
     tables["task"]["features"] = [
         {"name": "w", "mean": 10.0, "std": 4.0},
@@ -76,18 +77,18 @@ def test_rows_of_a_table_are_on_the_studys_scale_in_the_files_order(tmp_path: Pa
     ]
     tables["task"]["label"] = "u"
     tables["task"]["classes"] = [str(k) for k in range(8)]
-    study = resolve(StudyFile.model_validate(tables | {"common": {"digest": "00" * 32, "rows": 8}}))
-    common = read_common(study, task_of(study), path)
+    study = resolve(StudyFile.model_validate(tables | {"public_data": {"digest": "00" * 32, "rows": 8}}))
+    public_data = read_public_data(study, task_of(study), path)
     expected = [[(k * k - 10) / 4, 1.0 if k % 3 else 0.0] for k in range(8)]
-    assert isinstance(common.x, torch.Tensor)
-    torch.testing.assert_close(common.x, torch.tensor(expected))
-    assert common.y is None
+    assert isinstance(public_data.x, torch.Tensor)
+    torch.testing.assert_close(public_data.x, torch.tensor(expected))
+    assert public_data.y is None
 
 
-def test_a_site_feeds_its_network_the_same_numbers_as_the_common_set_does(tmp_path: Path) -> None:
+def test_a_site_feeds_its_network_the_same_numbers_as_the_public_data_set_does(tmp_path: Path) -> None:
     """Categories too: with the study's scale for each number, no statistics of a site enter."""
     rows = [f"{k},{'a' if k % 4 else 'b'},{'yes' if k % 3 else 'no'}" for k in range(10)]
-    path = write(tmp_path / "common.csv", ["u,kind,ill", *rows])
+    path = write(tmp_path / "public_data.csv", ["u,kind,ill", *rows])
     tables = study_tables("fedmd")
     tables["task"]["features"] = [
         {"name": "u", "mean": 3.0, "std": 2.0},
@@ -97,8 +98,8 @@ def test_a_site_feeds_its_network_the_same_numbers_as_the_common_set_does(tmp_pa
     task = task_of(study)
     data = task.load(source_of(path), site="ash", seed=5, validation_fraction=0.2)
     own = torch.cat([part.x for part in (data.train, data.validation) if isinstance(part.x, torch.Tensor)])
-    common = read_common(study, task, path).x
-    assert sorted(own.tolist()) == sorted(torch.as_tensor(common).tolist())
+    public_data = read_public_data(study, task, path).x
+    assert sorted(own.tolist()) == sorted(torch.as_tensor(public_data).tolist())
 
 
 def source_of(path: Path) -> Any:
@@ -108,15 +109,15 @@ def source_of(path: Path) -> Any:
 
 
 def test_images_are_on_the_studys_scale_and_never_augmented(tmp_path: Path) -> None:
-    path = tmp_path / "common.npz"
-    path.write_bytes(common_bytes())
+    path = tmp_path / "public_data.npz"
+    path.write_bytes(public_bytes())
     study = image_study({**IMAGES, "augment": {"shift": 0.4, "brightness": 1.0}}, algorithm="dsfl")
-    common = read_common(study, task_of(study), path)
+    public_data = read_public_data(study, task_of(study), path)
     expected = (pictures(9, seed=77)[0][:, None] / 255 - 0.25) / 0.25
     places = torch.arange(9)
-    assert not isinstance(common.x, torch.Tensor)
-    np.testing.assert_allclose(common.x.take(places), expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(common.x.augmented(places, places, 3)[0], common.x.take(places))
+    assert not isinstance(public_data.x, torch.Tensor)
+    np.testing.assert_allclose(public_data.x.take(places), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(public_data.x.augmented(places, places, 3)[0], public_data.x.take(places))
 
 
 def test_a_folder_of_images_is_read_in_the_order_of_the_names(tmp_path: Path) -> None:
@@ -124,29 +125,33 @@ def test_a_folder_of_images_is_read_in_the_order_of_the_names(tmp_path: Path) ->
     for place in (4, 0, 8, 1, 2, 3, 5, 6, 7):
         Image.fromarray(images[place]).save(tmp_path / f"{place}.png")
     study = image_study(algorithm="dsfl")
-    common = read_common(study, task_of(study), tmp_path)
+    public_data = read_public_data(study, task_of(study), tmp_path)
     expected = (images[:, None] / 255 - 0.25) / 0.25
-    assert not isinstance(common.x, torch.Tensor)
-    np.testing.assert_allclose(common.x.take(torch.arange(9)), expected, rtol=1e-5, atol=1e-6)
+    assert not isinstance(public_data.x, torch.Tensor)
+    np.testing.assert_allclose(public_data.x.take(torch.arange(9)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_classes_are_read_where_the_method_learns_them(tmp_path: Path) -> None:
-    path = write(tmp_path / "common.csv", [HEAD, *ROWS])
+    path = write(tmp_path / "public_data.csv", [HEAD, *ROWS])
     study = study_with(path, transfer={"epochs": 1})
-    y = read_common(study, task_of(study), path).y
+    y = read_public_data(study, task_of(study), path).y
     assert y is not None
     assert y.tolist() == [1 if k % 3 else 0 for k in range(8)]
-    found = image_task(mean=[0.25], std=[0.25]).read_common(packed(tmp_path / "common.npz", n=6), labelled=True)
+    found = image_task(mean=[0.25], std=[0.25]).read_public_data(
+        packed(tmp_path / "public_data.npz", n=6), labeled=True
+    )
     assert found.y is not None
     assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
     with pytest.raises(BadData, match="a folder has no classes"):
-        image_task(mean=[0.25], std=[0.25]).read_common(tmp_path, labelled=True)
+        image_task(mean=[0.25], std=[0.25]).read_public_data(tmp_path, labeled=True)
 
 
 @pytest.mark.parametrize(
     ("lines", "said", "hint"),
     [
-        pytest.param([HEAD, *ROWS[:-1]], "7 rows, [common] of study `toy` says 8", "`fl-lab common", id="a row less"),
+        pytest.param(
+            [HEAD, *ROWS[:-1]], "7 rows, [public_data] of study `toy` says 8", "`fl-lab public-data", id="a row less"
+        ),
         pytest.param(
             [HEAD, "1,,3,no", *ROWS[1:]],
             "1 missing value: `v` 1; the first is in line 2",
@@ -160,10 +165,10 @@ def test_classes_are_read_where_the_method_learns_them(tmp_path: Path) -> None:
     ],
 )
 def test_a_set_that_the_task_cannot_use_is_refused(tmp_path: Path, lines: list[str], said: str, hint: str) -> None:
-    path = write(tmp_path / "common.csv", lines)
+    path = write(tmp_path / "public_data.csv", lines)
     study = study_with(path, transfer={"epochs": 1})
     with pytest.raises(BadData) as refused:
-        read_common(study, task_of(study), path)
+        read_public_data(study, task_of(study), path)
     assert said in refused.value.message
     assert hint in refused.value.hint
 
@@ -171,20 +176,22 @@ def test_a_set_that_the_task_cannot_use_is_refused(tmp_path: Path, lines: list[s
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param({"common": None}, "needs a common set: [common] with `digest` and `rows`", id="no table"),
-        pytest.param({"sites": ["ash", "common"]}, "a site is called `common`", id="a site of that name"),
+        pytest.param({"public_data": None}, "needs a public data set: [public_data] with `digest`", id="no table"),
         pytest.param({"features": ["u", "v", "w"]}, "gives none for `u`, `v`, `w`", id="no scale"),
-        pytest.param({"subset": 11}, "`subset` in [algorithm] is 11, the common set has 10 rows", id="too many rows"),
+        pytest.param({"subset": 11}, "is 11, the public data set has 10 rows", id="too many rows"),
     ],
 )  # fmt: skip
 def test_a_study_that_lacks_what_the_method_needs_is_refused(changes: dict[str, Any], said: str) -> None:
     tables = study_tables("fedmd", algorithm_settings={k: v for k, v in changes.items() if k == "subset"})
-    tables["study"] |= {key: value for key, value in changes.items() if key == "sites"}
     tables["task"] |= {key: value for key, value in changes.items() if key == "features"}
-    tables |= {key: value for key, value in changes.items() if key == "common"}
+    tables |= {key: value for key, value in changes.items() if key == "public_data"}
     with pytest.raises(BadData) as refused:
         resolve(StudyFile.model_validate(tables))
     assert said in refused.value.message
+
+
+def test_no_site_can_be_called_as_the_labs_folder_of_the_public_data_set() -> None:
+    assert not SITE_NAME.fullmatch(registry.PUBLIC_DATA)
 
 
 def test_pixels_and_images_without_a_scale_are_refused() -> None:
@@ -201,16 +208,16 @@ def test_pixels_and_images_without_a_scale_are_refused() -> None:
 def test_a_method_without_use_for_the_set_resolves_without_it() -> None:
     tables = study_tables("fedavg")
     plain = resolve(StudyFile.model_validate(tables))
-    given = resolve(StudyFile.model_validate(tables | {"common": {"digest": "ab" * 32, "rows": 3}}))
+    given = resolve(StudyFile.model_validate(tables | {"public_data": {"digest": "ab" * 32, "rows": 3}}))
     assert given == plain
-    assert "common" not in plain.document()
+    assert "public_data" not in plain.document()
     assert resolve(StudyFile.from_document(plain.document())) == plain
 
 
-def test_another_common_set_is_another_study() -> None:
+def test_another_public_data_set_is_another_study() -> None:
     tables = study_tables("fedmd")
     studies = [
-        resolve(StudyFile.model_validate(tables | {"common": {"digest": digest, "rows": rows}}))
+        resolve(StudyFile.model_validate(tables | {"public_data": {"digest": digest, "rows": rows}}))
         for digest, rows in (("ab" * 32, 8), ("ab" * 32, 9), ("ac" * 32, 8))
     ]
     assert len({study.digest("00" * 32) for study in studies}) == 3
@@ -232,44 +239,44 @@ def test_what_leaves_is_of_the_next_rounds_rows() -> None:
     session = session_of(study)
     result = session.train(1, {"consensus": {"logits": torch.zeros(4, 1)}})
     context, data = session._context, toy_data("ash")
-    assert data.common is not None
-    expected = compute_logits(context.algorithm, context.networks, data.common.x)[rows_of_round(study, 2)]
+    assert data.public_data is not None
+    expected = compute_logits(context.algorithm, context.networks, data.public_data.x)[rows_of_round(study, 2)]
     assert torch.equal(result.uplink["predictions"]["logits"], expected)
     assert start_of(study)["predictions"]["logits"].count_nonzero() == 0
 
 
 def test_a_session_without_the_set_says_so() -> None:
     study = toy_study("dsfl")
-    session = session_of(study, data=replace(toy_data("ash"), common=None))
-    with pytest.raises(BadData, match="algorithm `dsfl` needs the study's common set, which was not read"):
+    session = session_of(study, data=replace(toy_data("ash"), public_data=None))
+    with pytest.raises(BadData, match="algorithm `dsfl` needs the study's public data set, which was not read"):
         session.train(1, {})
 
 
 def test_the_lab_reads_the_set_beside_the_sites_and_compares_its_digest(tmp_path: Path) -> None:
     folder = lab_folder(tmp_path)
-    path = folder / "common" / "common.csv"
+    path = folder / "public_data" / "public_data.csv"
     study = study_with(path)
     task = task_of(study)
     sites = load_sites(study, task, folder)
-    assert sites["ash"].common is sites["birch"].common
+    assert sites["ash"].public_data is sites["birch"].public_data
     outcome = run_federation(study, task, sites)
     assert outcome.shared["consensus/logits"].shape == (8, 1)
     path.write_text(path.read_text().replace("0.5", "0.6", 1))
     with pytest.raises(BadData) as refused:
         load_sites(study, task, folder)
-    assert "is not the common set of study `toy`: its digest is " in refused.value.message
-    assert common_digest(path)[:12] in refused.value.message
-    assert study.common is not None
-    assert study.common.digest[:12] in refused.value.message
+    assert "is not the public data set of study `toy`: its digest is " in refused.value.message
+    assert public_data_digest(path)[:12] in refused.value.message
+    assert study.public_data is not None
+    assert study.public_data.digest[:12] in refused.value.message
     path.unlink()
-    with pytest.raises(BadData, match=r"there is neither .*common\.csv, .*common\.npz nor .*images"):
+    with pytest.raises(BadData, match=r"there is neither .*public_data\.csv, .*public_data\.npz nor .*images"):
         load_sites(study, task, folder)
     without = toy_study("fedavg")
-    assert load_sites(without, task_of(without), folder)["ash"].common is None
+    assert load_sites(without, task_of(without), folder)["ash"].public_data is None
 
 
-def test_fl_lab_common_prints_the_table_that_the_study_needs(tmp_path: Path) -> None:
-    path = write(tmp_path / "common.csv", [HEAD, *ROWS])
+def test_fl_lab_public_data_prints_the_table_that_the_study_needs(tmp_path: Path) -> None:
+    path = write(tmp_path / "public_data.csv", [HEAD, *ROWS])
     features = "\n".join(f'{{ name = "{name}", mean = 0.0, std = 1.0 }},' for name in "uvw")
     study = write(
         tmp_path / "study.toml",
@@ -281,8 +288,8 @@ def test_fl_lab_common_prints_the_table_that_the_study_needs(tmp_path: Path) -> 
     )
     before = CliRunner().invoke(app, ["init", str(study), "--out", str(tmp_path / "initial")])
     assert isinstance(before.exception, BadData)
-    assert before.exception.hint == "`fl-lab common study.toml PATH` reads one and prints that table"
-    done = CliRunner().invoke(app, ["common", str(study), str(path)])
+    assert before.exception.hint == "`fl-lab public-data study.toml PATH` reads one and prints that table"
+    done = CliRunner().invoke(app, ["public-data", str(study), str(path)])
     assert done.exit_code == 0
     study.write_text(study.read_text() + done.stdout)
     after = CliRunner().invoke(app, ["init", str(study), "--out", str(tmp_path / "initial")])
