@@ -210,7 +210,7 @@ def test_approved_is_not_what_was_previewed(site: SiteWorld) -> None:
     with pytest.raises(NeedsPerson, match="is not what was shown at ") as refused:
         site.command("approve", study=STUDY, data="patients", digest=seen, by=PERSON)
     for change in (
-        "revision 1 -> 2", "training.local_steps 1 -> none", "training.local_epochs none -> 10000",
+        "revision 1 -> 2", "training.local_steps 1 -> none", "training.local_epochs none -> 10,000",
         "training.learning_rate 0.001 -> 100.0",
     ):  # fmt: skip
         assert change in refused.value.message
