@@ -1,4 +1,7 @@
-"""The account of what left, read from the files alone: judged, shown, compared, exported. No network, no torch."""
+"""Reads ledgers from their files alone: verifies, shows, compares, exports, reports them.
+
+Imports ``wardround``, ``site_agent.state`` and the words of consents. Refuses the network and torch.
+"""
 
 from site_agent.audit.form import lines
 from site_agent.audit.verify import (
