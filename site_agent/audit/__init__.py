@@ -1,6 +1,6 @@
-"""The ledger of what left, read from its files alone: verified, shown, compared with a count, exported.
+"""Reads ledgers from their files alone: verifies, shows, compares, exports, reports them.
 
-Imports ``wardround`` and ``site_agent.state``; no network and no torch. Refuses to say more than the files show.
+Imports ``wardround``, ``site_agent.state`` and the words of consents. Refuses to say more than the files show; no network, no torch.
 """
 
 from site_agent.audit.form import lines

@@ -1,4 +1,4 @@
-"""One signed archive that holds all an auditor needs but the program to check it with: that is the auditor's own.
+"""Makes and verifies a bundle: one signed archive of all that an auditor needs, but the program to check it with.
 
     ledger/          the lines and the signed heads, as they are, and what else was kept as evidence; ledger-ID/ for
                      each older one that it continues
@@ -17,10 +17,10 @@ import hashlib
 import io
 import re
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -96,27 +96,27 @@ def make(state: Path, key: Ed25519PrivateKey, out: Path, copy: Copy | None = Non
         Unavailable: a file cannot be read.
         CannotWrite: the disk does not take it.
     """
-    found = look(state, copy)
-    verdict = found.verdict
-    files = {**found.files, "report.html": found.page().encode()}
+    looked = look(state, copy)
+    verdict = looked.verdict
+    files = {**looked.files, "report.html": looked.page().encode()}
     about = {
-        "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in RawLines(found.ledgers[-1])), "head": verdict.head,
-        "verdict": found.code,
+        "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in RawLines(looked.ledgers[-1])), "head": verdict.head,
+        "verdict": looked.code,
     }  # fmt: skip
     write(files, about, key, out)
-    return verdict, found.code
+    return verdict, looked.code
 
 
 def _older(shown: Shown) -> list[LedgerFiles]:
     """The ledgers that a verified one continues, oldest first, as far as they are shown."""
-    found: list[LedgerFiles] = []
+    older: list[LedgerFiles] = []
     here = shown.newest
     while (cited := _cited(here)) is not None:
-        older = shown.find(cited.ledger_id)
-        if older is None:
+        files = shown.find(cited.ledger_id)
+        if files is None:
             break
-        found.insert(0, here := older)
-    return found
+        older.insert(0, here := files)
+    return older
 
 
 def _cited(ledger: LedgerFiles) -> CitedHead | None:
@@ -167,7 +167,7 @@ def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
     return files
 
 
-def write(files: dict[str, bytes], about: dict[str, object], key: Ed25519PrivateKey, out: Path) -> None:
+def write(files: dict[str, bytes], about: Mapping[str, object], key: Ed25519PrivateKey, out: Path) -> None:
     """Write the archive of these files, with a manifest signed by the ledger key.
 
     Args:
@@ -176,7 +176,7 @@ def write(files: dict[str, bytes], about: dict[str, object], key: Ed25519Private
     Raises:
         CannotWrite: the disk does not take it.
     """
-    manifest = canonical.dumps(dsse.sign(BUNDLE_TYPE, {**about, "files": _documents(files)}, key).document()) + b"\n"
+    manifest = canonical.dumps(dsse.sign(BUNDLE_TYPE, {**about, "files": _rows(files)}, key).document()) + b"\n"
     durable.write_file(out, archive({**files, MANIFEST: manifest}))
 
 
@@ -219,18 +219,18 @@ def check_manifest(bundle: Bundle, ledger: Account) -> None:
         head = (manifest["ledger_id"], manifest["lines"], manifest["head"])
     except (BadData, KeyError, TypeError) as error:
         raise Changed(None, f"the bundle's {MANIFEST} is not what the ledger's key signed: {error}", "") from None
-    found = _documents({path: data for path, data in bundle.files.items() if path != MANIFEST})
-    for row in found:
+    rows = _rows({path: data for path, data in bundle.files.items() if path != MANIFEST})
+    for row in rows:
         if listed.get(row["path"]) != row:
             raise Changed(None, f"{row['path']} in the bundle is not the file that its {MANIFEST} names", "")
-    if manifest["files"] != found:
+    if manifest["files"] != rows:
         missing = sorted(map(str, listed.keys() - bundle.files.keys()))
         raise Changed(None, f"{', '.join(missing) or 'a file'} of its {MANIFEST} is not in the bundle", "")
     if head != (ledger.ledger_id, ledger.lines, ledger.heads[-1].hex()):
         raise Changed(None, f"the bundle's ledger has another head than its {MANIFEST} says", "")
 
 
-def _documents(files: dict[str, bytes]) -> list[dict[str, Any]]:
+def _rows(files: dict[str, bytes]) -> list[dict[str, object]]:
     return [
         {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for path, data in sorted(files.items())

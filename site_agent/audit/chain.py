@@ -1,4 +1,4 @@
-"""One ledger, judged: its lines, what they say, and the heads that were signed over them.
+"""Judges one ledger: its lines, what they say, and the heads that were signed over them.
 
 One pass over the lines; the first fault ends it. For each line, in this order:
 

@@ -1,4 +1,4 @@
-"""The ledger in other programs' forms: JSON, CSV for a spreadsheet, OCSF for a security team's collector."""
+"""Exports ledger lines for other programs: JSON, CSV for a spreadsheet, OCSF for a security team's collector."""
 
 import csv
 import datetime

@@ -1,4 +1,4 @@
-"""What a report tells of a site's ledgers, read from them once: each study's uploads, decisions and approval.
+"""The facts of the audit report, read once from a site's ledgers: each study's uploads, decisions and approval.
 
 Nothing here judges: a ledger that was changed has no facts, and ``verify`` says so before anybody asks for them.
 """

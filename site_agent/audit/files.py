@@ -1,4 +1,4 @@
-"""The files of a site's ledgers, wherever they lie: in folders, or in a bundle that is held in memory.
+"""Finds and opens the files of a site's ledgers: in folders, or in a bundle that is held in memory.
 
 An agent may be writing. It writes lines first and signs them then, so how far the signed heads go is looked at before a
 line is read: each of those heads covers lines that are there.

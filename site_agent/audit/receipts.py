@@ -1,4 +1,4 @@
-"""The coordinator's copy of a site's receipts, held against the site's ledgers.
+"""Compares the coordinator's copy of a site's receipts with the site's ledgers.
 
 A ledger alone cannot show that it is all of it: whoever cuts lines and signed heads at the same place leaves a shorter
 ledger that holds together. Each receipt names the ledger's head as the coordinator saw it, so a copy of the receipts
@@ -20,7 +20,7 @@ from wardround.signing import dsse
 
 
 @dataclass(frozen=True)
-class Copy:
+class WholeCopy:
     """A whole copy, each signature verified. ``where`` says for people which one it is."""
 
     where: str
@@ -40,7 +40,7 @@ class Compared:
     seen: int
 
 
-def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
+def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> WholeCopy:
     """The copy in ``data``: one envelope a line, the last one the coordinator's statement about the others.
 
     Args:
@@ -50,7 +50,7 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
         Unavailable: it is not a whole copy of this site's receipts, and proves nothing.
     """
     keys = {keyid: key for account in ledgers for keyid, key in account.receipt_keys.items()}
-    verified = {envelope: found for account in ledgers for envelope, found in account.verified.items()}
+    verified = {envelope: known for account in ledgers for envelope, known in account.verified.items()}
     if not data.endswith(b"\n"):
         raise Unavailable(f"{where}: the copy is not whole: it ends within a line")
     lines = data[:-1].split(b"\n")
@@ -76,23 +76,23 @@ def copy_in(data: bytes, where: str, ledgers: Sequence[Account]) -> Copy:
     except BadData as error:
         raise Unavailable(f"{where}: the copy is not whole: line {number}: {error.message}") from None
     if (statement.receipts, statement.last) != (len(receipts), previous):
-        said = f"it has {len(receipts)} receipts, the coordinator's statement is about {statement.receipts}"
-        raise Unavailable(f"{where}: the copy is not whole: {said}")
+        reason = f"it has {len(receipts)} receipts, the coordinator's statement is about {statement.receipts}"
+        raise Unavailable(f"{where}: the copy is not whole: {reason}")
     for name in ("site", "federation"):
-        mine, its = getattr(ledgers[0], name), getattr(statement, name)
-        if mine not in ("", its):
-            raise Unavailable(f"{where}: the copy is of {name} `{its}`, this ledger is of `{mine}`")
-    return Copy(where, statement, receipts)
+        own, stated = getattr(ledgers[0], name), getattr(statement, name)
+        if own not in ("", stated):
+            raise Unavailable(f"{where}: the copy is of {name} `{stated}`, this ledger is of `{own}`")
+    return WholeCopy(where, statement, receipts)
 
 
-def compare(copy: Copy, ledgers: Sequence[Account], missing: str | None) -> Compared:
+def compare(copy: WholeCopy, ledgers: Sequence[Account], missing: str | None) -> Compared:
     """Hold a copy against the ledgers of its site, newest first.
 
     Each receipt must be in them, in its order, byte for byte. A receipt for an upload that waits for one there is no
     fault: it stays unresolved until the site has asked. Receipts that the ledger has beyond the copy's end are newer.
 
     Where a ledger ends that another one continues, receipts of lines that it does not have are counted: these lines
-    were lost when the ledger was opened anew.
+    were lost before the ledger rollover.
 
     Args:
         missing: the id of a ledger that the oldest one continues and that is not shown, or None.
@@ -152,16 +152,16 @@ def _refuse_misplaced(
     """Raises Changed: the copy has a receipt that the ledger does not, and its upload does not wait for one."""
     account, head = _owner(receipt, ledgers) or ledgers[0], receipt.ledger
     at = 1 + (min(head.lines, account.lines) if head is not None else account.lines)
-    told = f"receipt {number} of the coordinator's copy ({receipt.study} round {receipt.round}, {receipt.decision})"
+    what = f"receipt {number} of the coordinator's copy ({receipt.study} round {receipt.round}, {receipt.decision})"
     if head is not None and head.ledger_id == account.ledger_id and head.lines > account.lines:
-        said = f"{told} names a ledger of {head.lines} lines, this one has {account.lines}: it was cut short"
-        raise account.changed(at, said)
+        reason = f"{what} names a ledger of {head.lines} lines, this one has {account.lines}: it was cut short"
+        raise account.changed(at, reason)
     if receipt.upload_id not in account.open or place != ends[account.name]:
-        raise account.changed(at, f"{told} is not in the ledger at its place")
+        raise account.changed(at, f"{what} is not in the ledger at its place")
     try:
         account.fits(receipt)
     except BadData as error:
-        raise account.changed(at, f"{told}: {error.message}") from None
+        raise account.changed(at, f"{what}: {error.message}") from None
 
 
 def _receipt(line: bytes, keys: dict[str, Ed25519PublicKey]) -> tuple[str, Receipt]:

@@ -1,4 +1,4 @@
-"""The ledger against what others say: how many bytes they counted on the line.
+"""Compares the ledger with somebody else's count of the bytes on the line.
 
 What the ledger accounts for is every byte of every message: the payloads (`bytes_up` of each `session`, which also
 counts what was sent twice after a broken line) and everything beside them (`control`). A session's payload must lie
@@ -70,7 +70,7 @@ def count_from(text: str) -> Count:
         return Count(int(text))
     path = Path(text)
     try:
-        told = canonical.read(path.read_bytes())
+        counted = canonical.read(path.read_bytes())
     except OSError as error:
         raise Unavailable(
             f"the count {path} cannot be read ({error.strerror})", hint="--bytes FILE or NUMBER"
@@ -78,10 +78,12 @@ def count_from(text: str) -> Count:
     except BadData:
         raise BadData(f"{path} is no count: neither a number nor what `site-agent audit relay` writes") from None
     try:
-        if isinstance(told, int) and not isinstance(told, bool):
-            return Count(_size(told))
-        seconds = sum(_seconds(one["opened"], one["closed"] or told["until"]) for one in told["connections"])
-        return Count(_size(told["up"]), _size(told["down"]), len(told["connections"]), seconds, str(told["began"]))
+        if isinstance(counted, int) and not isinstance(counted, bool):
+            return Count(_size(counted))
+        seconds = sum(_seconds(row["opened"], row["closed"] or counted["until"]) for row in counted["connections"])
+        return Count(
+            _size(counted["up"]), _size(counted["down"]), len(counted["connections"]), seconds, str(counted["began"])
+        )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise BadData(f"{path} is no count: it lacks what `site-agent audit relay` writes") from None
 

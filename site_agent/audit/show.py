@@ -1,4 +1,4 @@
-"""Ledger lines for people: which to show, and each in a few words."""
+"""Ledger lines for `audit show`: which to show, and each in a few words."""
 
 import fnmatch
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The verdict on a site's ledgers: no network, no torch, no service, nothing but the files.
+"""Verifies a site's ledgers and gives the verdict: no network, no torch, no service, nothing but the files.
 
 Three things can be shown, and a verdict says of each whether it was:
 
@@ -49,7 +49,7 @@ class Verdict:
     receipt of the copy speaks of. ``bytes`` is what the uploads' payloads hold, whether or not the coordinator took
     them; ``resends`` how many further tries to send them the ledger let out, and ``resent_bytes`` what these may have
     sent at most. ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts
-    those among them whose lines were lost before a ledger was opened anew, ``open`` those of uploads that have no
+    those among them whose lines were lost before a ledger rollover, ``open`` those of uploads that have no
     receipt in the ledger yet. ``not_shown`` says in sentences what is missing.
     """
 
@@ -94,7 +94,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Pins:
-    """Fingerprints that somebody else told: of the site's ledger key, of the coordinator's receipt key; "" for none."""
+    """Fingerprints from somebody else: of the site's ledger key, of the coordinator's receipt key; "" for none."""
 
     key: str = ""
     receipt_key: str = ""
@@ -166,11 +166,11 @@ def judge(verdict: Verdict, shown: Shown, given: list[Copy], pins: Pins) -> int:
         verdict.not_shown.append(f"what lines of type {', '.join(unknown)} say: a newer version wrote them")
     if missing is not None:
         verdict.not_shown.append(f"ledger {escaped(missing, 80)}, which this one continues")
-    for one in given:
-        copy = copies.copy_in(one.data, one.where, ledgers)
-        found = copies.compare(copy, ledgers, missing)
-        verdict.tail = ledgers[0].lines - found.seen
-        _take_copy(verdict, copy, found, one.independent or bool(pins.receipt_key), missing)
+    for shown_copy in given:
+        copy = copies.copy_in(shown_copy.data, shown_copy.where, ledgers)
+        compared = copies.compare(copy, ledgers, missing)
+        verdict.tail = ledgers[0].lines - compared.seen
+        _take_copy(verdict, copy, compared, shown_copy.independent or bool(pins.receipt_key), missing)
     if not verdict.complete:
         verdict.not_shown.insert(0, f"that this is all of it: {_why_incomplete(verdict, given)}")
     if not verdict.whose:
@@ -194,11 +194,11 @@ def _ledgers(shown: Shown) -> tuple[list[Account], str | None]:
             return ledgers, cited.ledger_id
         older = account_of(older_files)
         if older.key != ledgers[0].key or not older.had(cited):
-            said = f"its first line continues ledger {cited.ledger_id} at a head, or with a key, that it never had"
-            raise ledgers[-1].changed(1, said)
+            reason = f"its first line continues ledger {cited.ledger_id} at a head, or with a key, that it never had"
+            raise ledgers[-1].changed(1, reason)
         if older.lines > cited.lines:
-            said = f"line {cited.lines + 1} and those after it stand behind the head that the next ledger continues"
-            raise older.changed(cited.lines + 1, said)
+            reason = f"line {cited.lines + 1} and those after it stand behind the head that the next ledger continues"
+            raise older.changed(cited.lines + 1, reason)
         ledgers.append(older)
     return ledgers, None
 
@@ -244,17 +244,17 @@ def _say(verdict: Verdict, ledgers: list[Account]) -> None:
 
 
 def _take_copy(
-    verdict: Verdict, copy: copies.Copy, found: copies.Compared, independent: bool, missing: str | None
+    verdict: Verdict, copy: copies.WholeCopy, compared: copies.Compared, independent: bool, missing: str | None
 ) -> None:
     """What a copy that agrees shows, and what it does not."""
-    verdict.compared, verdict.copied, verdict.lost = found.receipts, copy.statement.time, found.lost
-    verdict.open = found.open
+    verdict.compared, verdict.copied, verdict.lost = compared.receipts, copy.statement.time, compared.lost
+    verdict.open = compared.open
     verdict.earlier = copy.statement.earlier
     if independent:
-        verdict.complete = not found.lost and missing is None
+        verdict.complete = not compared.lost and missing is None
         verdict.whose = verdict.whose or "the coordinator's receipts"
-    if found.lost:
-        verdict.not_shown.append(f"the lines of {found.lost} receipts: they were lost before a ledger was opened anew")
+    if compared.lost:
+        verdict.not_shown.append(f"the lines of {compared.lost} receipts: they were lost before a ledger rollover")
     if copy.statement.earlier:
         verdict.not_shown.append(f"{copy.statement.earlier} receipts of earlier enrolments of this site")
 
@@ -268,10 +268,10 @@ def _why_incomplete(verdict: Verdict, given: list[Copy]) -> str:
 
 
 def _left_over(verdict: Verdict, torn: bool) -> list[str]:
-    said = []
+    reasons = []
     if verdict.unresolved:
-        said.append(f"{verdict.unresolved} uploads have no receipt and may have left")
+        reasons.append(f"{verdict.unresolved} uploads have no receipt and may have left")
     if verdict.unsigned_tail or torn:
         half = " and a torn one" if torn else ""
-        said.append(f"no signed head covers the last {verdict.unsigned_tail} lines{half}")
-    return said
+        reasons.append(f"no signed head covers the last {verdict.unsigned_tail} lines{half}")
+    return reasons

@@ -137,23 +137,23 @@ def reconcile(
     if code == audit.CANNOT_VERIFY or code == audit.TAMPERED:
         print_json({"ledger": verdict.document()}) if json else print(f"the ledger does not verify: {verdict.reason}")
         raise typer.Exit(code)
-    found = compare(folder, count_from(bytes_), since) if bytes_ is not None else None
+    count = compare(folder, count_from(bytes_), since) if bytes_ is not None else None
     if json:
-        print_json({"ledger": verdict.document(), "bytes": found.document() if found is not None else None})
+        print_json({"ledger": verdict.document(), "bytes": count.document() if count is not None else None})
     else:
         if receipts is not None:
             print(_of_copy(verdict))
             if verdict.unresolved:
                 print(f"{verdict.unresolved} uploads still have no receipt in the ledger")
-        if found is not None:
-            print(f"expected by the ledger  {found.expected:>14} bytes: payload {found.payload}, sent again "
-                  f"{found.sent_again}, beside it {found.control} in {found.calls} calls")  # fmt: skip
-            print(f"counted on the line     {found.counted:>14} bytes in {found.connections} connections")
-            print(f"unexplained             {found.unexplained:>14} bytes; framing explains up to {found.allowance}")
-            if found.open_session:
+        if count is not None:
+            print(f"expected by the ledger  {count.expected:>14} bytes: payload {count.payload}, sent again "
+                  f"{count.sent_again}, beside it {count.control} in {count.calls} calls")  # fmt: skip
+            print(f"counted on the line     {count.counted:>14} bytes in {count.connections} connections")
+            print(f"unexplained             {count.unexplained:>14} bytes; framing explains up to {count.allowance}")
+            if count.open_session:
                 print("the last connection is still open: stop the agent, then count again, for an exact comparison")
-            print(f"DIFFERENT: {found.reason}" if found.reason else "reconciled")
-    raise typer.Exit(0 if found is None or found.ok else 1)
+            print(f"DIFFERENT: {count.reason}" if count.reason else "reconciled")
+    raise typer.Exit(0 if count is None or count.ok else 1)
 
 
 @audit_app.command("export")
@@ -188,11 +188,11 @@ def report(out: Out, state: State = None, receipts: Receipts = None, force: Forc
     root = _joined_folder(state, None).parent
     keep = _with(kept(root), receipts)
     outputs.file(out, force=force, keep=keep)
-    found = look(root, _copy(root, None, receipts, ask=False))
-    outputs.write(out, found.page().encode(), force=force, keep=keep)
+    looked = look(root, _copy(root, None, receipts, ask=False))
+    outputs.write(out, looked.page().encode(), force=force, keep=keep)
     print(f"report written to {out}")
-    if found.code != audit.VERIFIED:
-        say(f"warning: {_in_short(found.verdict)}")
+    if looked.code != audit.VERIFIED:
+        say(f"warning: {_in_short(looked.verdict)}")
 
 
 @audit_app.command("bundle")
@@ -347,8 +347,8 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     else:
         print("complete: NOT SHOWN")
     print(f"whose: {'by ' + verdict.whose if verdict.whose else 'NOT SHOWN'}: ledger key {verdict.ledger_key}")
-    for one in verdict.not_shown:
-        print(f"not shown: {escaped(one)}")
+    for missing in verdict.not_shown:
+        print(f"not shown: {escaped(missing)}")
     if code == audit.UNRESOLVED:
         say_next("next: `site-agent run` asks the coordinator and signs; then verify again")
     elif code == audit.CONSISTENT and bundled:
@@ -362,12 +362,12 @@ def _of_copy(verdict: "Verdict") -> str:
     copied = verdict.compared or 0
     there = copied - verdict.lost - verdict.open
     which = "of the coordinator's copy" if there == copied else f"of the {copied} in the coordinator's copy"
-    said = f"receipts: {there} {which} are in the ledger, in order, byte for byte"
+    text = f"receipts: {there} {which} are in the ledger, in order, byte for byte"
     if verdict.open:
-        said += f"; not yet, for the site has not asked for them: {verdict.open}"
+        text += f"; not yet, for the site has not asked for them: {verdict.open}"
     if verdict.lost:
-        said += f"; of lines that were lost before a ledger was opened anew: {verdict.lost}"
-    return said
+        text += f"; of lines that were lost before a ledger rollover: {verdict.lost}"
+    return text
 
 
 def _in_short(verdict: "Verdict") -> str:

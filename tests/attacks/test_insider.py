@@ -96,7 +96,7 @@ def test_forged_ledger_that_continues__a_ledger_that_was_cut_before(
     assert ledgers.both(folder, receipts)[0] == audit.CONSISTENT
     verdict, _ = audit.verify(folder, receipts)
     assert (verdict.lost, verdict.complete) == (2, False)
-    assert "the lines of 2 receipts: they were lost before a ledger was opened anew" in verdict.not_shown
+    assert "the lines of 2 receipts: they were lost before a ledger rollover" in verdict.not_shown
 
 
 @pytest.mark.attack(promise="P2", refused_by="site_agent/audit/receipts.py")

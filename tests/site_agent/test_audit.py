@@ -446,7 +446,7 @@ def test_reconcile_counts_apart_what_the_ledger_has_not(tmp_path: Path, made: Ma
     said = agent("reconcile", "--ledger", str(tmp_path / "again" / "ledger"), "--receipts", str(copy))
     assert said.splitlines() == [
         f"receipts: {len(again.receipts) - 1} of the {len(again.receipts)} in the coordinator's copy are in the "
-        "ledger, in order, byte for byte; of lines that were lost before a ledger was opened anew: 1",
+        "ledger, in order, byte for byte; of lines that were lost before a ledger rollover: 1",
     ]
 
 

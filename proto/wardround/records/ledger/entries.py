@@ -196,7 +196,7 @@ class ConsentEntry(_Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class DeclareEntry(LimitedEntry):
-    """What else the coordinator was told: where this site stands in a study."""
+    """What was declared to the coordinator: where this site stands in a study."""
 
     type = "declare"
     study: str

@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 def _without_none(kind: Any) -> Any:
     """``kind`` of a field that is ``kind | None``."""
-    kinds = [one for one in get_args(kind) if one is not NoneType]
+    kinds = [choice for choice in get_args(kind) if choice is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 
 
