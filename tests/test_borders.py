@@ -61,6 +61,16 @@ def test_no_module_of_the_gateway_imports_itself_by_way_of_others() -> None:
     assert order.index("site_agent.gateway.exit.egress") < order.index("site_agent.gateway.agent")
 
 
+def test_no_room_of_the_gateway_imports_itself_by_way_of_others() -> None:
+    """A room is a package of the gateway, or a module beside the packages."""
+    rooms: dict[str, set[str]] = {}
+    for module, needed in graph("site_agent.gateway").items():
+        room = module.removeprefix("site_agent.gateway").lstrip(".").partition(".")[0]
+        rooms.setdefault(room, set()).update({name.split(".")[2] for name in needed} - {room})
+    order = list(TopologicalSorter(rooms).static_order())
+    assert order.index("policy") < order.index("exit") < order.index("agent")
+
+
 def test_the_search_finds_imports_and_circles() -> None:
     assert imported("import a.b\nfrom c import d\ndef f():\n    from wardround.v1 import x_pb2") == {
         "a.b", "c", "c.d", "wardround.v1", "wardround.v1.x_pb2",

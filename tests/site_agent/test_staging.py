@@ -120,11 +120,11 @@ import numpy
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
-from tests.site_agent.fake_trainer import leaf
-from wardround.tensors.manifests import TensorSpec, file_header
+from wardround.tensors.files import file_header
+from wardround.tensors.manifests import TensorSpec
 
 class Consent:
-    study, leaves = "large", [leaf(TensorSpec("w", "F32", (8192, 8192)))]
+    study, upload = "large", (TensorSpec("w", "F32", (8192, 8192)),)
 
 folder, own = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 header = file_header([TensorSpec("w", "F32", (8192, 8192))])
