@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from site_agent.gateway.policy.decisions import EXPOSURES, StudyRequest, decide, first_denial
 from site_agent.gateway.policy.policy import Policy
 from site_agent.state.consent import exposed
+from wardround.records.schema import toml_value
 
 SENT_AGAIN = 4  # how often a drafted quota lets one update be sent: a broken line or a second attempt
 
@@ -29,25 +30,28 @@ def draft(request: StudyRequest, site: str) -> str:
         "# Nothing leaves that no rule allows; deny beats allow; one denied tensor blocks the whole update.",
         "",
         "[study]",
-        f"coordinator = {_toml(request.coordinator)}",
-        f"studies = [{_toml(request.study)}]",
+        f"coordinator = {toml_value(request.coordinator)}",
+        f"studies = [{toml_value(request.study)}]",
         "",
         "[tensors]",
         "deny = []",
         "allow = [",
         *(
-            f"  {{ match = {_toml(spec.key)}, dtype = [{_toml(spec.dtype)}], max_bytes = {spec.bytes} }},"
+            f"  {{ match = {toml_value(spec.key)}, dtype = [{toml_value(spec.dtype)}], max_bytes = {spec.bytes} }},"
             for spec in request.tensors
         ),
         "]",
         "",
         "[metrics]",
         "allow = [",
-        *(f"  {{ name = {_toml(name)}, digits = {request.digits}, min_records = 1 }}," for name in request.metrics),
+        *(
+            f"  {{ name = {toml_value(name)}, digits = {request.digits}, min_records = 1 }},"
+            for name in request.metrics
+        ),
         "]",
         "",
         "[counts]                       # exact, bucketed (a power of two) or uniform (1)",
-        f"form = {_toml(request.counts)}",
+        f"form = {toml_value(request.counts)}",
         "",
         *_drafted_models(request),
         "",
@@ -99,7 +103,3 @@ def _value(value: JsonValue) -> str:
 
 def _quota(value: JsonValue) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _value(value)
-
-
-def _toml(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
