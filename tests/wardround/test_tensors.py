@@ -55,7 +55,9 @@ def test_the_safetensors_library_reads_what_we_write(tmp_path: Path) -> None:
         assert opened.metadata() == note
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40, deadline=None
+)
 @given(specs=SPECS, scale=st.integers(1, 100))
 def test_we_read_what_the_safetensors_library_writes(tmp_path: Path, specs: list[TensorSpec], scale: int) -> None:
     arrays: dict[str, NDArray[np.generic]] = {
@@ -69,7 +71,9 @@ def test_we_read_what_the_safetensors_library_writes(tmp_path: Path, specs: list
     assert payload == b"".join(arrays[spec.key].tobytes() for spec in file.specs)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40, deadline=None
+)
 @given(specs=SPECS)
 def test_a_file_keeps_the_order_of_its_header(tmp_path: Path, specs: list[TensorSpec]) -> None:
     (tmp_path / "m").write_bytes(file_header(specs) + payload_of(specs))
@@ -127,7 +131,9 @@ def test_a_block_is_read_in_place(tmp_path: Path) -> None:
         assert file.block("b", 1, 3).tolist() == [5, 6, 7]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40, deadline=None
+)
 @given(specs=SPECS, data=st.data(), size=st.integers(1, 50))
 def test_a_view_is_the_picked_tensors_under_their_new_names(
     tmp_path: Path, specs: list[TensorSpec], data: st.DataObject, size: int
@@ -279,7 +285,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         TensorFile(Path("model\0.safetensors"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(data=st.binary(max_size=80), shift=st.integers(0, 70))
 def test_foreign_bytes_raise_only_our_error(tmp_path: Path, data: bytes, shift: int) -> None:
     specs = [TensorSpec("a", "F32", (2,))]
