@@ -64,7 +64,7 @@ from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import SiteState
 from wardround.local import durable
 from wardround.records import study, trainer as records
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 
 state, initial = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 document = resolve(study.load(initial.parent / "study.toml")).document()

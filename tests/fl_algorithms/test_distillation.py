@@ -618,7 +618,7 @@ from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
-from wardround.tensors.manifests import TensorFile
+from wardround.tensors.files import TensorFile
 folder = Path(sys.argv[1])
 study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
 base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
