@@ -240,7 +240,7 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
         assert consent is not None
         assert (consent.exposure, consent.personalized) == (
             registry.METHODS[method].exposure,
-            registry.METHODS[method].apart,
+            registry.METHODS[method].personalized,
         )
 
 
