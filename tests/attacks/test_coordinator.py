@@ -50,7 +50,9 @@ from wardround import __version__, rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, WardroundError
 from wardround.local import outputs, rate_limit
 from wardround.records import receipts
+from wardround.records.ledger import entries as ledger_entries
 from wardround.records.ledger.entries import UploadEntry
+from wardround.records.ledger.lines import Line
 from wardround.records.messages import manifest_from
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
@@ -925,13 +927,30 @@ FORMULAS = ["a\r=1", "a\n=1", '=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "
 @pytest.mark.parametrize("text", FORMULAS, ids=ascii)
 def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     """What a study holds runs as a formula where a hospital opens its ledger, or its predictions, in a spreadsheet."""
-    record = {name: text for name in export.COLUMNS if name not in ("tensors", "words")} | {"by": {"name": text}}
-    receipt = {"type": "receipt", "envelope": {"payload": json.dumps(record | {"receipt_id": text})}, "ts": text}
-    (first, second) = csv.reader(io.StringIO(export.as_csv([record | {"words": text}]), newline=""))
+    by = ledger_entries.Person(name=text, uid=1)
+    facts: dict[str, Any] = {"study": text, "revision": 1, "round": 1, "attempt": 1, "upload_id": text}
+    answer = {
+        "receipt_id": text, "federation": text, "site": text, "decision": "refused", "code": "NOT_FINITE",
+        "tensor": text, "time": text, "ledger": None, "previous": "00" * 32, "ledger_key": "",
+        "manifest_sha256": text, "payload_bytes": 0, **facts, "upload_id": "ab" * 16,
+    }  # fmt: skip
+    signed_text = ledger_entries.SignedText(
+        payload_type=text, payload=canonical.dumps(answer).decode(), keyid=text, signature=text
+    )
+    entries: list[Any] = [
+        ledger_entries.HeldEntry(study=text, by=by),
+        ledger_entries.UploadEntry(**facts, manifest_sha256=text, payload_bytes=0, tensors=(), metrics=()),
+        ledger_entries.DeclareEntry(study=text, standing=text, code=text),
+        ledger_entries.UnknownEntry(unknown_type=text),
+    ]
+    if text.isprintable():  # else it is no receipt
+        entries.append(ledger_entries.ReceiptEntry(upload_id=text, envelope=signed_text))
+    lines = [Line(0, text, text, entry) for entry in entries]
+    (first, *rest) = csv.reader(io.StringIO(export.as_csv(lines), newline=""))
     assert tuple(first) == export.COLUMNS
     shown = escaped(text) if text.startswith("a") else "'" + escaped(text)
-    assert shown in second
-    for cells in (second, *csv.reader(io.StringIO(export.as_csv([receipt]), newline=""))):
+    for entry, cells in zip(entries, rest, strict=True):
+        assert shown in cells, entry
         assert not any(cell.startswith(outputs.FORMULA) for cell in cells)
 
     task, out = SimpleNamespace(classes=(text, "-1")), tmp_path / "predictions.csv"
