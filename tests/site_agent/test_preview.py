@@ -63,7 +63,7 @@ def test_words_are_kept_whole_and_spaces_within_a_line_as_they_are() -> None:
 
 def test_an_account_in_wide_characters_keeps_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page was measured in characters: a Chinese title was twice as wide as the terminal."""
-    monkeypatch.setattr("site_agent.cli.study.shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr("site_agent.cli.study.shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     monkeypatch.setattr(sys, "stdout", terminal := SimpleNamespace(written=[], isatty=lambda: True))
     terminal.write, terminal.flush = terminal.written.append, lambda: None
     lines = tuple(Line("metric " + "\u5fc3" * n, "\u810f" * 99) for n in (3, 12, 13, 60))
