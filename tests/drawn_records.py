@@ -35,6 +35,9 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if origin is Annotated:
         bounds = [bound for info in kind.__metadata__ for bound in getattr(info, "metadata", ())]
         pattern = next((bound.pattern for bound in bounds if getattr(bound, "pattern", None)), None)
+        least = max((bound.min_length for bound in bounds if hasattr(bound, "min_length")), default=0)
+        if least and inner[0] is str and pattern is None:
+            return st.text(min_size=least, max_size=20)
         return drawn(inner[0]) if pattern is None else st.from_regex(pattern, fullmatch=True, alphabet=ASCII)
     if origin is Literal:
         return st.sampled_from(inner)

@@ -136,3 +136,10 @@ def test_a_failures_words_are_shown_as_the_trainers() -> None:
     shown = trainer.marked(BadData("no column `x`\x1b[2J", hint="look"))
     assert shown.message == 'the trainer says: "no column `x`\\x1b[2J"'
     assert shown.hint == 'the trainer adds: "look"'
+
+
+def test_a_failure_always_says_something() -> None:
+    """A trainer that gives no reason would leave an empty line in the log, and nothing for a person to look for."""
+    empty = {"message": "", "hint": "", "exit_code": 65, "code": "data_changed"}
+    assert isinstance(trainer.error_from(empty), trainer.BrokenProtocol)
+    assert trainer.Failure.of(BadData("")).message == "it failed without saying why"

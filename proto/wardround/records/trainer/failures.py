@@ -35,7 +35,7 @@ class BrokenProtocol(BadData):
 class Failure(Strict):
     """Why a request was not done. Its sentences may hold anything: they are escaped when they are shown."""
 
-    message: Annotated[str, Field(max_length=MAX_SENTENCE)]
+    message: Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE)]
     hint: Annotated[str, Field(max_length=MAX_SENTENCE)]
     exit_code: Literal[64, 65, 70, 73, 75, 77, 78]
     code: Literal["", "data_changed", "data_invalid", "model_mismatch", "training_failed", "resources"]
@@ -44,7 +44,8 @@ class Failure(Strict):
     def of(cls, error: WardroundError) -> "Failure":
         """A failure as a trainer sends it."""
         return cls.model_validate({
-            "message": error.message[:MAX_SENTENCE], "hint": error.hint[:MAX_SENTENCE],
+            "message": error.message[:MAX_SENTENCE] or "it failed without saying why",
+            "hint": error.hint[:MAX_SENTENCE],
             "exit_code": error.exit_code if error.exit_code in EXIT_CODES else 70, "code": own_code(error),
         })  # fmt: skip
 
