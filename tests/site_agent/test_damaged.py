@@ -14,6 +14,7 @@ from site_agent.audit import facts, reconcile, report, show
 from site_agent.audit.files import in_folder
 from site_agent.audit.form import line_in
 from site_agent.gateway.connection.client import offer_from
+from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.service import RequestDispatcher
@@ -265,3 +266,22 @@ def test_damaged_evidence_keeps_no_ledger_from_opening(tmp_path: Path, data: byt
     (tmp_path / "evidence" / "one.json").write_bytes(data)
     Ledger(tmp_path, made.ledger_key).close()
     assert evidence.read(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["key.pem", "certificate.pem", "authority.pem"])
+def test_an_identity_that_lost_a_file_says_which_and_what_to_do(tmp_path: Path, name: str) -> None:
+    """A lost key ended `status` and `run` with a traceback."""
+    identity = Identity(tmp_path)
+    identity.make_keys()
+    for path in (identity.certificate_file, identity.authority_file):
+        path.write_bytes(b"there")
+    (tmp_path / name).unlink()
+    with pytest.raises(NeedsPerson) as refused:
+        identity.credentials()
+    assert refused.value.message == (
+        f"{tmp_path / name} cannot be read (No such file or directory): this site has no identity without it"
+    )
+    assert refused.value.hint.startswith("restore it from the backup of the identity folder")
+    if name == "key.pem":
+        with pytest.raises(NeedsPerson, match=r"key\.pem cannot be read"):
+            identity.key()

@@ -55,7 +55,8 @@ class Identity:
         return self.key(), self.ledger_key()
 
     def key(self) -> certificates.PrivateKey:
-        return certificates.load_key(self.key_file.read_bytes(), str(self.key_file))
+        """Raises NeedsPerson: the key is gone; BadData: it is damaged."""
+        return certificates.load_key(_read(self.key_file), str(self.key_file))
 
     def ledger_key(self) -> Ed25519PrivateKey:
         """Raises NeedsPerson: the ledger key is gone or damaged; without it nothing may leave."""
@@ -71,11 +72,12 @@ class Identity:
         return key
 
     def certificate(self) -> x509.Certificate:
-        return certificates.load_certificate(self.certificate_file.read_bytes(), str(self.certificate_file))
+        """Raises NeedsPerson: the certificate is gone; BadData: it is damaged."""
+        return certificates.load_certificate(_read(self.certificate_file), str(self.certificate_file))
 
     def credentials(self) -> tuple[bytes, bytes, bytes]:
-        """Authority, key and certificate, PEM, for a connection."""
-        return self.authority_file.read_bytes(), self.key_file.read_bytes(), self.certificate_file.read_bytes()
+        """Authority, key and certificate, PEM, for a connection. Raises NeedsPerson: one of them is gone."""
+        return _read(self.authority_file), _read(self.key_file), _read(self.certificate_file)
 
     def begin_renewal(self) -> bytes:
         """A signing request (DER) for a new key, which is durable before this returns."""
@@ -84,7 +86,7 @@ class Identity:
         return certificates.signing_request(key)
 
     def next_key(self) -> certificates.PrivateKey:
-        return certificates.load_key(self._next_key.read_bytes(), str(self._next_key))
+        return certificates.load_key(_read(self._next_key), str(self._next_key))
 
     def adopt(self, certificate: bytes) -> None:
         """Take the renewed certificate, with its key, into use."""
@@ -96,6 +98,16 @@ class Identity:
             if self._next_key.exists():
                 durable.move(self._next_key, self.key_file)
             durable.move(self._next_certificate, self.certificate_file)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NeedsPerson(
+            f"{path} cannot be read ({error.strerror}): this site has no identity without it",
+            hint="restore it from the backup of the identity folder, or join again with a new invitation",
+        ) from None
 
 
 def check_issued(
