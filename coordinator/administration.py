@@ -3,7 +3,6 @@
 ``Administration`` takes a record of ``coordinator.requests`` and gives one of ``coordinator.answers``.
 """
 
-import datetime
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -119,7 +118,9 @@ class Administration:
             present = session.get(tables.Site, site)
         invitation = self._context.enrolment.invite(site, expires_s)
         replaces = present is not None and present.revoked_s is None
-        return InvitationMade(invitation=invitation.encode(), expires=_utc(invitation.expires_s), replaces=replaces)
+        return InvitationMade(
+            invitation=invitation.encode(), expires=tables.utc_text(invitation.expires_s), replaces=replaces
+        )
 
     def sites(self) -> SiteList:
         """Every site that is invited or has enrolled, and the fingerprints of the keys that an auditor compares."""
@@ -351,8 +352,4 @@ def _refuse_unusable(tensors: TensorFile) -> None:
 
 
 def _utc_or_none(seconds: float | None) -> str | None:
-    return None if seconds is None else _utc(seconds)
-
-
-def _utc(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if seconds is None else tables.utc_text(seconds)

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
-from wardround.local.durable import StorageFailed
+from wardround.local.durable import AFTER, StorageFailed
 
 
 class Store:
@@ -165,7 +165,7 @@ def _explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_IOERR:
             raise StorageFailed(
                 f"{path}: the disk failed to keep what was written",
-                hint="check the disk, then start again: what was durable before is still there",
+                hint=AFTER,
             ) from error
         if code == sqlite3.SQLITE_BUSY:
             raise TryAgain(f"{path} is being written by another process") from error

@@ -4,10 +4,16 @@ The migration beside this file makes them; a test compares the two. What several
 kept as JSON text and decoded where it is used, so that one damaged row is the failure of what it belongs to alone.
 """
 
+import datetime
 import json
 
 from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+def utc_text(seconds: float) -> str:
+    """A stored Unix time as it is shown: 2026-01-01T00:00:00Z."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Base(DeclarativeBase):

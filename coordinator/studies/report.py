@@ -84,8 +84,8 @@ def full(
         **{name: getattr(present, name) for name in StudyStatus.model_fields if name != "sites"},
         sites={site: _site(row, site, uploads.values()) for site, row in present.sites.items()},
         federation=federation,
-        created=_utc(study.created_s),
-        told_at=_utc(datetime.datetime.now(datetime.UTC).timestamp()),
+        created=tables.utc_text(study.created_s),
+        told_at=tables.utc_text(datetime.datetime.now(datetime.UTC).timestamp()),
         algorithm=study.file.algorithm.name,
         model=study.file.model.name,
         quorum=study.rules.needed,
@@ -153,8 +153,8 @@ def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight
         attempt=row.attempt,
         closing=row.closing,
         outcome=row.outcome or "open",
-        opened=_utc(row.opened_s),
-        closed=_utc(closed) if closed is not None else None,
+        opened=tables.utc_text(row.opened_s),
+        closed=tables.utc_text(closed) if closed is not None else None,
         seconds=round(closed - row.opened_s, 4) if closed is not None else None,
         asked=tuple(asked),
         contributors=tuple(site for site, answer in answers.items() if answer.answer == Kind.ACCEPTED),
@@ -190,7 +190,3 @@ def _mean_loss(answers: Mapping[str, SiteAnswer], max_weight: float) -> float | 
         if isinstance(answer, AcceptedUpdate) and VAL_LOSS in answer.metrics
     ]
     return mean_loss(reported, max_weight)
-
-
-def _utc(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -115,7 +115,7 @@ def copy_of(store: Store, site: str, federation: str, key: Ed25519PrivateKey, no
             texts = _texts(session, page)
         for upload in page:
             yield Envelope.from_document(json.loads(texts[upload]))
-    time = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = tables.utc_text(now)
     yield Statement(federation, site, row.ledger_key, len(uploads), row.last_receipt, earlier, time).sign(key)
 
 
