@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from site_agent.cli.options import Json, State, StudyId
-from site_agent.cli.service import ask_service, joined
+from site_agent.cli.service import ask_or_do, joined
 from wardround.cli import print_json, say, say_next
 
 if TYPE_CHECKING:
+    from site_agent.gateway.commands import CommandHandler
     from site_agent.gateway.requests import Decide, Decided, Left, ReleaseDecision, Waiting
     from site_agent.state.directory import SiteState
     from site_agent.state.person import Person
@@ -92,37 +93,23 @@ def _decide(
 def _waiting(here: "SiteState", study: str, number: int) -> "Waiting":
     from site_agent.gateway.requests import GetWaiting
 
-    answer = ask_service(here, GetWaiting(study, number))
-    if answer is not None:
-        return answer
-    from site_agent.gateway.setup import handler_alone
-
-    with handler_alone(here) as (handler, _interrupt):
-        return handler.waiting(study, number)
+    return ask_or_do(here, GetWaiting(study, number), lambda handler: handler.waiting(study, number))
 
 
 def _send_decision(here: "SiteState", request: "Decide") -> "Decided":
-    answer = ask_service(here, request)
-    if answer is not None:
-        return answer
     from site_agent.gateway.requests import Decided
-    from site_agent.gateway.setup import handler_alone
 
-    with handler_alone(here) as (handler, _interrupt):
+    def alone(handler: "CommandHandler") -> Decided:
         handler.decide(request.study, request.round, request.decision, request.update, request.by)
-    return Decided(goes_on=False)
+        return Decided(goes_on=False)
+
+    return ask_or_do(here, request, alone)
 
 
 def _leave(here: "SiteState", person: "Person") -> "Left":
-    from site_agent.gateway import requests
+    from site_agent.gateway.requests import Leave, Left
 
-    answer = ask_service(here, requests.Leave(person))
-    if answer is not None:
-        return answer
-    from site_agent.gateway.setup import handler_alone
-
-    with handler_alone(here) as (handler, _interrupt):
-        return requests.Left(tuple(handler.withdraw_all_and_leave(person)))
+    return ask_or_do(here, Leave(person), lambda handler: Left(tuple(handler.withdraw_all_and_leave(person))))
 
 
 def _print_waiting(waiting: "Waiting") -> None:

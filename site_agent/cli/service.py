@@ -8,6 +8,7 @@ from wardround.cli import say
 from wardround.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
+    from site_agent.gateway.commands import CommandHandler
     from site_agent.gateway.requests import A, Request
     from site_agent.state.directory import SiteState
     from site_agent.state.offer import Offer
@@ -40,6 +41,22 @@ def ask_service(
     if not control.is_listening(here.control):
         return None
     return request.answer_from(control.call(here.control, request.document(), progress, timeout_s=SERVICE_S))
+
+
+def ask_or_do(
+    here: "SiteState",
+    request: "Request[A]",
+    do: "Callable[[CommandHandler], A]",
+    progress: Callable[[Any], Any] | None = None,
+) -> "A":
+    """What the running service answers; where none runs, what ``do`` answers, with this site's state held."""
+    answer = ask_service(here, request, progress)
+    if answer is not None:
+        return answer
+    from site_agent.gateway.setup import handler_alone
+
+    with handler_alone(here) as (handler, _interrupt):
+        return do(handler)
 
 
 def refresh(here: "SiteState") -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from site_agent.cli.options import Json, State, StudyId
-from site_agent.cli.service import ask_service, joined, offered
+from site_agent.cli.service import ask_or_do, joined, offered
 from wardround.cli import print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 
 if TYPE_CHECKING:
+    from site_agent.gateway.commands import CommandHandler
     from site_agent.gateway.consent.account import Account, Line
     from site_agent.gateway.consent.preview import Preview
     from site_agent.gateway.requests import Approved, Withdrawn
@@ -131,39 +132,27 @@ def _preview(here: "SiteState", study: str, data: str) -> "Preview":
     """As the running service makes it, or this process where none runs; from now on it counts as shown."""
     from site_agent.gateway.requests import GetPreview
 
-    answer = ask_service(here, GetPreview(study, data))
-    if answer is not None:
-        return answer
-    from site_agent.gateway.setup import handler_alone
-
-    with handler_alone(here) as (handler, _interrupt):
-        return handler.preview(study, data)
+    return ask_or_do(here, GetPreview(study, data), lambda handler: handler.preview(study, data))
 
 
 def _approve(here: "SiteState", study: str, data: str, digest: str, person: "Person") -> "Approved":
-    from site_agent.gateway import requests
+    from site_agent.gateway.requests import Approve, Approved
 
-    answer = ask_service(here, requests.Approve(study, data, digest, person), say)
-    if answer is not None:
-        return answer
-    from site_agent.gateway.setup import handler_alone
-
-    with handler_alone(here) as (handler, _interrupt):
+    def alone(handler: "CommandHandler") -> Approved:
         consent = handler.approve(study, data, digest, person, say)
-    return requests.Approved(False, consent.rows, consent.study_digest, consent.exposure, consent.personalized)
+        return Approved(False, consent.rows, consent.study_digest, consent.exposure, consent.personalized)
+
+    return ask_or_do(here, Approve(study, data, digest, person), alone, say)
 
 
 def _withdraw(here: "SiteState", study: str, person: "Person") -> "Withdrawn":
-    from site_agent.gateway import requests
+    from site_agent.gateway.requests import Withdraw, Withdrawn
 
-    answer = ask_service(here, requests.Withdraw(study, person))
-    if answer is not None:
-        return answer
-    from site_agent.gateway.setup import handler_alone
-
-    with handler_alone(here) as (handler, _interrupt):
+    def alone(handler: "CommandHandler") -> Withdrawn:
         handler.record_withdrawal(handler.withdraw(study, person), person)
-    return requests.Withdrawn(False)
+        return Withdrawn(False)
+
+    return ask_or_do(here, Withdraw(study, person), alone)
 
 
 def print_account(account: "Account") -> None:
