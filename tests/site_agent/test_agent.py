@@ -3,8 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,15 +22,6 @@ from wardround.records.ledger.entries import PolicyEntry
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def test_a_round_ends_with_an_accepted_receipt_and_the_trainers_commit(world: SiteWorld) -> None:

@@ -1,7 +1,6 @@
 """`status` says `changed` before a round is lost to it; patients are read only where nothing else can tell."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,6 @@ from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import DataSource
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.trainer_world import Hospital
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def row(world: SiteWorld) -> StudyRow:

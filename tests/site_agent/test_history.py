@@ -14,15 +14,6 @@ from tests.site_agent.test_cli import Shell
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
-
-
-@pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     try:

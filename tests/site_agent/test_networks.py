@@ -1,7 +1,6 @@
 """A study of several networks at one hospital: which one it trains, who says so, and what of it leaves."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,15 +202,6 @@ def test_images_are_trained_and_predicted_at_the_size_of_the_sites_network(
     out = tmp_path / "out.csv"
     told = hospital.ask("predict", study=NAME, checkpoint="latest", images=str(tmp_path / "new"), out=str(out))
     assert told["rows"] == 3
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def test_the_consent_has_the_network_and_another_one_is_another_consent(world: SiteWorld) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,15 +21,6 @@ from wardround.tensors.manifests import TensorSpec
 SIZE = sum(spec.bytes for spec in SHARED)
 EVERY = ('updates = "none"', 'updates = "every"')
 FIRST = ('updates = "none"', 'updates = "first"')
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def declined(world: SiteWorld, code: str) -> None:

@@ -26,15 +26,6 @@ SENT = ("sent_to_other_sites = false", "sent_to_other_sites = true")
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
-
-
-@pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     try:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,15 +264,6 @@ def test_data_check_says_what_begins_with_the_weights(hospital: Hospital) -> Non
     said = give(hospital, "data", "check", "patients", "--study", NAME).stdout
     assert f"2 of the tensors that stay here begin with the weights of SHA-256 {sha256(path)}" in said
     assert f"not in the file: {private(hospital.study)[2]}" in said
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def test_consent_and_ledger_have_network_public_data_set_and_weights_and_the_coordinator_hears_of_none(

@@ -1,0 +1,18 @@
+"""What the tests of a site share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.site_agent.site_world import SiteWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[SiteWorld]:
+    """A site against a coordinator that the test plays; empty at first."""
+    world = SiteWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
