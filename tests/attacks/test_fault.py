@@ -140,23 +140,33 @@ def test_descriptors_run_out__relay(world: World) -> None:
         relay.wait_line("ready")
         starve(relay.process.pid, 4)
         host, port = listen.split(":")
-        held = [socket.create_connection((host, int(port))) for _ in range(12)]
-        wait_until(lambda: "cannot be accepted now" in relay.log.read_text(), "it says that it cannot accept", 20)
+        relay_at = (host, int(port))
+        held: list[socket.socket] = []
+
+        def starved() -> bool:
+            held.append(socket.create_connection(relay_at))  # one that lacks its way onward is dropped, so one more
+            return "cannot be accepted now" in relay.log.read_text()
+
+        wait_until(starved, "it says that it cannot accept", 20)
         for connection in held:
             connection.close()
-        target.settimeout(30)
-        with socket.create_connection((host, int(port)), timeout=30) as site:
-            site.sendall(b"through")
-            while not passed_on(target, b"through"):
-                pass  # those that were held and are gone
+        target.settimeout(1)
+        wait_until(lambda: passed_on(relay_at, target), "it forwards again", 30)
 
 
-def passed_on(target: socket.socket, wanted: bytes) -> bool:
-    """Whether the next connection that the relay makes brings ``wanted``."""
-    connection, _ = target.accept()
-    with connection:
-        connection.settimeout(30)
-        return connection.recv(100) == wanted
+def passed_on(relay: tuple[str, int], target: socket.socket) -> bool:
+    """Whether bytes sent through the relay arrive at its target, past those that were held before and are gone."""
+    with socket.create_connection(relay, timeout=5) as site:
+        site.sendall(b"through")
+        try:
+            while True:
+                connection, _ = target.accept()
+                with connection:
+                    connection.settimeout(5)
+                    if connection.recv(100) == b"through":
+                        return True
+        except TimeoutError:
+            return False
 
 
 def starve(pid: int, spare: int) -> None:
