@@ -179,7 +179,7 @@ class _Work:
     def _submit(self, executor: Executor, jobs: Sequence[Job]) -> None:
         for row in {job.row for job in jobs}:
             durable.make_folder(self._out / "runs" / row)
-        with _deaf_children():
+        with deaf_children():
             for job in self._missing(jobs):
                 self._running[executor.submit(runs.attempt, job, self._folder, self._hardware)] = job
 
@@ -200,7 +200,7 @@ def choice(suite: Suite, row: Row, out: Path) -> tuning.Choice:
 
 
 def _survey(executor: Executor, row: Row, folder: Path, hardware: Hardware) -> Survey:
-    with _deaf_children():
+    with deaf_children():
         asked = executor.submit(runs.survey, row.points[0].study, folder, hardware)
     return asked.result()
 
@@ -280,7 +280,7 @@ def _brief(value: Any) -> str:
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
+def deaf_children() -> Iterator[None]:
     """Processes started here never see Ctrl-C, which a terminal sends to all: this process ends them.
 
     The mask is inherited; a signal that comes meanwhile is taken when it is lifted.

@@ -42,8 +42,11 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(study: StudyFile, folder: Path, hardware: Hardware) -> Survey:
+def survey(study: StudyFile, folder: Path, hardware: Hardware, test: bool = True) -> Survey:
     """The versions of this process, and the data of ``folder``, read once so that bad data is said once.
+
+    Args:
+        test: False leaves what is for testing unopened.
 
     Raises:
         UsageProblem: the device is not there.
@@ -54,7 +57,7 @@ def survey(study: StudyFile, folder: Path, hardware: Hardware) -> Survey:
     from fl_algorithms.lab.federation import load_sites
 
     device = device_for(hardware)
-    sites = load_sites(study, task_of(study), folder)
+    sites = load_sites(study, task_of(study), folder, test=test)
     warnings = tuple(f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings)
     return Survey(versions(device), {site: data.digest for site, data in sites.items()}, warnings)
 
