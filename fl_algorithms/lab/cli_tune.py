@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fl_algorithms.hardware import DeviceName, Hardware
+from fl_algorithms.engine.hardware import DeviceName, Hardware
 from fl_algorithms.lab import space
 from wardround.cli import INTERRUPTED, say
 from wardround.errors import UsageProblem

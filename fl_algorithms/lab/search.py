@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import compare, runs, space
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import Failed
