@@ -6,7 +6,7 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Checkpoint:
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
-        scores: every metric on ``split``; None where undefined.
+        scores: every metric on ``split``; None where undefined. {} where the session scores none at once.
     """
 
     kind: str
@@ -136,6 +136,8 @@ class SiteSession:
         state: SessionState | None = None,
         own: Mapping[str, Tensor] | None = None,
         device: Device = CPU,
+        *,
+        score_at_once: bool = True,
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
@@ -144,6 +146,7 @@ class SiteSession:
                 which other it chose.
             task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
+            score_at_once: False leaves the test split alone until ``scored`` is asked for a checkpoint's scores.
 
         Raises:
             BadData: ``state`` is of another study or another network.
@@ -168,6 +171,7 @@ class SiteSession:
         self._brought = {
             spec.key for spec in download_specs(study, upload_specs(study, algorithm, networks))
         }  # by each download
+        self._score_at_once = score_at_once
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -197,7 +201,7 @@ class SiteSession:
         for phase in algorithm.phases(context):
             self._run(phase, progress)
         algorithm.after_round(context)
-        checkpoints += self._compete(round_number, trained=True)
+        checkpoints += self._compete(round_number)
         uplink = algorithm.to_send(context)
         sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
         return self._result(sent, metrics, checkpoints)
@@ -217,11 +221,16 @@ class SiteSession:
 
     def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
         """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
-        context = self._context
-        networks = build(context.study, context.task, context.algorithm, site="")
-        context.device.place(networks)
-        restore(all_tensors(networks), tensors, "the checkpoint")
-        return {key: at_home(tensor) for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
+        tuned = fine_tuned(self._context, self._networks_of(tensors), tuning)
+        return {key: at_home(tensor) for key, tensor in all_tensors(tuned).items()}
+
+    def scored(self, checkpoint: Checkpoint) -> Checkpoint:
+        """``checkpoint`` with its scores, as it would have had them at once. The session goes on as if never asked."""
+        data = self._context.data
+        if checkpoint.scores or data.test is None:
+            return checkpoint
+        scores = self._judge(self._networks_of(checkpoint.tensors), data.test).metrics
+        return replace(checkpoint, score=scores[checkpoint.metric], scores=scores)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
@@ -277,6 +286,14 @@ class SiteSession:
         self._best_pool = meta["best_pool"]
         self._best_loss = None if meta["best_loss"] is None else float(meta["best_loss"])
 
+    def _networks_of(self, tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+        """A checkpoint's networks, beside the session's own. Raises BadData: the tensors are not theirs."""
+        context = self._context
+        networks = build(context.study, context.task, context.algorithm, site="")
+        context.device.place(networks)
+        restore(all_tensors(networks), tensors, "the checkpoint")
+        return networks
+
     def _receive(self, round_number: int, base: Downlink) -> tuple[dict[str, float | None], list[Checkpoint]]:
         """Load the download and judge it. The initial model is judged too, but is no checkpoint."""
         context = self._context
@@ -286,14 +303,19 @@ class SiteSession:
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
             checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
-            checkpoints += self._compete(round_number - 1, trained=False)
+            checkpoints += self._compete(round_number - 1, judged)
         return {VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
 
-    def _compete(self, model_round: int, *, trained: bool) -> list[Checkpoint]:
-        """Let the method's candidates compete to be the site's best. A later equal loss replaces."""
-        best: list[Checkpoint] = []
-        for candidate in self._context.algorithm.candidates(self._context, trained):
-            judged = self._judge(candidate.networks, self._context.data.validation)
+    def _compete(self, model_round: int, downloaded: _Judgement | None = None) -> list[Checkpoint]:
+        """Let the method's candidates compete to be the site's best. A later equal loss replaces.
+
+        Args:
+            downloaded: what was said of the session's networks, which are as they came; None after training.
+        """
+        context, best = self._context, list[Checkpoint]()
+        for candidate in context.algorithm.candidates(context, downloaded is None):
+            known = downloaded if candidate.networks is context.networks else None
+            judged = known or self._judge(candidate.networks, context.data.validation)
             if candidate.pool != self._best_pool:
                 self._best_pool, self._best_loss = candidate.pool, None
             if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
@@ -338,10 +360,12 @@ class SiteSession:
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
         """The networks as they are now. ``judged`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
-        scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
-        split = "validation" if data.test is None else "test"
-        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
+        if data.test is None:
+            scores = judged.metrics
+            return Checkpoint(kind, model_round, tensors, scores[metric], metric, "validation", judged.loss, scores)
+        scores = self._judge(networks, data.test).metrics if self._score_at_once else {}
+        return Checkpoint(kind, model_round, tensors, scores.get(metric), metric, "test", judged.loss, scores)
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
