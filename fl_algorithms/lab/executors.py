@@ -20,7 +20,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from wardround.errors import NeedsPerson, TryAgain, UsageProblem
 
 TRIES = 3  # of a call whose workers end before they answer

@@ -98,7 +98,7 @@ def test_a_column_names_the_sites_and_the_same_command_writes_the_same_bytes(tmp
     assert {row["ward"] for rows in found["ward-b"].values() for row in rows} == {"Ward B"}
     for path in (tmp_path / "a").rglob("*.csv"):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
-    assert "ward-a: 48 rows to train, 12 to test; maybe 18, no 24, yes 18" in said
+    assert "ward-a: 49 rows to train, 11 to test; maybe 21, no 21, yes 18" in said
     assert 'next: `sites = ["ward-a", "ward-b"]` in [study]' in said
 
 
