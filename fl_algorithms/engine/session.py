@@ -5,7 +5,7 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 
+Watch = Callable[[str, Tensor], object]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -179,12 +180,15 @@ class SiteSession:
             for name, tensor in (own or {}).items():
                 live[name].copy_(tensor)
 
-    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
+    def train(
+        self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
+    ) -> RoundResult:
         """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
             progress: called with (steps done, steps in all) of each phase now and then.
+            watch: called with (phase, loss) of each step: a scalar without gradient, on the device.
 
         Raises:
             BadData: ``base`` is not the shared tensors.
@@ -195,7 +199,7 @@ class SiteSession:
         algorithm.before_round(context)
         context.optimizers.begin_round()
         for phase in algorithm.phases(context):
-            self._run(phase, progress)
+            self._run(phase, progress, watch)
         algorithm.after_round(context)
         checkpoints += self._compete(round_number, trained=True)
         uplink = algorithm.to_send(context)
@@ -301,7 +305,7 @@ class SiteSession:
                 best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
         return best
 
-    def _run(self, phase: Phase, progress: Progress | None) -> None:
+    def _run(self, phase: Phase, progress: Progress | None, watch: Watch | None) -> None:
         context, study = self._context, self._context.study
         place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
         x, y = context.data.train.x, context.data.train.y
@@ -321,7 +325,7 @@ class SiteSession:
                 batches,
                 steps,
                 optimizer,
-                lambda batch: loss(context, batch),
+                lambda batch: _watched(phase.name, loss(context, batch), watch),
                 None if after_backward is None else lambda batch: after_backward(context, batch),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
@@ -348,6 +352,12 @@ class SiteSession:
     ) -> RoundResult:
         data = self._context.data
         return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
+
+
+def _watched(phase: str, loss: Tensor, watch: Watch | None) -> Tensor:
+    if watch is not None:
+        watch(phase, loss.detach())
+    return loss
 
 
 def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:

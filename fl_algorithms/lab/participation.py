@@ -2,7 +2,8 @@
 
     asked    a sample of the study's sites, drawn for each round
     away     asked, and gives no answer: it does not train
-    late     its answer comes after the round's deadline: it has trained, and its update is in no model
+    late     its answer comes after the round's deadline: it has trained in vain. Its update is in no model, and what
+             it changed at the site is forgotten, as a hospital forgets it when an update is refused
 
 A round closes with the study's quorum of updates. Where they are too few, those that are missing are asked once more;
 what came in time is kept, and what was late may come in time for the second attempt. Then a coordinator would pause.
@@ -28,8 +29,8 @@ class Attendance:
 
     Attributes:
         accepted: their updates are averaged.
-        late: they trained, and their updates came after the last deadline.
-        away: they were asked and did not train.
+        late: their updates came after the last deadline.
+        away: they were asked and gave no answer.
         attempts: how often sites were asked.
     """
 
