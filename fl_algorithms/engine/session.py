@@ -17,20 +17,10 @@ from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, comp
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
-from fl_algorithms.engine.training import (
-    Batches,
-    Networks,
-    Optimizers,
-    Phase,
-    Progress,
-    only_trainable,
-    run_steps,
-    seeded,
-    trainable_parameters,
-)
+from fl_algorithms.engine.phases import Watch, run_phase
+from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
-from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -113,6 +103,22 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class OpenRound:
+    """A round between its download and its upload.
+
+    Attributes:
+        phases: to be trained, in this order.
+        metrics: of the downloaded model.
+        checkpoints: of the downloaded model.
+    """
+
+    context: Context
+    phases: tuple[Phase, ...]
+    metrics: dict[str, float | None]
+    checkpoints: list[Checkpoint]
+
+
+@dataclass(frozen=True)
 class _Judgement:
     """The loss of a split, None where it is not finite, and the task's metrics."""
 
@@ -183,28 +189,48 @@ class SiteSession:
             for name, tensor in (own or {}).items():
                 live[name].copy_(tensor)
 
-    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
-        """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
+    def train(
+        self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
+    ) -> RoundResult:
+        """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves. It is ``open``,
+        every phase, and ``close``.
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
             progress: called with (steps done, steps in all) of each phase now and then.
+            watch: called with (phase, loss) of each step: a scalar without gradient, on the device.
 
         Raises:
             BadData: ``base`` is not the shared tensors.
         """
-        context, algorithm = self._context, self._context.algorithm
+        opened = self.open(round_number, base)
+        for phase in opened.phases:
+            run_phase(opened.context, phase, self.place(phase), progress, watch)
+        return self.close(opened)
+
+    def open(self, round_number: int, base: Downlink) -> OpenRound:
+        """Receive ``base``, judge it, and say what is to be trained. Raises BadData as ``train``."""
+        context = self._context
         context.scratch, context.steps = {}, 0
         metrics, checkpoints = self._receive(round_number, base)
-        algorithm.before_round(context)
+        context.algorithm.before_round(context)
         context.optimizers.begin_round()
-        for phase in algorithm.phases(context):
-            self._run(phase, progress)
-        algorithm.after_round(context)
-        checkpoints += self._compete(round_number)
-        uplink = algorithm.to_send(context)
+        return OpenRound(context, context.algorithm.phases(context), metrics, checkpoints)
+
+    def place(self, phase: Phase) -> dict[str, int]:
+        """Where the phase's batches go on; kept with the session where iterators live as long as the run."""
+        if self._context.study.training.iterator == "run":
+            return self._iterators.setdefault(phase.name, {})
+        return {}
+
+    def close(self, opened: OpenRound) -> RoundResult:
+        """What leaves, once every phase has been trained."""
+        context = opened.context
+        context.algorithm.after_round(context)
+        checkpoints = opened.checkpoints + self._compete(context.round_number)
+        uplink = context.algorithm.to_send(context)
         sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
-        return self._result(sent, metrics, checkpoints)
+        return self._result(sent, opened.metrics, checkpoints)
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
         """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
@@ -323,34 +349,6 @@ class SiteSession:
                 best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
         return best
 
-    def _run(self, phase: Phase, progress: Progress | None) -> None:
-        context, study = self._context, self._context.study
-        place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
-        x, y = context.data.train.x, context.data.train.y
-        if phase.rows is not None:
-            (x, y), place = phase.rows, {}
-            study = _of_own_rows(study, phase.batch_size, len(y))
-        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device)
-        parameters = trainable_parameters(context.networks, phase.trainable)
-        optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
-        steps = _steps(phase, study, batches.per_epoch)
-        loss = phase.loss or context.algorithm.loss
-        purpose = f"noise.{phase.name}" if phase.name else "noise"
-        noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
-        after_backward, after_step = context.algorithm.after_backward, context.algorithm.after_step
-        with seeded(noise), only_trainable(context.networks, parameters):
-            run_steps(
-                batches,
-                steps,
-                optimizer,
-                lambda batch: loss(context, batch),
-                None if after_backward is None else lambda batch: after_backward(context, batch),
-                None if after_step is None else lambda batch: after_step(context, batch),
-                progress,
-                context.device,
-            )
-        context.steps += steps
-
     def _judge(self, networks: Networks, split: Split) -> _Judgement:
         context = self._context
         logits = compute_logits(context.algorithm, networks, split.x)
@@ -372,25 +370,6 @@ class SiteSession:
     ) -> RoundResult:
         data = self._context.data
         return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
-
-
-def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
-    if phase.steps is not None:
-        return phase.steps
-    if phase.epochs is not None:
-        return phase.epochs * per_epoch
-    if study.training.local_steps is not None:
-        return study.training.local_steps
-    return (study.training.local_epochs or 0) * per_epoch
-
-
-def _of_own_rows(study: StudyFile, batch_size: int, rows: int) -> StudyFile:
-    """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
-    norm could learn from, is left out.
-    """
-    lone = rows > 1 and rows % batch_size == 1
-    changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
-    return study.model_copy(update={"training": study.training.model_copy(update=changed)})
 
 
 def _refuse_single_rows(study: StudyFile, networks: Networks, rows: int) -> None:
