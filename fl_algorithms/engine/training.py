@@ -145,6 +145,14 @@ class Batches:
             for (x, y), coming in zip(made, to_take, strict=False):
                 yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
 
+    def places(self, count: int) -> list[Tensor]:
+        """Where the rows of the first ``count`` lie in the split. To be asked before anything is taken."""
+        self._x = torch.arange(len(self._y))
+        found = list(itertools.islice(self._coming, count))
+        if found:
+            self._place |= {"order": found[-1].order, "position": found[-1].position}
+        return [coming.x for coming in found]
+
     def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
         self._place |= {"order": coming.order, "position": coming.position}
         return Batch(self._device.bring(_plain(x)), self._device.bring(_plain(y)))

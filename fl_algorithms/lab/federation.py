@@ -104,7 +104,7 @@ def run_federation(
     """
     participation.refuse_too_few(len(study.study.sites), study.study.needed)
     with deterministic(study.study.threads):
-        run = _Run(study, task, data, start, device, participation, curves or Curves())
+        run = Run(study, task, data, start, device, participation, curves or Curves())
         run.begin(state)
         for round_number in range(run.closed + 1, study.study.rounds + 1):
             run.round(round_number, progress)
@@ -113,7 +113,7 @@ def run_federation(
         return run.end()
 
 
-class _Run:
+class Run:
     """A study under way: the coordinator's part and the sites'."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Run:
     def begin(self, state: RunState | None) -> None:
         """Before the first round, or after that of ``state``."""
         aggregator, sites = self._aggregator, {} if state is None else state.sites
-        self._sessions = {
+        self.sessions = {
             site: SiteSession(
                 self._study,
                 site,
@@ -149,14 +149,14 @@ class _Run:
         }
         if state is None:
             model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(self._start), sink))
-            state = RunState(0, model, BestGlobal(), model, (), {site: {} for site in self._sessions}, {})
+            state = RunState(0, model, BestGlobal(), model, (), {site: {} for site in self.sessions}, {})
         self.closed, self._model, self._accounts = state.round, dict(state.model), list(state.accounts)
         self._best, self._best_model = state.best, state.best_model
         self._kept = {site: dict(kinds) for site, kinds in state.kept.items()}
 
     def state(self) -> RunState:
         """As it is between two rounds."""
-        sites = {site: session.export_state() for site, session in self._sessions.items()}
+        sites = {site: session.export_state() for site, session in self.sessions.items()}
         kept = {site: dict(kinds) for site, kinds in self._kept.items()}
         return RunState(
             self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites
@@ -174,9 +174,34 @@ class _Run:
         )
         results = {}
         for place, site in enumerate(there.accepted):
-            results[site] = self._trained(round_number, site)
+            losses: dict[str, list[Tensor]] = {}
+            result = self.sessions[site].train(
+                round_number,
+                self.base(round_number, site),
+                watch=lambda phase, loss, to=losses: to.setdefault(phase, []).append(loss),
+            )
+            results[site] = result
+            self.trained(round_number, site, result, {name: torch.stack(of).tolist() for name, of in losses.items()})
             if progress is not None and place + 1 < len(there.accepted):
                 progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
+        self.close(round_number, results)
+        if progress is not None:
+            progress(round_number, rounds)
+
+    def base(self, round_number: int, site: str) -> Downlink:
+        """What ``site`` downloads in a round."""
+        return downlink(self._aggregator, self._model, site, round_number)
+
+    def trained(self, round_number: int, site: str, result: RoundResult, losses: Mapping[str, Sequence[float]]) -> None:
+        """Take note of what a site did. ``losses``: phase -> that of each step."""
+        self._judged(round_number, site, result)
+        self._curves.trained(round_number, site, losses)
+        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
+        received = sum(spec.bytes for spec in self._aggregator.download_of(site))
+        self._curves.moved(round_number, site, sent=sent, received=received)
+
+    def close(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
+        """Average what the round's sites sent."""
         self._offer(round_number, results)
         try:
             self._model, account = aggregate(
@@ -185,19 +210,18 @@ class _Run:
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
         self._accounts.append(account)
-        self._curves.averaged(round_number, study.sites, results.keys() - account.left_out.keys())
+        sites = self._study.study.sites
+        self._curves.averaged(round_number, sites, results.keys() - account.left_out.keys())
         self.closed = round_number
-        if progress is not None:
-            progress(round_number, rounds)
 
     def end(self) -> Outcome:
         """The closing validation, at every site."""
         closing, results = self._study.study.rounds + 1, {}
-        for site, session in self._sessions.items():
-            results[site] = session.validate(closing, downlink(self._aggregator, self._model, site, closing))
+        for site, session in self.sessions.items():
+            results[site] = session.validate(closing, self.base(closing, site))
             self._judged(closing, site, results[site])
         self._offer(closing, results)
-        for site, session in self._sessions.items():
+        for site, session in self.sessions.items():
             best = downlink(self._aggregator, self._best_model, site, closing)
             self._keep(site, session.finish(self._best.round, best))
             self._kept[site] = {kind: session.scored(one) for kind, one in self._kept[site].items()}
@@ -208,22 +232,9 @@ class _Run:
             self._best.round,
             self._kept,
             self._model,
-            self._sessions,
+            self.sessions,
             tuple(self._accounts),
         )
-
-    def _trained(self, round_number: int, site: str) -> RoundResult:
-        losses: dict[str, list[Tensor]] = {}
-        base = downlink(self._aggregator, self._model, site, round_number)
-        result = self._sessions[site].train(
-            round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
-        )
-        self._judged(round_number, site, result)
-        self._curves.trained(round_number, site, {phase: torch.stack(of).tolist() for phase, of in losses.items()})
-        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
-        received = sum(spec.bytes for spec in self._aggregator.download_of(site))
-        self._curves.moved(round_number, site, sent=sent, received=received)
-        return result
 
     def _judged(self, round_number: int, site: str, result: RoundResult) -> None:
         self._curves.judged(round_number - 1, site, result.metrics)
