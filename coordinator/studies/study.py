@@ -13,9 +13,9 @@ from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
 from coordinator.studies.state import Round, Rules, StudyState
-from fl_algorithms import catalog
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.offer import StudyOffer
@@ -52,7 +52,7 @@ class Study:
     name: str
     revision: int
     digest: str
-    file: StudyFile
+    file: ResolvedStudy
     manifest: Manifest
     state: StudyState
     newest: str
@@ -69,7 +69,7 @@ class Study:
     @property
     def offer(self) -> StudyOffer:
         """The study as it is offered to its sites now."""
-        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file.file, self.manifest)
 
     @property
     def rules(self) -> Rules:
@@ -83,7 +83,7 @@ class Study:
     @property
     def bytes_per_update(self) -> int:
         """Of the largest, where sites' networks are unlike each other."""
-        parts = [own_tensors(self.file, site, self.shared).values() for site in self.rules.sites]
+        parts = [own_tensors(self.file.file, site, self.shared).values() for site in self.rules.sites]
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @cached_property
@@ -131,12 +131,12 @@ class Study:
         )  # fmt: skip
 
 
-def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
+def new_study(file: ResolvedStudy, manifest: Manifest, revision: int, created_s: int) -> Study:
     """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
         name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest,
-        state=StudyState(), newest=digest, one_global_model=catalog.method(file).one_global_model,
+        state=StudyState(), newest=digest, one_global_model=file.method.row.one_global_model,
         created_s=created_s,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
 
 def study_from_row(session: Session, row: tables.Study) -> Study:
     """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
-    file = StudyFile.from_document(json.loads(row.document), f"study {row.name}")
+    file = ResolvedStudy(StudyFile.from_document(json.loads(row.document), f"study {row.name}"))
     study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
     kept, best = json.loads(row.state), json.loads(row.best)
     return replace(

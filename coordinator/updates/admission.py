@@ -141,7 +141,7 @@ def declaration_refusal(
     """
     assert study.state.round
     closing = study.state.round.closing
-    own = own_tensors(study.file, site, study.shared)
+    own = own_tensors(study.file.file, site, study.shared)
     if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
         return refusal
     form = study.file.reported
