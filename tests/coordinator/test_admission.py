@@ -122,7 +122,7 @@ def test_of_unlike_networks_a_site_sends_its_own_alone() -> None:
     file = StudyFile.from_document({**DOCUMENT, "networks": {"wide": named}, "assigned": {"bravo": "wide"}})
     wide = TensorSpec("weight", "F32", (5, 3))
     shared = (*SHARED, replace(wide, bundle="network_0"))
-    study = replace(STUDY, file=ResolvedStudy(file), manifest=manifest(shared))
+    study = replace(STUDY, resolved=ResolvedStudy(file), manifest=manifest(shared))
     of_bravo = replace(HEADER, manifest=manifest((wide,)))
     assert admission.declaration_refusal("alpha", HEADER, study) is None
     assert admission.declaration_refusal("bravo", of_bravo, study) is None
@@ -207,8 +207,8 @@ def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, st
     ],
 )  # fmt: skip
 def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> None:
-    told = STUDY.file.reported.model_copy(update={"counts": form})
-    study = replace(STUDY, file=ResolvedStudy(STUDY.file.file.model_copy(update={"reported": told})))
+    told = STUDY.resolved.reported.model_copy(update={"counts": form})
+    study = replace(STUDY, resolved=ResolvedStudy(STUDY.resolved.file.model_copy(update={"reported": told})))
     header = replace(HEADER, num_examples=count, num_validation=0)
     assert admission.declaration_refusal("alpha", header, study) == (None if taken else Refusal("COUNT_INVALID"))
 

@@ -229,7 +229,7 @@ def _control(folder: Path) -> Door:
 
     world = CoordinatorWorld(folder)
     refuse_some(world)
-    document = world.study.file.document()
+    document = world.study.resolved.document()
 
     def take(data: bytes) -> None:
         try:
