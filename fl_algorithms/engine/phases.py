@@ -17,7 +17,7 @@ from fl_algorithms.engine.training import (
     trainable_parameters,
 )
 from fl_algorithms.streams import stream_seed
-from wardround.records.study import StudyFile
+from fl_algorithms.study import SiteStudy
 
 Watch = Callable[[str, Tensor], object]  # (phase, the loss of a step: a scalar without gradient, on the device)
 
@@ -88,7 +88,7 @@ def _watched(phase: str, loss: Tensor, watch: Watch | None) -> Tensor:
     return loss
 
 
-def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
+def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:
     if phase.steps is not None:
         return phase.steps
     if phase.epochs is not None:
@@ -98,10 +98,10 @@ def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
     return (study.training.local_epochs or 0) * per_epoch
 
 
-def _of_own_rows(study: StudyFile, batch_size: int, rows: int) -> StudyFile:
+def _of_own_rows(study: SiteStudy, batch_size: int, rows: int) -> SiteStudy:
     """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
     norm could learn from, is left out.
     """
     lone = rows > 1 and rows % batch_size == 1
     changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
-    return study.model_copy(update={"training": study.training.model_copy(update=changed)})
+    return study.changed(training=changed)

@@ -236,10 +236,10 @@ def _refuse(context: Context, phase: Phase) -> None:
     """Raises BadData: what is not known to be trained together as it is alone."""
     study, algorithm = context.study, context.algorithm
     why = ""
-    if study.algorithm.name not in METHODS:
-        why = f"method `{study.algorithm.name}`: only {', '.join(METHODS)}"
+    if study.method.name not in METHODS:
+        why = f"method `{study.method.name}`: only {', '.join(METHODS)}"
     elif algorithm.after_backward is not None or algorithm.after_step is not None or phase.rows is not None:
-        why = f"method `{study.algorithm.name}` with these settings, which does more than a step for each batch"
+        why = f"method `{study.method.name}` with these settings, which does more than a step for each batch"
     elif not isinstance(context.data.train.x, Tensor):
         why = "images: only tables"
     elif any(isinstance(module, BATCH_NORMS) for one in context.networks.values() for module in one.modules()):
@@ -270,7 +270,7 @@ def _explained(context: Context) -> Iterator[None]:
             raise
         raise BadData(
             f"the batched engine cannot train model `{context.study.model.name}` by method "
-            f"`{context.study.algorithm.name}`: {str(error).splitlines()[0][:200]}",
+            f"`{context.study.method.name}`: {str(error).splitlines()[0][:200]}",
             hint=PLAIN,
         ) from None
 

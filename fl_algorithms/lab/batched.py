@@ -13,12 +13,12 @@ from fl_algorithms.engine.together import Together
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.federation import Outcome, Run
 from fl_algorithms.lab.participation import EVERYONE
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Task
-from wardround.records.study import StudyFile
 
 
 def run_batched(
-    studies: Sequence[StudyFile],
+    studies: Sequence[ResolvedStudy],
     task: Task,
     data: Sequence[Mapping[str, SiteData]],
     progress: Callable[[int, int], None] | None = None,

@@ -70,9 +70,8 @@ class Asked:
         study = resolve(
             study_file.load(self.study, [*self.settings, *more], self.variant), lab=True, source=self.study.name
         )
-        section = study.study.model_copy(update={"seed": study.study.seed + TUNING_OFFSET + run})
-        study = study.model_copy(update={"study": section})
-        kind: Literal["federated", "silo"] = "silo" if study.algorithm.name == "silo" else "federated"
+        study = study.changed(study={"seed": study.study.seed + TUNING_OFFSET + run})
+        kind: Literal["federated", "silo"] = "silo" if study.method.name == "silo" else "federated"
         return Job("tune", kind, "matched", True, number, settings, study, Protocol(), "")
 
     def document(self) -> dict[str, Any]:
