@@ -103,11 +103,11 @@ class _Stack:
         places, weights = _order(members, steps)
         noise = stream_seed(first.study.study.seed, "", first.round_number, f"noise.{phase.name}.together")
         with seeded(noise), only_trainable(first.networks, members[0].made.parameters):
-            touched = _touched(members[0])
+            touched, asks_base = _touched(members[0])
             live = [_tensors(member.context.networks) for member in members]
             self._load(touched, live, first, phase)
             others = {name: _stacked(live, name) for name in live[0] if name not in touched}
-            base = _stacked_bundles([member.context.base for member in members])
+            base = _stacked_bundles([member.context.base for member in members]) if asks_base else {}
             step = _gradients(first, members[0].made.loss, whole=weights is None)
             x, y = self._data(members)
             models = torch.arange(len(members))[:, None]
@@ -195,31 +195,39 @@ def _gradients(context: Context, loss: Loss, *, whole: bool) -> Callable[..., tu
 def _order(members: Sequence[Member], steps: int) -> tuple[Tensor, Tensor | None]:
     """Which rows each step takes: (steps, models, batch); and 1 for each that counts, None where all do."""
     each = [member.made.batches.places(steps) for member in members]
-    sizes = {len(rows) for of_model in each for rows in of_model}
-    if len(sizes) == 1:
-        return torch.stack([torch.stack(of_model) for of_model in each], dim=1), None
-    widest = max(sizes)
+    widest = max(size for _, sizes in each for size in sizes)
+    if all(size == widest for _, sizes in each for size in sizes):
+        return torch.stack([rows.view(steps, widest) for rows, _ in each], dim=1), None
     padded = torch.zeros(steps, len(members), widest, dtype=torch.int64)
-    weights = torch.zeros(steps, len(members), widest)
-    for model, of_model in enumerate(each):
-        own = pad_sequence(of_model, batch_first=True)
-        padded[:, model, : own.shape[1]] = own
-        lengths = torch.tensor([len(rows) for rows in of_model])
-        weights[:, model] = (torch.arange(widest)[None] < lengths[:, None]).float()
-    return padded, weights
+    counts = torch.arange(widest) < torch.tensor([sizes for _, sizes in each]).T[:, :, None]
+    for model, (rows, _) in enumerate(each):
+        padded[:, model][counts[:, model]] = rows
+    return padded, counts.float()
 
 
-def _touched(member: Member) -> list[str]:
-    """The trained parameters that the loss depends on: a gradient of nothing moves none, and of zeros it would."""
+def _touched(member: Member) -> tuple[list[str], bool]:
+    """The trained parameters that the loss depends on (a gradient of nothing moves none, and of zeros it would), and
+    whether it asks for the download.
+    """
     context, made = member.context, member.made
-    split = context.data.train
+    split, base = context.data.train, _Asked(context.base)
     for parameter in made.parameters.values():
         parameter.grad = None
-    made.loss(context, Batch(_table(split.x)[:2], split.y[:2])).backward()  # type: ignore[no-untyped-call]
+    made.loss(replace(context, base=base), Batch(_table(split.x)[:2], split.y[:2])).backward()  # type: ignore[no-untyped-call]
     found = [name for name, parameter in made.parameters.items() if parameter.grad is not None]
     for parameter in made.parameters.values():
         parameter.grad = None
-    return found
+    return found, base.asked
+
+
+class _Asked(dict[str, Mapping[str, Tensor]]):
+    """A download that remembers whether anyone looked at it."""
+
+    asked = False
+
+    def __getitem__(self, bundle: str) -> Mapping[str, Tensor]:
+        self.asked = True
+        return super().__getitem__(bundle)
 
 
 def _alike(member: Member, phase: Phase) -> tuple[Any, ...]:

@@ -146,13 +146,24 @@ class Batches:
             for (x, y), coming in zip(made, to_take, strict=False):
                 yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
 
-    def places(self, count: int) -> list[Tensor]:
-        """Where the rows of the first ``count`` lie in the split. To be asked before anything is taken."""
-        self._x = torch.arange(len(self._y))
-        found = list(itertools.islice(self._coming, count))
-        if found:
-            self._place |= {"order": found[-1].order, "position": found[-1].position}
-        return [coming.x for coming in found]
+    def places(self, count: int) -> tuple[Tensor, list[int]]:
+        """Where the rows of the first ``count`` lie in the split, one batch after the other, and each batch's size. To
+        be asked before anything is taken.
+        """
+        order, position = self._place.get("order", -1), self._place.get("position", self._limit)
+        parts: list[Tensor] = []
+        sizes: list[int] = []
+        while len(sizes) < count:
+            if not 0 < position < self._limit:
+                order, position = order + 1, 0
+            generator = self._own if self._own is not None else self._generator(order)
+            permutation = torch.randperm(len(self._y), generator=generator)
+            batches = range(position, self._limit, self._size)[: count - len(sizes)]
+            sizes += [min(self._size, self._limit - start) for start in batches]
+            parts.append(permutation[position : batches[-1] + sizes[-1]])
+            position = batches[-1] + sizes[-1]
+        self._place |= {"order": order, "position": position}
+        return torch.cat(parts), sizes
 
     def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
         self._place |= {"order": coming.order, "position": coming.position}
