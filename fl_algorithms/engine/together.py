@@ -30,11 +30,17 @@ from fl_algorithms.engine.training import Batch, Optimizers, Phase, only_trainab
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
+from wardround.records.study import TrainingSection
 
 METHODS = (
     "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedprox", "fenda", "fedper", "fedbabu", "fedrep",
-    "lgfedavg", "ditto", "fedsoup", "silo",
+    "lgfedavg", "ditto", "apfl", "fedsoup", "silo",
 )  # fmt: skip
+KNOWN = (
+    "optimizer", "learning_rate", "weight_decay", "momentum", "betas", "batch_size", "local_steps", "local_epochs",
+    "drop_last", "optimizer_lifetime", "iterator",
+)  # fmt: skip
+"""The settings of [training] that are followed here; another one must be left as it is by default."""
 PLAIN = "leave out `--engine batched`"
 PROBED = 64  # rows in the test of whether all sites' tasks judge alike
 
@@ -59,7 +65,7 @@ class Together:
     """The models that are trained together throughout a run: their optimizers and their rows on the device."""
 
     def __init__(self) -> None:
-        self._stacks: dict[tuple[Any, ...], _Stack] = {}
+        self._stacks: dict[tuple[Any, ...], Stack] = {}
 
     def train(self, opened: Sequence[tuple[SiteSession, OpenRound]]) -> list[dict[str, list[float]]]:
         """Every phase of these open rounds, which are of one round and one method.
@@ -79,72 +85,99 @@ class Together:
                 member = Member(session, one, prepared(one.context, phase, session.place(phase)))
                 groups[_alike(member, phase)].append((number, member))
             for key, members in groups.items():
-                stack, phase = self._stacks.setdefault(key, _Stack()), members[0][1].opened.phases[place]
+                stack, phase = self._stacks.setdefault(key, Stack()), members[0][1].opened.phases[place]
                 found = stack.run([member for _, member in members], phase)
                 for (number, _), of_model in zip(members, found.T.tolist(), strict=True):
                     losses[number].setdefault(phase.name, []).extend(of_model)
         return losses
 
 
-class _Stack:
-    """Models of one kind, with one phase's optimizer."""
+class Stack:
+    """Models of one kind in one phase: their tensors, with a first axis of models, and the optimizers over them.
+
+    Attributes:
+        values: "SLOT/NAME" -> the tensor of all models; steps change it in place.
+        first_step: whether this step is the round's first, as a method's ``after_step_together`` may ask.
+    """
 
     def __init__(self) -> None:
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._trained: dict[str, nn.Parameter] = {}
+        self.values: Tensors = {}
+        self.first_step = True
+        self._optimizers: dict[str, tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]] = {}
+        self._changed: set[str] = set()
         self._rows: tuple[Tensor, Tensor] | None = None
+        self._batch: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._base: dict[str, Tensors] = {}
 
     def run(self, members: Sequence[Member], phase: Phase) -> Tensor:
         """Train ``phase``, write the result into each member's networks. The losses: (steps, models)."""
-        first = members[0].context
-        steps, training = members[0].made.steps, first.study.training
-        if training.optimizer_lifetime == "round":
-            self._optimizer = None
-        places, weights = _order(members, steps)
-        noise = stream_seed(first.study.study.seed, "", first.round_number, f"noise.{phase.name}.together")
-        with seeded(noise), only_trainable(first.networks, members[0].made.parameters):
+        self._context, made = members[0].context, members[0].made
+        live = [_tensors(member.context.networks) for member in members]
+        self._load(live)
+        order, weights = _order(members, made.steps)
+        x, y = self._data(members)
+        models, losses = torch.arange(len(members))[:, None], torch.empty(made.steps, len(members))
+        noise = stream_seed(
+            self._context.study.study.seed, "", self._context.round_number, f"noise.{phase.name}.together"
+        )
+        after_step = self._context.algorithm.after_step_together
+        with seeded(noise), only_trainable(self._context.networks, made.parameters), _explained(self._context):
             touched, asks_base = _touched(members[0])
-            live = [_tensors(member.context.networks) for member in members]
-            self._load(touched, live, first, phase)
-            others = {name: _stacked(live, name) for name in live[0] if name not in touched}
-            base = _stacked_bundles([member.context.base for member in members]) if asks_base else {}
-            step = _gradients(first, members[0].made.loss, whole=weights is None)
-            x, y = self._data(members)
-            models = torch.arange(len(members))[:, None]
-            losses = torch.empty(steps, len(members))
-            with _explained(first):
-                for number in range(steps):
-                    rows = places[number]
-                    weight = weights[number] if weights is not None else torch.ones(len(members), 1)
-                    parameters = {name: parameter.detach() for name, parameter in self._trained.items()}
-                    found, losses[number] = step(
-                        parameters, others, base, x[models, rows], y[models, rows], weight
-                    )  # fmt: skip
-                    for name, gradient in found.items():
-                        self._trained[name].grad = gradient
-                    assert self._optimizer is not None
-                    self._optimizer.step()
+            self._base = _stacked_bundles([member.context.base for member in members]) if asks_base else {}
+            gradients = self._gradients(made.loss, touched, whole=weights is None)
+            for number, rows in enumerate(order):
+                self.first_step = number == 0
+                self._batch = x[models, rows], y[models, rows], None if weights is None else weights[number]
+                found, losses[number] = gradients()
+                self.step(phase.optimizer, found, phase.learning_rate)
+                if after_step is not None:
+                    after_step(self)
         with torch.no_grad():
-            for name, parameter in self._trained.items():
-                for tensors, value in zip(live, parameter.unbind(), strict=True):
+            for name in self._changed:
+                for tensors, value in zip(live, self.values[name].unbind(), strict=True):
                     tensors[name].copy_(value)
         for member in members:
-            member.context.steps += steps
+            member.context.steps += made.steps
         return losses
 
-    def _load(
-        self, touched: Sequence[str], live: Sequence[Mapping[str, Tensor]], context: Context, phase: Phase
-    ) -> None:
-        """Take the members' values, and an optimizer for them, with the moments it had."""
-        values = {name: _stacked(live, name) for name in touched}
-        if self._optimizer is None or self._trained.keys() != values.keys():
-            self._trained = {name: nn.Parameter(value) for name, value in values.items()}
-            made = Optimizers(context.study.training)
-            self._optimizer = made.get(phase.optimizer, self._trained, phase.learning_rate)
-            return
+    def gradients(self, loss: Loss, slots: Sequence[str]) -> Tensors:
+        """Of ``loss`` on this step's batch, by the parameters of these slots; for each model its own."""
+        names = [
+            f"{slot}/{name}" for slot in slots for name, one in self._context.networks[slot].named_parameters()
+        ]  # fmt: skip
+        assert self._batch is not None
+        found, _ = self._gradients(loss, names, whole=self._batch[2] is None)()
+        return found
+
+    def step(self, optimizer: str, gradients: Tensors, learning_rate: float | None = None) -> None:
+        """A step of the optimizer of that key, over what ``gradients`` names."""
+        if optimizer not in self._optimizers:
+            parameters = {name: nn.Parameter(self.values[name]) for name in gradients}
+            made = Optimizers(self._context.study.training).get(optimizer, parameters, learning_rate)
+            self._optimizers[optimizer] = made, parameters
+        made, parameters = self._optimizers[optimizer]
+        for name, gradient in gradients.items():
+            parameters[name].grad = gradient
+        made.step()
+        self._changed.update(gradients)
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Set a tensor of all models."""
+        self.values[name].copy_(value)
+        self._changed.add(name)
+
+    def _load(self, live: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take the members' values. The optimizers keep their moments, where the study has it so."""
+        self._changed = set()
+        if self._context.study.training.optimizer_lifetime == "round":
+            self._optimizers = {}
         with torch.no_grad():
-            for name, value in values.items():
-                self._trained[name].copy_(value)
+            for name in live[0]:
+                value = torch.stack([tensors[name].detach() for tensors in live])
+                if name in self.values:
+                    self.values[name].copy_(value)
+                else:
+                    self.values[name] = value
 
     def _data(self, members: Sequence[Member]) -> tuple[Tensor, Tensor]:
         """(models, rows, features) and (models, rows): the training rows, which no round changes."""
@@ -155,17 +188,39 @@ class _Stack:
             self._rows = x, pad_sequence([split.y for split in splits], batch_first=True)
         return self._rows
 
+    def _gradients(self, loss: Loss, names: Sequence[str], *, whole: bool) -> Callable[[], tuple[Tensors, Tensor]]:
+        """What gives each model's gradients by ``names`` and its loss on this step's batch."""
+        call = _Call(self._context, loss)
+
+        def of_one(trained: Tensors, others: Tensors, base: Any, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+            tensors = {f"networks.{key.replace('/', '.', 1)}": tensor for key, tensor in (trained | others).items()}
+            found: Tensor = functional_call(call, tensors, (base, x, y, weight))
+            return found
+
+        batched = vmap(
+            grad_and_value(of_one), in_dims=(0, 0, 0, 0, 0, None if whole else 0), randomness="different"
+        )  # fmt: skip
+        trained = {name: self.values[name] for name in names}
+        others = {name: value for name, value in self.values.items() if name not in trained}
+
+        def gradients() -> tuple[Tensors, Tensor]:
+            assert self._batch is not None
+            found: tuple[Tensors, Tensor] = batched(trained, others, self._base, *self._batch)
+            return found
+
+        return gradients
+
 
 class _Call(nn.Module):
-    """The method's loss as a function of the networks' tensors."""
+    """A loss as a function of the networks' tensors."""
 
-    def __init__(self, context: Context, loss: Loss, *, whole: bool) -> None:
+    def __init__(self, context: Context, loss: Loss) -> None:
         super().__init__()
         self.networks = nn.ModuleDict(context.networks)
-        self._context, self._loss, self._whole = context, loss, whole
+        self._context, self._loss = context, loss
 
-    def forward(self, base: Downlink, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        task = self._context.task if self._whole else _Weighed(self._context.task, weight)
+    def forward(self, base: Downlink, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        task = self._context.task if weight is None else _Weighed(self._context.task, weight)
         return self._loss(replace(self._context, base=base, task=task), Batch(x, y))
 
 
@@ -177,19 +232,6 @@ class _Weighed:
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return (self._task.losses(logits, y) * self._weight).sum() / self._weight.sum()
-
-
-def _gradients(context: Context, loss: Loss, *, whole: bool) -> Callable[..., tuple[Tensors, Tensor]]:
-    """(trained, other tensors, download, x, y, weights), all of all models -> each model's gradients and loss."""
-    call = _Call(context, loss, whole=whole)
-
-    def of_one(trained: Tensors, others: Tensors, base: Any, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        tensors = {f"networks.{key.replace('/', '.', 1)}": tensor for key, tensor in (trained | others).items()}
-        found: Tensor = functional_call(call, tensors, (base, x, y, weight))
-        return found
-
-    batched: Callable[..., tuple[Tensors, Tensor]] = vmap(grad_and_value(of_one), randomness="different")
-    return batched
 
 
 def _order(members: Sequence[Member], steps: int) -> tuple[Tensor, Tensor | None]:
@@ -246,12 +288,15 @@ def _refuse(context: Context, phase: Phase) -> None:
     why = ""
     if study.method.name not in METHODS:
         why = f"method `{study.method.name}`: only {', '.join(METHODS)}"
-    elif algorithm.after_backward is not None or algorithm.after_step is not None or phase.rows is not None:
+    elif algorithm.after_backward or phase.rows or (algorithm.after_step and not algorithm.after_step_together):
         why = f"method `{study.method.name}` with these settings, which does more than a step for each batch"
     elif not isinstance(context.data.train.x, Tensor):
         why = "images: only tables"
     elif any(isinstance(module, BATCH_NORMS) for one in context.networks.values() for module in one.modules()):
         why = f"model `{study.model.name}` with batch norms, whose statistics are a batch's own"
+    for name, field in TrainingSection.model_fields.items():
+        if name not in KNOWN and getattr(study.training, name) != field.get_default():
+            why = f"`{name}` in [training]"
     if why:
         raise BadData(f"the batched engine does not train {why}", hint=PLAIN)
 
@@ -288,13 +333,9 @@ def _tensors(networks: Mapping[str, nn.Module]) -> Tensors:
     return {f"{slot}/{name}": one for slot, network in networks.items() for name, one in network.state_dict().items()}
 
 
-def _stacked(each: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
-    return torch.stack([tensors[name].detach() for tensors in each])
-
-
 def _stacked_bundles(each: Sequence[Downlink]) -> dict[str, Tensors]:
     return {
-        bundle: {name: _stacked([one[bundle] for one in each], name) for name in part}
+        bundle: {name: torch.stack([one[bundle][name] for one in each]) for name in part}
         for bundle, part in each[0].items()
     }
 
