@@ -154,6 +154,8 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Runs of each row, in place of the suite's.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes, in place of one a core.")] = None,
+    executor: ExecutorOption = "processes",
+    per_card: PerCardOption = 1,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="This row; repeatable.")] = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = 0,
@@ -162,7 +164,7 @@ def compare(
     from fl_algorithms.lab.cli_compare import run_compare
 
     outputs.folder(out, force=force, keep=[suite, data], goes_on="suite.json")
-    run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers))
+    run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers), executor, per_card)
 
 
 @app.command()
