@@ -13,12 +13,12 @@ from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.progress import rounds_shown
 from fl_algorithms.lab.seeds import SeedResult, checkpoints_of
 from fl_algorithms.lab.study_run import Plan, run_study
+from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, say
-from wardround.records.study import StudyFile
 
 
 def run_and_print(
-    study: StudyFile,
+    study: ResolvedStudy,
     data: Path,
     seeds: int,
     out: Path | None,
@@ -48,13 +48,13 @@ def run_and_print(
         say(f"next: `from fl_algorithms.lab import load; load({str(out)!r}).curves`")
 
 
-def overview(study: StudyFile, results: Sequence[SeedResult]) -> dict[str, Any]:
+def overview(study: ResolvedStudy, results: Sequence[SeedResult]) -> dict[str, Any]:
     """What `--json` prints."""
     from fl_algorithms.lab.evaluation import summary
 
     records = [result.record for result in results]
     return {
-        "method": study.algorithm.name,
+        "method": study.method.name,
         "model": study.model.name,
         "study_digest": records[0]["study_digest"],
         "seeds": [record["seed"] for record in records],
@@ -65,16 +65,16 @@ def overview(study: StudyFile, results: Sequence[SeedResult]) -> dict[str, Any]:
     }
 
 
-def _say(study: StudyFile, result: SeedResult, done: int, seeds: int) -> None:
+def _say(study: ResolvedStudy, result: SeedResult, done: int, seeds: int) -> None:
     record = result.record
     for warning in record["warnings"] if done == 1 else ():
         say(f"warning: {warning}")
     for sentence in record["limits"]:
         say(f"warning: {sentence}")
-    say(f"{study.algorithm.name}: seed {record['seed']}, {study.study.rounds} rounds ({done} of {seeds} seeds)")
+    say(f"{study.method.name}: seed {record['seed']}, {study.study.rounds} rounds ({done} of {seeds} seeds)")
 
 
-def _print_table(study: StudyFile, result: Mapping[str, Any]) -> None:
+def _print_table(study: ResolvedStudy, result: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 

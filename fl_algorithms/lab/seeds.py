@@ -14,7 +14,7 @@ from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.run_folder import FORMAT, SeedFolder, refuse_other
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 
 if TYPE_CHECKING:
     from fl_algorithms.engine.session import Checkpoint
@@ -36,7 +36,7 @@ class Request:
         like: versions and data of the other seeds' runs, which this one must have.
     """
 
-    study: StudyFile
+    study: ResolvedStudy
     folder: Path
     hardware: Hardware = field(default_factory=Hardware)
     weights: Path | None = None

@@ -12,9 +12,9 @@ from fl_algorithms.lab import run_folder
 from fl_algorithms.lab.executors import NO_CARDS, ExecutorName, Placement, on_ray, processes
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.seeds import Request, SeedResult, run_seed
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import TryAgain, WardroundError
 from wardround.local import durable
-from wardround.records.study import StudyFile
 
 Told = Callable[[SeedResult, int], None]  # (a run that is whole, how many of them)
 RoundsTold = Callable[[int, float, str], None]  # (seeds done, rounds of the next one done, its title)
@@ -34,7 +34,7 @@ class Plan:
         command: what repeats it, for the record.
     """
 
-    study: StudyFile
+    study: ResolvedStudy
     folder: Path
     seeds: int = 1
     out: Path | None = None
@@ -52,7 +52,7 @@ class Plan:
         return range(first, first + self.seeds)
 
     def request(self, seed: int, like: Mapping[str, Any]) -> Request:
-        study = self.study.model_copy(update={"study": self.study.study.model_copy(update={"seed": seed})})
+        study = self.study.changed(study={"seed": seed})
         keep = None if self.out is None else run_folder.seed_folder(self.out, seed)
         return Request(study, self.folder, self.hardware, self.weights, self.participation, keep, like)
 
@@ -139,7 +139,7 @@ def _made(
     """Each run as it ends. In this process the first error is the last run."""
     if plan.jobs == 1 and plan.executor == "processes" and not plan.where.cards:
         for number, seed in enumerate(seeds, start=plan.seeds - len(seeds)):
-            title = f"{plan.study.algorithm.name}: seed {seed}"
+            title = f"{plan.study.method.name}: seed {seed}"
             yield seed, run_seed(plan.request(seed, like), lambda done, _, n=number, t=title: rounds_told(n, done, t))  # type: ignore[misc]
         return
     if not seeds:

@@ -23,11 +23,11 @@ from fl_algorithms.lab.curves import AVERAGED, RECEIVED, SENT, TRAIN_LOSS, Curve
 from fl_algorithms.lab.federation import Outcome, RunState, run_federation
 from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.progress import Estimate, rounds_shown, shown
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.test_lab_compare import STUDY, hospitals, write_table
 from tests.fl_algorithms.toys import fit, toy_data, toy_study
 from wardround.errors import BadData, TryAgain, UsageProblem
 from wardround.local import durable
-from wardround.records.study import StudyFile
 
 SEED = "seed-5"
 
@@ -54,7 +54,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {name: content for name, content in found.items() if name not in ("lock", "run.json", ".lock")}
 
 
-def federate(study: StudyFile, **options: Any) -> Outcome:
+def federate(study: ResolvedStudy, **options: Any) -> Outcome:
     data = {site: toy_data(site) for site in study.study.sites}
     return run_federation(study, task_of(study), data, **options)
 
@@ -110,7 +110,7 @@ def test_a_curve_is_the_same_after_being_written_and_read(tmp_path: Path) -> Non
 # Going on
 
 
-def states(study: StudyFile, **options: Any) -> tuple[Outcome, dict[int, bytes]]:
+def states(study: ResolvedStudy, **options: Any) -> tuple[Outcome, dict[int, bytes]]:
     kept: dict[int, bytes] = {}
 
     def keep(number: int, make: Any) -> None:
