@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from fl_algorithms.methods.settings import MeanSettings, MethodSettings
 from fl_algorithms.settings.models import NetworkSettings
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
 from wardround.records.schema import Strict
 
 VAL_LOSS = "val_loss"
 LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
-SHARE = (0.0, 1.0)
 PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
 SITES, COORDINATOR = "sites", "coordinator"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
@@ -22,7 +22,11 @@ class TaskRow:
 
     ``ranges`` has, for each metric that a study may report, its lowest and highest value: what lies outside is
     reported as the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has
-    ``LOSS_RANGE``.
+    ``LOSS_RANGE``. Settings may have ``metrics`` of their own: those of the row that a study so set has.
+
+    Attributes:
+        classes: whether each row is of one of the settings' ``classes``, as methods that compare classes need.
+        smaller_is_better: of the metrics, errors rather than merits.
     """
 
     name: str
@@ -31,6 +35,8 @@ class TaskRow:
     metrics: tuple[str, ...]  # the names that a study may report, beside val_loss
     gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    classes: bool = False
+    smaller_is_better: frozenset[str] = SMALLER_IS_BETTER
 
     def range_of(self, metric: str) -> tuple[float, float] | None:
         """The lowest and highest value of a metric; None where nobody said."""

@@ -3,50 +3,21 @@
 All sites share it, so that the same column means the same input everywhere, whatever a hospital happens to have seen.
 """
 
-import re
-from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fl_algorithms.settings.targets import (
+    ClassTarget,
+    LabelsTarget,
+    Level,
+    NumberTarget,
+    SurvivalTarget,
+    check_levels,
+    level,
+    repeated,
+)
 from wardround.records.schema import Strict
-
-Metric = Literal["accuracy", "balanced_accuracy", "auc", "macro_f1"]
-
-_WHOLE_OR_DECIMAL = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?")
-
-
-def level(text: str) -> str:
-    """A category or class in the form in which two are compared: "3", "3.0" and " 3 " are all "3".
-
-    Case counts, and so does an exponent: a code such as "3E1" is not the number 30.
-    """
-    text = text.strip()
-    number = _WHOLE_OR_DECIMAL.fullmatch(text)
-    if number is None:
-        return text
-    whole, part = number["whole"].lstrip("0") or "0", (number["part"] or "").rstrip("0")
-    written = f"{whole}.{part}" if part else whole
-    return f"-{written}" if number["sign"] == "-" and written != "0" else written
-
-
-def _text(value: Any) -> Any:
-    """TOML's ``categories = [1, 2, 3]`` is as good as text; a boolean is not a number here."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Level = Annotated[str, BeforeValidator(_text)]
-
-
-def _repeated(texts: list[str]) -> str | None:
-    return next((text for text, count in Counter(texts).items() if count > 1), None)
-
-
-def check_levels(levels: tuple[str, ...], what: str) -> None:
-    if not all(text.strip() for text in levels):
-        raise ValueError(f"{what} has an empty entry")
-    if twice := _repeated([level(text) for text in levels]):
-        raise ValueError(f"{what} has `{twice}` twice")
 
 
 class Feature(Strict):
@@ -98,7 +69,7 @@ class Missing(Strict):
             raise ValueError('policy "median" needs `indicators`: the features that may be missing')
         if self.policy != "median" and self.indicators:
             raise ValueError(f'`indicators` belong to policy "median", the policy is "{self.policy}"')
-        if twice := _repeated(list(self.indicators)):
+        if twice := repeated(list(self.indicators)):
             raise ValueError(f"indicator `{twice}` stands twice")
         return self
 
@@ -108,14 +79,11 @@ class Missing(Strict):
         return frozenset(token.strip().casefold() for token in self.tokens)
 
 
-class TabularSettings(Strict):
-    """[task] of a study whose task is ``tabular``."""
+class TableSettings(Strict):
+    """What the tasks of tables have in common: the columns that a network sees."""
 
-    label: str = Field(min_length=1)  # the class's column in the lab's data; a hospital may call its own otherwise
-    classes: tuple[Level, ...] = Field(min_length=2)  # of two, the last is the positive one
     features: tuple[Feature, ...] = Field(min_length=1)
     missing: Missing = Missing()
-    metric: Metric = "accuracy"  # what a checkpoint's score is
 
     @field_validator("features", mode="before")
     @classmethod
@@ -128,20 +96,33 @@ class TabularSettings(Strict):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         names = [feature.name for feature in self.features]
-        if twice := _repeated(names):
+        if twice := repeated(names):
             raise ValueError(f"feature `{twice}` stands twice")
-        if self.label in names:
-            raise ValueError(f"`{self.label}` is the label and a feature")
-        check_levels(self.classes, "`classes`")
+        for target in self.targets:
+            if target in names:
+                raise ValueError(f"`{target}` is the label and a feature")
+        if twice := repeated(list(self.targets)):
+            raise ValueError(f"`{twice}` is to be predicted twice")
         for name in self.missing.indicators:
             if name not in names:
                 raise ValueError(f"indicator `{name}` is no feature")
-        for text in (*self.classes, *(text for feature in self.features for text in feature.categories)):
+        categories = [text for feature in self.features for text in feature.categories]
+        for text in (*self.target_levels, *categories):
             if text.strip().casefold() in self.missing.blanks:
                 raise ValueError(f"`{text}` is a class or category, and also written for a missing value")
-        if twice := _repeated(list(self.columns)):
+        if twice := repeated(list(self.columns)):
             raise ValueError(f"two inputs are called `{twice}`")
         return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of what is to be predicted, as the study names them."""
+        return ()
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        """The words that may stand in those columns."""
+        return ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -168,3 +149,67 @@ class TabularSettings(Strict):
     def inputs(self) -> int:
         """How many numbers a network is fed for each row."""
         return len(self.columns)
+
+
+class LabelSettings(TableSettings):
+    """One column is to be predicted."""
+
+    label: str = Field(min_length=1)  # its name in the lab's data; a hospital may call its own otherwise
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.label,)
+
+
+class TabularSettings(ClassTarget, LabelSettings):
+    """[task] of a study whose task is ``tabular``: the class in a column."""
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return self.classes
+
+
+class RegressionSettings(NumberTarget, LabelSettings):
+    """[task] of a study whose task is ``regression``: the number in a column."""
+
+
+class MultilabelSettings(LabelsTarget, TableSettings):
+    """[task] of a study whose task is ``multilabel``: a column for each finding."""
+
+    absent: Level = "0"  # what stands in a finding's column where it is not there, and where it is
+    present: Level = "1"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return (self.absent, self.present)
+
+    @model_validator(mode="after")
+    def _absent_and_present(self) -> Self:
+        check_levels(self.target_levels, "`absent` and `present`")
+        return self
+
+
+class SurvivalSettings(SurvivalTarget, TableSettings):
+    """[task] of a study whose task is ``survival``: a column of times, and one that says whether the event happened."""
+
+    time: str = Field(min_length=1)
+    event: str = Field(min_length=1)
+    censored: Level = "0"  # what stands in the column ``event`` of a patient seen no longer, and of one who had it
+    happened: Level = "1"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.time, self.event)
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return (self.censored, self.happened)
+
+    @model_validator(mode="after")
+    def _censored_and_happened(self) -> Self:
+        check_levels(self.target_levels, "`censored` and `happened`")
+        return self

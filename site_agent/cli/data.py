@@ -235,6 +235,8 @@ def predict(
         cli.print_json(predicted.to_document())
         return
     cli.say(f"{predicted.rows} predictions written to {predicted.out}")
+    for note in predicted.notes:
+        cli.say(note)
 
 
 def _print_checkpoints(rows: list[records.Checkpoint]) -> None:

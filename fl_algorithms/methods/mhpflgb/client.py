@@ -56,7 +56,7 @@ def mhpflgb(settings: MhPflgbSettings) -> Algorithm:
 
 def bypass(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Bypass:
     """The same at every site, whatever its own network is."""
-    outputs = 1 if len(task.classes) == 2 else len(task.classes)
+    outputs = task.outputs
     masks = catalog.task(study).gives == MASKS
     body, head = settings.global_body, settings.global_head
     return Bypass(task.input_shape, outputs, settings.widths, masks=masks, body=body, head=head)

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.settings.tabular import Feature, TabularSettings, level
+from fl_algorithms.settings.tabular import Feature, TableSettings
+from fl_algorithms.settings.targets import level
 from fl_algorithms.tasks.tables.table import NUMBER, Table, where
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
@@ -48,7 +49,7 @@ class Preprocessing(Strict):
         return document
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], settings: TabularSettings) -> "Preprocessing":
+    def from_document(cls, document: Mapping[str, Any], settings: TableSettings) -> "Preprocessing":
         """What ``document()`` gave.
 
         Raises:
@@ -71,29 +72,30 @@ class Preprocessing(Strict):
         return found
 
 
-def settle_missing(table: Table, settings: TabularSettings, label: str | None) -> tuple[Table, int]:
+def settle_missing(table: Table, settings: TableSettings, targets: Sequence[str]) -> tuple[Table, int]:
     """The table as the study's policy leaves it, and how many rows were dropped.
 
     Args:
-        label: the class's column, whose missing cells no policy fills; None where there is none to be read.
+        targets: the columns of what is to be predicted, whose missing cells no policy fills; () where none is read.
 
     Raises:
         BadData: values are missing where the policy refuses that, or every row was dropped.
     """
     missing = settings.missing
-    names = [feature.name for feature in settings.features] + ([label] if label is not None else [])
+    names = [*(feature.name for feature in settings.features), *targets]
     gaps = {name: rows for name in names if (rows := _gaps(table.columns[name], missing.blanks))}
     if missing.policy == "drop_row":
         dropped = {row for rows in gaps.values() for row in rows}
         if len(dropped) == len(table):
             raise BadData(f"{table.path}: every row has a missing value, so none is left")
         return (table.without(dropped), len(dropped)) if dropped else (table, 0)
-    if label is not None and label in gaps:
-        lines = [table.lines[row] for row in gaps.pop(label)]
-        raise BadData(
-            f"{table.path}: {where(lines)}: label column `{label}` has no value",
-            hint="leave these rows out of the file, or enter the class",
-        )
+    for target in targets:
+        if target in gaps:
+            lines = [table.lines[row] for row in gaps[target]]
+            raise BadData(
+                f"{table.path}: {where(lines)}: label column `{target}` has no value",
+                hint="leave these rows out of the file, or enter it",
+            )
     refused = {name: rows for name, rows in gaps.items() if name not in missing.indicators}
     if refused:
         total = sum(map(len, refused.values()))
@@ -107,7 +109,7 @@ def settle_missing(table: Table, settings: TabularSettings, label: str | None) -
     return table, 0
 
 
-def values_of(table: Table, settings: TabularSettings) -> Values:
+def values_of(table: Table, settings: TableSettings) -> Values:
     """Each feature's cells as numbers or category indices, nan where missing.
 
     Raises:
@@ -115,7 +117,9 @@ def values_of(table: Table, settings: TabularSettings) -> Values:
     """
     blanks = settings.missing.blanks
     return {
-        feature.name: (_numbers if feature.kind == "numeric" else _categories)(table, feature, blanks)
+        feature.name: numbers_of(table, feature.name, blanks)
+        if feature.kind == "numeric"
+        else _categories(table, feature, blanks)
         for feature in settings.features
     }
 
@@ -138,7 +142,7 @@ def classes_of(table: Table, label: str, classes: Sequence[str]) -> NDArray[np.i
     return np.array(found, dtype=np.int64)
 
 
-def fit(values: Values, settings: TabularSettings) -> Preprocessing:
+def fit(values: Values, settings: TableSettings) -> Preprocessing:
     """The statistics of a site's own table, from all of its rows, in float64 and correctly rounded sums.
 
     A feature whose scale the study gives has that one. If all numeric ones have, categories and indicators are 0 and 1
@@ -175,7 +179,7 @@ def fit(values: Values, settings: TabularSettings) -> Preprocessing:
     )
 
 
-def scale_of(settings: TabularSettings) -> Preprocessing:
+def scale_of(settings: TableSettings) -> Preprocessing:
     """The scale of a study of ``one_scale``, for rows without missing values."""
     given = {feature.name: (feature.mean or 0.0, feature.std or 1.0) for feature in settings.features}
     pairs = [given.get(column, (0.0, 1.0)) for column in settings.columns]
@@ -183,7 +187,7 @@ def scale_of(settings: TabularSettings) -> Preprocessing:
     return Preprocessing(columns=settings.columns, mean=mean, std=std, medians={}, commonest={})
 
 
-def encode(values: Values, settings: TabularSettings, fitted: Preprocessing) -> NDArray[np.float32]:
+def encode(values: Values, settings: TableSettings, fitted: Preprocessing) -> NDArray[np.float32]:
     """The rows on the fit's scale: (n, inputs), (x - mean) / (std + 1e-9).
 
     A column that was constant in the fit is 0, whatever it holds here: 1e-9 would make an explosion of any difference.
@@ -201,8 +205,13 @@ def _gaps(cells: Sequence[str], blanks: frozenset[str]) -> list[int]:
     return [row for row, cell in enumerate(cells) if cell in missing] if missing else []
 
 
-def _numbers(table: Table, feature: Feature, blanks: frozenset[str]) -> Floats:
-    cells = table.columns[feature.name]
+def numbers_of(table: Table, column: str, blanks: frozenset[str]) -> Floats:
+    """The numbers of a column, nan where missing: (n,).
+
+    Raises:
+        BadData: text, nan or infinity, or a number beyond any measurement.
+    """
+    cells = table.columns[column]
     # Blanks first: a code such as -9 may stand for a missing value. Each spelling is read once.
     meaning = {cell: math.nan if cell.casefold() in blanks else _number(cell) for cell in set(cells)}
     tokens = ", ".join(f"`{token}`" if token else "an empty cell" for token in sorted(blanks))
@@ -215,7 +224,7 @@ def _numbers(table: Table, feature: Feature, blanks: frozenset[str]) -> Floats:
     for fault, hint in hints.items():
         if fault in found:
             lines = [line for line, cell in zip(table.lines, cells, strict=True) if meaning[cell] == fault]
-            raise BadData(f"{table.path}: {where(lines)}, column `{feature.name}`: {fault}", hint=hint)
+            raise BadData(f"{table.path}: {where(lines)}, column `{column}`: {fault}", hint=hint)
     return np.array([meaning[cell] for cell in cells], dtype=np.float64)
 
 
@@ -241,7 +250,7 @@ def _categories(table: Table, feature: Feature, blanks: frozenset[str]) -> Float
 
 
 def _matrix(
-    values: Values, settings: TabularSettings, medians: Mapping[str, float], commonest: Mapping[str, str]
+    values: Values, settings: TableSettings, medians: Mapping[str, float], commonest: Mapping[str, str]
 ) -> Floats:
     """The inputs before standardization: (n, inputs), in the order of ``settings.columns``, gaps filled."""
     columns: list[Floats] = []

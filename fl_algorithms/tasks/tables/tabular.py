@@ -1,8 +1,10 @@
-"""The tabular task: a CSV file per hospital, numeric and categorical columns, two or more classes.
+"""The tasks of tables: a CSV file per hospital, numeric and categorical columns, and what is to be predicted.
 
-``table`` reads the file, ``encoding`` makes numbers of it, ``metrics`` scores; here they become tensors and splits.
+``table`` reads the file, ``encoding`` makes numbers of it, ``targets`` reads what is to be learned and an objective
+judges it; here they become tensors and splits.
 """
 
+import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,18 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.tabular import TableSettings, TabularSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
-from fl_algorithms.tasks.metrics import scores
+from fl_algorithms.tasks.objectives import ClassObjective, objective_of
+from fl_algorithms.tasks.objectives.base import Judged
 from fl_algorithms.tasks.tables.encoding import (
     Preprocessing,
     Values,
-    classes_of,
     encode,
     fit,
     scale_of,
@@ -31,6 +31,7 @@ from fl_algorithms.tasks.tables.encoding import (
     values_of,
 )
 from fl_algorithms.tasks.tables.table import data_digest, read_table
+from fl_algorithms.tasks.tables.targets import Y, target_of
 from wardround.errors import BadData
 from wardround.signing import canonical
 
@@ -42,18 +43,18 @@ class _Rows:
     path: Path
     sha256: str
     values: Values
-    y: NDArray[np.int64]
+    y: Y
     dropped: int
 
 
-class TabularTask:
+class TableTask(Judged):
     """See ``fl_algorithms.tasks.base.Task``."""
 
-    def __init__(self, settings: TabularSettings) -> None:
+    def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
         self.input_shape: tuple[int, ...] = (settings.inputs,)
-        self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
+        self.target = target_of(settings)
+        self.objective = objective_of(settings)
 
     def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """Read, check, encode and split a site's table and its test table.
@@ -65,29 +66,30 @@ class TabularTask:
         Raises:
             BadData: see ``table`` and ``encoding``; or too few rows for a training and a validation part.
         """
-        table, test, label = source.path("table"), source.paths.get("test"), source.label or self.settings.label
-        rows = self._read(table, label)
-        test_rows = self._read(test, label) if test is not None else None
-        return self._site_data(rows, test_rows, label, site, seed, validation_fraction)[0]
+        table, test = source.path("table"), source.paths.get("test")
+        rows = self._read(table, source.label)
+        test_rows = self._read(test, source.label) if test is not None else None
+        return self._site_data(rows, test_rows, source.label, site, seed, validation_fraction)[0]
 
     def load_pooled(
         self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
     ) -> tuple[SiteData, dict[str, Split]]:
         """See ``fl_algorithms.tasks.base.Pooling``: statistics are of all training rows."""
-        label = self.settings.label
-        train = [self._read(source.path("table"), source.label or label) for source in sources.values()]
+        train = [self._read(source.path("table"), source.label) for source in sources.values()]
         tests = {
-            name: self._read(source.path("test"), source.label or label)
+            name: self._read(source.path("test"), source.label)
             for name, source in sources.items()
             if "test" in source.paths
         }
         test = _pool(list(tests.values())) if tests else None
-        data, fitted = self._site_data(_pool(train), test, label, site, seed, validation_fraction)
+        data, fitted = self._site_data(_pool(train), test, "", site, seed, validation_fraction)
         return data, {name: self._split(rows, fitted) for name, rows in tests.items()}
 
-    def at(self, data: SiteData) -> "TabularTask":
-        """Itself."""
-        return self
+    def at(self, data: SiteData) -> "TableTask":
+        """With the loss weighed by the site's classes, where the study balances them."""
+        own = copy.copy(self)
+        own.objective = self.objective.at(data)
+        return own
 
     def fitted(self, data: SiteData) -> dict[str, Any]:
         """The statistics that ``load`` took from the site's table, as plain JSON with numbers as text."""
@@ -103,55 +105,31 @@ class TabularTask:
         """
         preprocessing = Preprocessing.from_document(fitted, self.settings)
         table = read_table(rows, [feature.name for feature in self.settings.features])
-        table, _ = settle_missing(table, self.settings, None)
+        table, _ = settle_missing(table, self.settings, ())
         encoded = encode(values_of(table, self.settings), self.settings, preprocessing)
         return torch.from_numpy(encoded), table.lines
 
     def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: a CSV file in which every value is given."""
-        label = self.settings.label if labeled else None
-        names = [feature.name for feature in self.settings.features]
-        table = read_table(path, names if label is None else [*names, label])
+        targets = self.target.columns("") if labeled else ()
+        table = read_table(path, [*(feature.name for feature in self.settings.features), *targets])
         strict = self.settings.missing.model_copy(update={"policy": "refuse", "indicators": ()})
         try:
-            settle_missing(table, self.settings.model_copy(update={"missing": strict}), label)
+            settle_missing(table, self.settings.model_copy(update={"missing": strict}), targets)
         except BadData as error:
             raise BadData(error.message, hint="a public data set has every value: leave these rows out") from None
         encoded = encode(values_of(table, self.settings), self.settings, scale_of(self.settings))
-        y = None if label is None else torch.from_numpy(classes_of(table, label, self.classes))
+        y = torch.from_numpy(self.target.read(table, targets)) if labeled else None
         return PublicData(torch.from_numpy(encoded), y)
 
-    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy of each sample, (n,). Logits are (n, 1) for two classes, of the last; else (n, classes)."""
-        return self._cross_entropy(logits, y, "none")
-
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self._cross_entropy(logits, y, "mean")
-
-    def _cross_entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        if len(self.classes) == 2:
-            return F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction=reduction)
-        return F.cross_entropy(logits, y, reduction=reduction)
-
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
-        """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""
-        return scores(self.probabilities(logits.detach()).cpu().numpy(), y.cpu().numpy())
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, classes), float64: the likeliest class is then the same in ``metrics`` and in a file of predictions."""
-        if len(self.classes) == 2:
-            positive = torch.sigmoid(logits.double().squeeze(1))
-            return torch.stack((1 - positive, positive), dim=1)
-        return torch.softmax(logits.double(), dim=1)
-
     def _read(self, path: Path, label: str) -> _Rows:
-        names = [feature.name for feature in self.settings.features]
+        names, targets = [feature.name for feature in self.settings.features], self.target.columns(label)
         if label in names:
             raise BadData(f"{path}: `{label}` is named as the label, but the study uses it as a feature")
-        whole = read_table(path, [*names, label])
-        table, dropped = settle_missing(whole, self.settings, label)
+        whole = read_table(path, [*names, *targets])
+        table, dropped = settle_missing(whole, self.settings, targets)
         values = values_of(table, self.settings)
-        return _Rows(path, table.sha256, values, classes_of(table, label, self.classes), dropped)
+        return _Rows(path, table.sha256, values, self.target.read(table, targets), dropped)
 
     def _site_data(
         self, rows: _Rows, test_rows: _Rows | None, label: str, site: str, seed: int, validation_fraction: float
@@ -171,14 +149,16 @@ class TabularTask:
             train=train,
             validation=validation,
             test=held_out,
-            digest=data_digest(rows.sha256, test_rows.sha256 if test_rows else None, label),
+            digest=data_digest(
+                rows.sha256, test_rows.sha256 if test_rows else None, label or self.target.columns("")[0]
+            ),
             warnings=(
                 *_about_rows(rows),
                 *self._about_columns(rows, fitted),
-                *self._about_classes("training part", train),
-                *self._about_classes("validation part", validation),
+                *self.objective.about("training part", train.y),
+                *self.objective.about("validation part", validation.y),
                 *(_about_rows(test_rows) if test_rows else ()),
-                *(self._about_classes("test table", held_out) if held_out else ()),
+                *(self.objective.about("test table", held_out.y) if held_out else ()),
                 *_about_overlap(rows, test_rows),
             ),
             preprocessing=fitted.document(),
@@ -199,14 +179,21 @@ class TabularTask:
         ]
         return said
 
-    def _about_classes(self, part: str, split: Split) -> list[str]:
-        present = torch.unique(split.y).tolist()
-        if len(present) > 1:
-            return []
-        return [
-            f"The {part} ({len(split)} rows) has one class only, `{self.classes[present[0]]}`: "
-            "AUC is undefined there and left out of means"
-        ]
+
+class TabularTask(TableTask):
+    """The class in a column."""
+
+    def __init__(self, settings: TabularSettings) -> None:
+        super().__init__(settings)
+        self.objective: ClassObjective = ClassObjective(settings)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.objective.classes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(n, classes)."""
+        return self.objective.probabilities(logits)
 
 
 def _pool(parts: Sequence[_Rows]) -> _Rows:

@@ -48,10 +48,11 @@ def predict(state: Path, request: Predict) -> Predicted:
     path = rows_for(study, given, out, force=request.force, keep=protected(state))
     make_deterministic(study.study.threads)
     task = task_of(study)
-    x, names = task.read_new(path, kept.preprocessing())
+    fitted = kept.preprocessing()
+    x, names = task.read_new(path, fitted["inputs"])
     restored = Restored(study, task, from_bytes(kept.model.read_bytes()))
-    write(restored, task, x, names, path, out, force=request.force)
-    return Predicted(rows=len(names), out=str(out))
+    notes = write(restored, task, x, names, path, out, fitted["outputs"], force=request.force)
+    return Predicted(rows=len(names), out=str(out), notes=list(notes))
 
 
 def rows_for(
@@ -95,17 +96,20 @@ def write(
     names: Sequence[int | str],
     given: Path,
     out: Path,
+    fit: Mapping[str, Any],
     *,
     force: bool = False,
-) -> None:
+) -> tuple[str, ...]:
     """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
 
-    A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
-    the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
+    A row has its line, or its image's name, and what the task predicts: the class and each probability, a number, or
+    survival at each horizon. Sentences about all of them are returned: which threshold, and where it is from. A mask
+    has the study's number of the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
     ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
 
     Args:
         given: what ``x`` was read from.
+        fit: what was fitted to the model's outputs at this site.
 
     Raises:
         BadData: two images would have the same mask's name.
@@ -113,17 +117,19 @@ def write(
     """
     if isinstance(task, SegmentationTask):
         _write_masks(restored, task, x, names, given, out, force)
-        return
-    probabilities = restored.probabilities(x)
+        return ()
+    predictions = task.predictions(restored.logits(x), fit)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image"
-    writer.writerow([first, "predicted", *(escaped(f"probability_{name}") for name in task.classes)])
-    classes = [outputs.inert(name) for name in task.classes]  # as the study names them, which others wrote
-    for name, row in zip(names, probabilities.tolist(), strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
-        writer.writerow([outputs.inert(str(name)), classes[best], *(f"{value:.6f}" for value in row)])
+    writer.writerow(
+        [first, *map(escaped, predictions.header)]
+    )  # classes are as the study names them: others wrote that
+    for name, row in zip(names, predictions.rows, strict=True):
+        cells = [outputs.inert(cell) if isinstance(cell, str) else f"{cell:.6f}" for cell in row]
+        writer.writerow([outputs.inert(str(name)), *cells])
     outputs.write(out, text.getvalue().encode(), force=force)
+    return predictions.notes
 
 
 def _write_masks(

@@ -196,10 +196,11 @@ class Exported(Answer):
 
 
 class Predicted(Answer):
-    """How many rows were predicted, and where they were written."""
+    """How many rows were predicted, where they were written, and what they rest on."""
 
     rows: Count
     out: Place
+    notes: Annotated[list[Words], Field(max_length=1024)] = Field(default_factory=list)
 
 
 class Device(Answer):
