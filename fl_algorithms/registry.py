@@ -101,6 +101,7 @@ SEGMENTATION = TaskRow(
     "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
     RANGES,
 )  # fmt: skip
+TASKS = (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
 
 
 @functools.cache  # a scan of the installed distributions takes milliseconds
@@ -110,7 +111,7 @@ def tasks() -> dict[str, TaskRow]:
     Raises:
         BadData: an entry point does not lead to a ``TaskRow`` of its name.
     """
-    found = {row.name: row for row in (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)}
+    found = {row.name: row for row in TASKS}
     for entry in entry_points(group="wardround.tasks"):
         if entry.name in found:
             continue

@@ -77,7 +77,7 @@ class PixelSettings(Strict):
         return (self.channels, *self.size)
 
 
-class ImageSettings(ClassTarget, PixelSettings):
+class ImageSettings(PixelSettings, ClassTarget):
     """[task] of a study whose task is ``images``: each image has one class."""
 
     label: str = Field(

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_algorithms.tasks.findings import Finding
 from fl_algorithms.tasks.source import Source as Source
 
 
@@ -121,6 +122,14 @@ class Predictions:
     header: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What does not fit in a site's files, all of it, and what a person should know of the rest."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
 
 
 class Task(Protocol):
@@ -233,4 +242,16 @@ class ReadsPublicData(Protocol):
 
         Raises:
             BadData: as ``Task.load``; or a value is missing.
+        """
+
+
+@runtime_checkable
+class Examines(Protocol):
+    """What a task may also offer: to say at once all that does not fit, and to draft a mapping for what does not."""
+
+    def examine(self, source: Source) -> Examined:
+        """What ``Task.load`` would refuse in the files of ``source``, and what it would warn of.
+
+        Raises:
+            BadData: a file cannot be read as a table at all.
         """

@@ -204,7 +204,7 @@ def test_a_feature_that_a_hospital_never_measured_is_zero_there(tmp_path: Path) 
     filled = task(missing={"policy": "median", "indicators": ["age", "pain"]})
     data = load(filled, write(tmp_path / "train.csv", [["", "", "yes" if k % 2 else "no"] for k in range(20)]))
     assert not data.train.x.any()
-    assert "train.csv: `age` has no value in any row; it tells nothing here" in data.warnings
+    assert "train.csv: `age` and `pain` have no value in any row; they tell nothing here" in data.warnings
 
 
 def test_a_number_may_stand_for_a_missing_value(tmp_path: Path) -> None:
@@ -228,7 +228,10 @@ def test_one_class_only_is_a_warning_for_each_part(tmp_path: Path) -> None:
 
 
 def test_a_test_table_that_is_the_training_table_is_a_warning(table: Path) -> None:
-    assert "The test table is the training table, so its scores will be too good" in load(task(), table, table).warnings
+    assert (
+        "train.csv: the test table is the training table, so its scores will be too good"
+        in load(task(), table, table).warnings
+    )
 
 
 # Rows to predict.

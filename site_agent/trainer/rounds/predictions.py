@@ -104,8 +104,8 @@ def write(
 
     A row has its line, or its image's name, and what the task predicts: the class and each probability, a number, or
     survival at each horizon. Sentences about all of them are returned: which threshold, and where it is from. A mask
-    has the study's number of the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
-    ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
+    has the study's number of the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume
+    NAME.npz with the array ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
 
     Args:
         given: what ``x`` was read from.
