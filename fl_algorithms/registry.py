@@ -95,7 +95,13 @@ REGRESSION = TaskRow("regression", RegressionSettings, f"{TABLES}:TableTask", NU
 MULTILABEL = TaskRow("multilabel", MultilabelSettings, f"{TABLES}:TableTask", LABEL_METRICS, ranges=RANGES)
 SURVIVAL = TaskRow("survival", SurvivalSettings, f"{TABLES}:TableTask", SURVIVAL_METRICS, ranges=RANGES)
 IMAGE_CLASSES = TaskRow(
-    "images", ImageSettings, "fl_algorithms.tasks.images.classification:ImageTask", CLASS_METRICS, IMAGES, RANGES, True
+    "images",
+    ImageSettings,
+    "fl_algorithms.tasks.images.classification:ImageTask",
+    CLASS_METRICS,
+    IMAGES,
+    RANGES,
+    classes=True,
 )
 SEGMENTATION = TaskRow(
     "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,

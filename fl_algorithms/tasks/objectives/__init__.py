@@ -1,7 +1,6 @@
 """What is learned of rows, whatever they are rows of: losses, scores, and what a model's outputs mean.
 
-An objective knows no file; tasks of tables, of images and of data sets of one's own are made of a reader and one of
-these.
+Imports torch, and no reader of files: a task is a reader and one of these. Refuses rows that teach nothing.
 """
 
 from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget, SurvivalTarget

@@ -86,9 +86,10 @@ class ClassObjective:
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
         """The class, by the threshold or the likeliest, and each class's probability."""
         probabilities = self.probabilities(logits).numpy()
+        notes: tuple[str, ...] = ()
         header = ("predicted", *(f"probability_{name}" for name in self.classes))
         if len(self.classes) > 2:
-            places, notes = probabilities.argmax(axis=1), ()
+            places = probabilities.argmax(axis=1)
         else:
             threshold = float(fit.get("threshold", HALF))
             places = (probabilities[:, 1] >= threshold).astype(np.int64)

@@ -1,6 +1,6 @@
 """A number for each row: regression."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,11 @@ from torch import Tensor
 from fl_algorithms.settings.targets import NUMBER_METRICS, NumberTarget
 from fl_algorithms.tasks.base import OutputsOf, Predictions, Scores, SiteData
 
-LOSSES = {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
+LOSSES: Mapping[str, Callable[..., Tensor]] = {
+    "squared": F.mse_loss,
+    "absolute": F.l1_loss,
+    "huber": F.huber_loss,
+}
 
 
 class NumberObjective:

@@ -16,8 +16,9 @@ from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Examined, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
-from fl_algorithms.tasks.objectives import ClassObjective, objective_of
+from fl_algorithms.tasks.objectives import objective_of
 from fl_algorithms.tasks.objectives.base import Judged
+from fl_algorithms.tasks.objectives.classes import ClassObjective
 from fl_algorithms.tasks.tables import advice
 from fl_algorithms.tasks.tables.encoding import Preprocessing, encode, fit, scale_of
 from fl_algorithms.tasks.tables.mapping import read_mapped

@@ -14,8 +14,9 @@ from fl_algorithms import catalog
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored
-from fl_algorithms.rows import COLUMNS, MASKS
+from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS
 from fl_algorithms.tasks.base import Inputs, Task
+from fl_algorithms.tasks.images.rows import ImageRows
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import protected
@@ -28,6 +29,7 @@ from wardround.records.study import StudyFile
 from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
+FORMS = {COLUMNS: ("table",), IMAGES: ("images", "arrays"), MASKS: ("images", "arrays"), FILES: ("files",)}
 PART = 16  # images whose masks are in memory together
 BYTE = 255
 
@@ -68,8 +70,8 @@ def rows_for(
         UsageProblem: it is not.
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
-    gives = catalog.task(study).gives
-    fitting = ("table",) if gives == COLUMNS else ("images", "arrays")
+    row = catalog.task(study)
+    gives, fitting = row.gives, FORMS[row.reads or row.gives]
     if len(given) != 1 or not given.keys() <= set(fitting):
         named = " and ".join(map(layouts.option, given)) or "nothing"
         raise UsageProblem(
@@ -83,7 +85,7 @@ def rows_for(
     if form == "images" and out.resolve().is_relative_to(path.resolve()):
         raise UsageProblem(f"{out} lies among the images", hint="write the predictions elsewhere")
     if out.exists() and path.exists() and out.samefile(path):
-        what = "table" if form == "table" else "file of images"
+        what = {"table": "table", "files": "file of new rows"}.get(form, "file of images")
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
     (outputs.folder if gives == MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
@@ -96,7 +98,7 @@ def write(
     names: Sequence[int | str],
     given: Path,
     out: Path,
-    fit: Mapping[str, Any],
+    fit: Mapping[str, object],
     *,
     force: bool = False,
 ) -> tuple[str, ...]:
@@ -121,7 +123,7 @@ def write(
     predictions = task.predictions(restored.logits(x), fit)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    first = "line" if isinstance(x, torch.Tensor) else "image"
+    first = "line" if isinstance(x, torch.Tensor) else "image" if isinstance(x, ImageRows) else "row"
     writer.writerow(
         [first, *map(escaped, predictions.header)]
     )  # classes are as the study names them: others wrote that
@@ -143,7 +145,6 @@ def _write_masks(
 ) -> None:
     from fl_algorithms.tasks.images.files import mask_at, stem
     from fl_algorithms.tasks.images.nifti import NIFTI
-    from fl_algorithms.tasks.images.rows import ImageRows
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -124,7 +123,7 @@ class CheckpointFile:
                 hint="restore it from a backup",
             )
 
-    def preprocessing(self) -> Mapping[str, Any]:
+    def preprocessing(self) -> Mapping[str, Mapping[str, object]]:
         """How rows were encoded for this model, "inputs", and what was fitted to its outputs, "outputs", as its task
         wrote them.
 
@@ -137,7 +136,7 @@ class CheckpointFile:
                 f"{self.folder / PREPROCESSING_FILE} does not belong to the model beside it",
                 hint="restore the folder from a backup, or wait for the next round's checkpoint",
             )
-        fitted: Mapping[str, Any] = json.loads(data)
+        fitted: Mapping[str, Mapping[str, object]] = json.loads(data)
         return fitted
 
 
