@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms import catalog
 from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS, PUBLIC_DATA, TaskRow
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
 TABLES = ({"table": "train.csv", "test": "test.csv"},)
@@ -23,7 +22,7 @@ OWN = {"files": "train", "test_files": "test"}  # or with any ending
 LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED), FILES: (OWN,)}
 
 
-def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
+def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
     Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
@@ -36,7 +35,7 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     Raises:
         BadData: a site has nothing there that the study's task could read.
     """
-    row = catalog.task(study)
+    row = study.task.row
     layouts, sources = LAYOUTS[_reads(row)], {}
     for site in study.study.sites:
         found = next((paths for layout in layouts if (paths := _present(folder / site, layout))), None)
@@ -51,9 +50,9 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     return sources
 
 
-def require_tests(study: StudyFile, folder: Path, sources: Mapping[str, Source]) -> None:
+def require_tests(study: ResolvedStudy, folder: Path, sources: Mapping[str, Source]) -> None:
     """Raises BadData: in what ``find`` found, a site has nothing to test."""
-    reads = _reads(catalog.task(study))
+    reads = _reads(study.task.row)
     for site, source in sources.items():
         layout = next(layout for layout in LAYOUTS[reads] if next(iter(layout)) in source.paths)
         role = next(role for role in layout if role.startswith("test"))

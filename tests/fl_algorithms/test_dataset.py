@@ -19,6 +19,7 @@ from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.rows import dataset_row
 from fl_algorithms.settings.dataset import NumberDatasetSettings, SurvivalDatasetSettings
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Classifies, FromFiles, SiteData, Task
 from fl_algorithms.tasks.dataset import DatasetRows, checked_rows
 from fl_algorithms.tasks.source import Source
@@ -175,7 +176,7 @@ def test_numbers_and_times_are_checked_as_classes_are() -> None:
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> StudyFile:
+def study(monkeypatch: pytest.MonkeyPatch) -> ResolvedStudy:
     """Of a task whose rows a plug-in reads, and a network that takes what it gives."""
     row = dataset_row("own", "tests.fl_algorithms.own_data:OwnTask", gives="images")
     model = replace(
@@ -205,7 +206,7 @@ def scanned_anew() -> Any:
     registry.tasks.cache_clear()
 
 
-def test_a_study_of_a_dataset_runs_in_the_lab_and_predicts(study: StudyFile, tmp_path: Path) -> None:
+def test_a_study_of_a_dataset_runs_in_the_lab_and_predicts(study: ResolvedStudy, tmp_path: Path) -> None:
     for number, site in enumerate(study.study.sites):
         write_rows(tmp_path / site / "train", 20, seed=number)
     write_rows(tmp_path / "ash" / "test", 6, seed=9)
