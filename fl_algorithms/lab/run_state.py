@@ -51,7 +51,7 @@ def to_document(state: RunState, note: Mapping[str, Any]) -> bytes:
 def card(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint without its tensors, as plain JSON."""
     fields = {name: getattr(checkpoint, name) for name in ("round", "score", "metric", "split", "val_loss")}
-    return fields | {"scores": dict(checkpoint.scores)}
+    return fields | {"scores": dict(checkpoint.scores), "fit": dict(checkpoint.fit)}
 
 
 def checkpoint_from(kind: str, document: Mapping[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
