@@ -51,7 +51,7 @@ def tune(
 ) -> None:  # fmt: skip
     """Search a study's settings on validation loss. No test row is read."""
     from fl_algorithms.lab import search as searching
-    from fl_algorithms.lab.compare import cores
+    from fl_algorithms.lab.executors import cores
 
     if not over:
         raise UsageProblem(

@@ -68,6 +68,9 @@ class Placement:
         return 1 / self.per_card if self.cards else 0.0
 
 
+NO_CARDS = Placement()
+
+
 def placement(hardware: Hardware, per_card: int, visible: str | None = None, devices: Path = Path("/dev")) -> Placement:
     """The cards of this machine, without touching them: those that ``CUDA_VISIBLE_DEVICES`` leaves, else all.
 
@@ -76,7 +79,7 @@ def placement(hardware: Hardware, per_card: int, visible: str | None = None, dev
         devices: where the driver lists the cards.
     """
     if hardware.device == "cpu":
-        return Placement()
+        return NO_CARDS
     if visible is not None:
         return Placement(tuple(card.strip() for card in visible.split(",") if card.strip()), per_card)
     numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit())
@@ -89,7 +92,7 @@ def cores() -> int:
 
 
 @contextmanager
-def processes(jobs: int, where: Placement = Placement()) -> Iterator[Executor]:
+def processes(jobs: int, where: Placement = NO_CARDS) -> Iterator[Executor]:
     """``jobs`` fresh processes, each with its own torch. Leaving by an exception ends them at once."""
     workers = _Workers(where)
     pool = _Processes(jobs, workers)
@@ -208,7 +211,7 @@ def _deaf_children() -> Iterator[None]:
 
 
 @contextmanager
-def on_ray(jobs: int, where: Placement = Placement(), *, threads: int = 1) -> Iterator[Executor]:
+def on_ray(jobs: int, where: Placement = NO_CARDS, *, threads: int = 1) -> Iterator[Executor]:
     """A Ray cluster: the one that ``RAY_ADDRESS`` names, that this process is in already, or one on this machine.
 
     Every node needs this package in the same version, and the data at the same path. Ray itself makes a call again

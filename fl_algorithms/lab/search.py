@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from fl_algorithms.engine.hardware import Hardware
-from fl_algorithms.lab import compare, runs, space
+from fl_algorithms.lab import runs, space
+from fl_algorithms.lab.executors import Pool, cores, processes
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import Failed
 from fl_algorithms.lab.space import Settings, Space
@@ -28,7 +28,7 @@ from fl_algorithms.lab.suite import TUNING_OFFSET, Job, shown
 from fl_algorithms.lab.tuning import Run, chosen_kind, site_mean
 from fl_algorithms.resolving import resolve
 from wardround.cli import say
-from wardround.errors import BadData, TryAgain
+from wardround.errors import BadData
 from wardround.local import durable
 from wardround.records import study as study_file
 from wardround.records.schema import toml_value
@@ -131,7 +131,7 @@ def search(
     *,
     jobs: int,
     hardware: Hardware = Hardware(),
-    pool: compare.Pool = compare.processes,
+    pool: Pool = processes,
 ) -> Found:
     """Do the trials that ``out`` lacks, and say how it goes.
 
@@ -156,11 +156,6 @@ def search(
                 say(f"trial {trial.number + 1} of {wanted}: {shown(trial.settings)}: {loss}")
     except KeyboardInterrupt:
         return Found(trials, interrupted=True)
-    except BrokenProcessPool:
-        raise TryAgain(
-            f"a worker process was ended from outside; {len(trials)} of {wanted} trials are kept in {out}",
-            hint="most often memory ran out; run it again with fewer --jobs, what is done stays done",
-        ) from None
     return Found(trials)
 
 
@@ -192,7 +187,7 @@ def _done(
     hardware: Hardware,
 ) -> Iterator[Trial]:
     """The trials after ``before``, in their order. ``before`` grows by each as the caller takes it."""
-    ahead = 1 if asked.method == "optuna" else AHEAD * max(1, compare.cores())
+    ahead = 1 if asked.method == "optuna" else AHEAD * max(1, cores())
     line: deque[tuple[int, Settings, list[Future[bytes | Failed]], float]] = deque()
     following = iter(range(len(before), wanted))
     while True:
@@ -200,8 +195,7 @@ def _done(
             settings = propose(number, before)
             known = [trial.settings for trial in before] + [waiting[1] for waiting in line]
             todo = [] if settings in known else [asked.job(number, settings, run) for run in range(asked.seeds)]
-            with compare.deaf_children():
-                futures = [executor.submit(runs.attempt, job, folder, hardware) for job in todo]
+            futures = [executor.submit(runs.attempt, job, folder, hardware) for job in todo]
             line.append((number, settings, futures, time.perf_counter()))
         if not line:
             return
@@ -235,8 +229,9 @@ def _record(asked: Asked, folder: Path, executor: Executor, hardware: Hardware, 
     Raises:
         BadData: ``out`` is of another search, or of other data or versions.
     """
-    with compare.deaf_children():
-        survey = executor.submit(runs.survey, asked.job(0, {}, 0).study, folder, hardware, False).result()
+    survey: runs.Survey = executor.submit(
+        runs.survey, asked.job(0, {}, 0).study, folder, hardware, False
+    ).result()  # fmt: skip
     mine = {"format": FORMAT, **asked.document(), "data": survey.data, "versions": survey.versions}
     mine["digest"] = canonical.digest(canonical.with_text_floats(mine))
     if not out.is_file():

@@ -142,7 +142,6 @@ def test_without_optuna_the_way_out_is_said(tmp_path: Path, data: Path, monkeypa
 
 def test_the_command_prints_what_runs_the_best(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked(tmp_path)
-    monkeypatch.setattr(search.compare, "processes", threads)
     monkeypatch.setattr(search.search, "__kwdefaults__", {**search.search.__kwdefaults__, "pool": threads})
     words = ["tune", str(tmp_path / "study.toml"), "--data", str(data), "--out", str(tmp_path / "out.json")]
     words += ["--over", "training.batch_size=[4]", "--trials", "1", "--seeds", "1", "--jobs", "1"]
