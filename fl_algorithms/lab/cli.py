@@ -131,6 +131,10 @@ def run_study(
     per_card: PerCardOption = 1,
     device: DeviceOption = "cpu",
     workers: WorkersOption = 0,
+    engine: Annotated[
+        Literal["plain", "batched"],
+        typer.Option(help="batched: all sites and seeds as one batch of small networks; faster, not the same bits."),
+    ] = "plain",
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
@@ -144,7 +148,9 @@ def run_study(
         _initial(resolved, weights)
     hardware = Hardware(device, workers)
     there = Participation(sample, dropout, delay_s, delay_spread)
-    cli_run.run_and_print(resolved, data, seeds, out, hardware, weights, there, jobs, executor, per_card, as_json)
+    cli_run.run_and_print(
+        resolved, data, seeds, out, hardware, weights, there, jobs, executor, per_card, as_json, engine
+    )
 
 
 @app.command()

@@ -12,7 +12,7 @@ from fl_algorithms.lab.executors import CARDS, NO_CARDS, ExecutorName, cores, pl
 from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.progress import rounds_shown
 from fl_algorithms.lab.seeds import SeedResult, checkpoints_of
-from fl_algorithms.lab.study_run import Plan, run_study
+from fl_algorithms.lab.study_run import EngineName, Plan, run_study
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, say
 
@@ -29,13 +29,14 @@ def run_and_print(
     executor: ExecutorName,
     per_card: int,
     as_json: bool,
+    engine: EngineName = "plain",
 ) -> None:
     """Run a resolved study, say how it goes, and print its scores."""
     cards = placement(hardware, per_card, os.environ.get(CARDS))
     count = cards.jobs(jobs, 1 if executor == "processes" else cores()) if jobs or executor == "ray" else 1
     where = cards if count > 1 else NO_CARDS  # alone, a run has the card that torch takes first
     command = shlex.join(["fl-lab", *sys.argv[1:]])
-    plan = Plan(study, data, seeds, out, hardware, weights, participation, count, executor, where, command)
+    plan = Plan(study, data, seeds, out, hardware, weights, participation, count, executor, where, command, engine)
     with rounds_shown(seeds, study.study.rounds) as rounds_told:
         results = run_study(plan, lambda result, done: _say(study, result, done, seeds), rounds_told)
     result = overview(study, results)
@@ -62,6 +63,7 @@ def overview(study: ResolvedStudy, results: Sequence[SeedResult]) -> dict[str, A
         "best_rounds": [record["best_round"] for record in records],
         "scores": summary([checkpoints_of(record) for record in records]),
         "device": records[0]["versions"]["device"],
+        "engine": records[0]["versions"].get("engine", "plain"),
     }
 
 
@@ -100,6 +102,10 @@ def _print_table(study: ResolvedStudy, result: Mapping[str, Any]) -> None:
     console.print(f"shared model {result['digests'][0] or 'none: nothing is shared'}", highlight=False)
     console.print(f"study        {result['study_digest']}", highlight=False)
     console.print(f"device       {result['device']}", highlight=False)
+    if result["engine"] == "batched":
+        console.print(
+            "engine       batched: the bits are not those of a run alone, nor of a federation", highlight=False
+        )
 
 
 def _shown(value: float | None) -> str:

@@ -5,7 +5,7 @@ What `fl-lab run` does for each seed, in this process or in a worker's. Importin
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
     if request.weights is not None:
         made_of["weights"] = hashlib.sha256(request.weights.read_bytes()).hexdigest()
     curves, kept = Curves(), None if request.keep is None else SeedFolder(request.keep)
-    start = _start(request)
+    start = start_of(request)
     outcome = run_federation(
         study,
         task,
@@ -105,11 +105,54 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
         state=None if kept is None else kept.resume(made_of),
         keep=None if kept is None else lambda _, make: kept.keep(curves, made_of, make),
     )
-    record = _record(request, outcome, sites, made_of, time.perf_counter() - wall)
-    if kept is None:
+    return kept_result(request, outcome, sites, made_of, curves, time.perf_counter() - wall)
+
+
+def kept_result(
+    request: Request,
+    outcome: "Outcome",
+    sites: "Mapping[str, SiteData]",
+    made_of: Mapping[str, Any],
+    curves: Curves,
+    seconds: float,
+) -> SeedResult:
+    """The result of a run that has ended, written into its folder if it has one."""
+    record = _record(request, outcome, sites, made_of, seconds)
+    if request.keep is None:
         return SeedResult(record, curves, *_files(outcome))
-    kept.finish(record, curves, outcome, sites)
+    SeedFolder(request.keep).finish(record, curves, outcome, sites)
     return SeedResult(record)
+
+
+def run_together(requests: Sequence[Request], progress: Progress | None = None) -> list[SeedResult]:
+    """Make the runs as one, by the batched engine; none of them goes on from where it was.
+
+    Raises:
+        BadData: as ``run_seed``; or the study is not one for the batched engine.
+    """
+    from fl_algorithms.engine.device import CPU
+    from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.batched import run_batched
+    from fl_algorithms.lab.federation import load_sites
+    from fl_algorithms.lab.runs import versions
+
+    wall, studies = time.perf_counter(), [request.study for request in requests]
+    task = task_of(studies[0])
+    data = [load_sites(request.study, task, request.folder) for request in requests]
+    own = versions(CPU) | {"threads": str(studies[0].study.threads), "engine": "batched"}
+    made_of = [{"versions": own, "data": {site: one.digest for site, one in sites.items()}} for sites in data]
+    for request, mine in zip(requests, made_of, strict=True):
+        if request.like:
+            refuse_other(request.like, mine, request.keep or request.folder)
+    for request in requests:
+        if request.keep is not None:
+            SeedFolder(request.keep).begin()
+    curves = [Curves() for _ in requests]
+    outcomes = run_batched(studies, task, data, progress, [start_of(request) for request in requests], curves)
+    seconds = (time.perf_counter() - wall) / len(requests)
+    return [
+        kept_result(*one, seconds) for one in zip(requests, outcomes, data, made_of, curves, strict=True)
+    ]  # fmt: skip
 
 
 def checkpoints_of(record: Mapping[str, Any]) -> "dict[str, dict[str, Checkpoint]]":
@@ -122,7 +165,8 @@ def checkpoints_of(record: Mapping[str, Any]) -> "dict[str, dict[str, Checkpoint
     }
 
 
-def _start(request: Request) -> "Any":
+def start_of(request: Request) -> "Any":
+    """The initial model, where the request says; None: as the seed draws it."""
     if request.weights is None:
         return None
     from fl_algorithms.lab.weights import weighted
