@@ -38,7 +38,7 @@ METHODS = (
 )  # fmt: skip
 KNOWN = (
     "optimizer", "learning_rate", "weight_decay", "momentum", "betas", "batch_size", "local_steps", "local_epochs",
-    "drop_last", "optimizer_lifetime", "iterator",
+    "drop_last", "optimizer_lifetime", "iterator", "init_private",
 )  # fmt: skip
 """The settings of [training] that are followed here; another one must be left as it is by default."""
 PLAIN = "leave out `--engine batched`"

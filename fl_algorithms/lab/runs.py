@@ -102,6 +102,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
 def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
     from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
@@ -111,6 +112,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
     rows: dict[str, dict[str, int]] = {}
     data: dict[str, str] = {}
     measures: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     if job.kind == "central":
         from fl_algorithms.lab.central import run_central
 
@@ -120,6 +122,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         rows = {site: rows_of(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
         outcome = run_federation(study, task, sites, device=device)
+        known = {} if job.tuning else baseline(task, sites)
         protocol = job.protocol
         if job.kind == "silo" and not job.tuning:
             protocol = protocol.model_copy(update={"matrix": True})  # what one site's model is worth at the others
@@ -144,6 +147,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         "versions": versions(device) | {"threads": str(study.study.threads)},
         "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
         "rows": rows,
+        "baseline": known,
         "data": data,
         "checkpoints": _checkpoints(outcome, job),
         "measures": measures,
@@ -176,4 +180,5 @@ def _checkpoint(checkpoint: "Checkpoint", job: Job) -> dict[str, Any]:
         "metric": checkpoint.metric,
         "score": checkpoint.score,
         "scores": checkpoint.scores,
+        "fit": dict(checkpoint.fit),
     }

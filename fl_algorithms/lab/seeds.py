@@ -181,6 +181,8 @@ def _record(
     made_of: Mapping[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
+    from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary
     from fl_algorithms.lab.run_state import card
     from fl_algorithms.lab.runs import rows_of
@@ -195,6 +197,7 @@ def _record(
         "versions": made_of["versions"],
         "data": made_of["data"],
         "rows": {site: rows_of(data) for site, data in sites.items()},
+        "baseline": baseline(task_of(request.study), sites),
         "warnings": [f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings],
         "limits": limits_summary(outcome.accounts),
         "seconds": seconds,
