@@ -109,7 +109,7 @@ class _Report:
     def _scores(self) -> None:
         table = self._table("Scores", tables.main(self.results))
         self._dots(
-            "scores", table, "mean", f"{self.results.metric} (0 to 1)", "Mean over the runs, with 95 % intervals."
+            "scores", table, "mean", plots.axis_of(self.results.metric), "Mean over the runs, with 95 % intervals."
         )
 
     def _usefulness(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import runs, space
 from fl_algorithms.lab.executors import Pool, cores, processes
+from fl_algorithms.lab.grouping import grouped
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import Failed
 from fl_algorithms.lab.space import Settings, Space
@@ -235,7 +236,7 @@ def _record(asked: Asked, folder: Path, executor: Executor, hardware: Hardware, 
     mine = {"format": FORMAT, **asked.document(), "data": survey.data, "versions": survey.versions}
     mine["digest"] = canonical.digest(canonical.with_text_floats(mine))
     if not out.is_file():
-        for warning in survey.warnings:
+        for warning in grouped(survey.warnings):
             say(f"warning: {warning}")
         return {**mine, "trials": []}
     try:

@@ -85,7 +85,8 @@ def tests_grid(results: Results, found: list[Compared]) -> Grid:
         for one in found
     )  # fmt: skip
     columns = (
-        "row", "mean difference", "paired t: p", "Holm", "Wilcoxon: p", "Holm", "Cohen's d", "rank-biserial", "in words",
+        "row", "mean difference", "paired t: p", "Holm", "Wilcoxon: p", "Holm", "Cohen's d", "rank-biserial",
+        "in words",
     )  # fmt: skip
     return Grid(columns, rows, numbers=tuple(range(1, 8)))
 
@@ -104,8 +105,8 @@ def tests_csv(results: Results, found: list[Compared]) -> list[tuple[Any, ...]]:
 
 
 def ranks(results: Results) -> tuple[Ranks, dict[str, str]] | None:
-    """Friedman's test over the rows that have every seed that any of them has, and the rows' labels; None for fewer than
-    three such rows or two seeds.
+    """Friedman's test over the rows that have every seed that any of them has, and the rows' labels; None for fewer
+    than three such rows or two seeds.
     """
     means = {line.name: line.means(_shown(line)) for line in _rows(results)}
     seeds = sorted(set().union(*(of_line.keys() for of_line in means.values()))) if means else []
@@ -132,8 +133,8 @@ def ranks_words(found: Ranks) -> str:
     said = "the rows differ" if found.p < ALPHA else "no difference between the rows is shown"
     return (
         f"Friedman's test over {found.n} seeds and {len(found.mean)} rows: chi-squared {found.statistic:.2f}, "
-        f"p {_p(found.p)}, Kendall's W {found.agreement:.2f}: {said}. Mean ranks nearer than {found.critical_difference:.2f} "
-        "are not told apart (Nemenyi, 5 %)."
+        f"p {_p(found.p)}, Kendall's W {found.agreement:.2f}: {said}. Mean ranks nearer than "
+        f"{found.critical_difference:.2f} are not told apart (Nemenyi, 5 %)."
     )
 
 
