@@ -198,6 +198,11 @@ class Task(Protocol):
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
         """What a model says of rows to be predicted. ``fit`` is what ``fit_outputs`` gave for it."""
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        """What each sample is, for drawing each kind equally often: int64 (n,), its class, or whether it has the event;
+        None where samples are of no kinds.
+        """
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """How many samples are of each kind, by name: of each class, with an event. For the site's own eyes."""
 

@@ -30,6 +30,7 @@ seed = 5
 name = "tabular"
 label = "ill"
 classes = ["no", "yes"]
+headline = "accuracy"
 features = ["u", "v", "w"]
 
 [model]
