@@ -105,6 +105,22 @@ class SiteData:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A mapping file to be edited.
+
+    Attributes:
+        columns: how many columns the study reads.
+        as_they_are: how many of them need no mapping.
+        open: how many a person must fill in.
+    """
+
+    text: str
+    columns: int
+    as_they_are: int
+    open: int
+
+
+@dataclass(frozen=True)
 class Examined:
     """What does not fit in a site's files, all of it, and what a person should know of the rest."""
 
@@ -201,6 +217,13 @@ class Examines(Protocol):
 
     def examine(self, source: Source) -> Examined:
         """What ``Task.load`` would refuse in the files of ``source``, and what it would warn of.
+
+        Raises:
+            BadData: a file cannot be read as a table at all.
+        """
+
+    def draft_mapping(self, source: Source) -> Draft:
+        """A mapping of the table of ``source``, for the hospital to edit. It has column names and codes of the site's.
 
         Raises:
             BadData: a file cannot be read as a table at all.

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Examined, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Draft, Examined, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
 from fl_algorithms.tasks.metrics import scores
 from fl_algorithms.tasks.tables import advice
+from fl_algorithms.tasks.tables.draft import draft
 from fl_algorithms.tasks.tables.encoding import Preprocessing, encode, fit, scale_of
 from fl_algorithms.tasks.tables.mapping import read_mapped
 from fl_algorithms.tasks.tables.reading import NO_VALUE, read_features
-from fl_algorithms.tasks.tables.rows import Rows, SiteRows, pooled, read_site, repeated
+from fl_algorithms.tasks.tables.rows import PATIENT, Rows, SiteRows, pooled, read_site, repeated
 from fl_algorithms.tasks.tables.splits import split_rows
 from fl_algorithms.tasks.tables.table import Table, read_table
 from fl_algorithms.tasks.tables.targets import classes_of
@@ -65,6 +66,13 @@ class TabularTask:
         except DoesNotFit as error:
             return Examined(error.findings, ())
         return Examined((), (*(note for part in both.parts for note in part.notes), *repeated(both.rows, both.test)))
+
+    def draft_mapping(self, source: Source) -> Draft:
+        """See ``fl_algorithms.tasks.base.Examines``."""
+        patient = self.settings.patient or (PATIENT if source.patient else "")
+        labels = {self.settings.label: (source.label, self.classes)}
+        own = (patient, source.patient) if patient else None
+        return draft(source.path("table"), self.settings, labels, own)
 
     def at(self, data: SiteData) -> "TabularTask":
         """Itself."""

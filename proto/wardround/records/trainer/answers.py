@@ -29,6 +29,9 @@ from wardround.records.trainer.fields import (
     Words,
 )
 
+MOST_FINDINGS = 500  # of one answer
+SHOWN_LINES = 3  # of one finding
+
 
 class Answer(Strict):
     """One answer. ``max_parts`` bounds how many values its JSON may hold."""
@@ -154,6 +157,51 @@ class Checked(Answer):
     weights: Weights | None
     warnings: Annotated[list[Words], Field(max_length=100)]
     status: FilesStatus
+
+
+class Finding(Strict):
+    """One thing of a site's data that does not fit a study, or that a person should know. Holds no value.
+
+    Attributes:
+        file: the file's name, without its folder.
+        column: as the study calls it; "" of a thing that concerns the whole file.
+        here: what this site calls it, where that differs.
+        rows: in how many rows it is so; None where it is no number of rows.
+        lines: the first of them.
+    """
+
+    file: Words
+    column: Words
+    here: Words
+    what: Words
+    rows: Count | None
+    lines: Annotated[list[Count], Field(max_length=SHOWN_LINES)]
+    hint: Words
+
+
+class Examined(Answer):
+    """All that does not fit, and what a person should know of the rest. ``more``: findings beyond those that are sent.
+
+    ``notes`` are of data that fits; of data that does not, there are none yet.
+    """
+
+    findings: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
+    notes: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
+    more: Count
+
+    @property
+    def fits(self) -> bool:
+        """Whether the study can take the data."""
+        return not self.findings
+
+
+class Drafted(Answer):
+    """A mapping was written: of how many columns, how many need none, and how many a person must fill in."""
+
+    out: Place
+    columns: Count
+    as_they_are: Count
+    open: Count
 
 
 class Validated(Answer):

@@ -1,0 +1,72 @@
+"""All of a hospital's data that does not fit a study, and a draft of what would make it fit."""
+
+from pathlib import Path
+
+from fl_algorithms.tasks.base import Examines
+from fl_algorithms.tasks.findings import Finding
+from site_agent.trainer.data.sources import DATA_INVALID, protected
+from site_agent.trainer.data.sources import source as source_of
+from site_agent.trainer.rounds.installing import Installed, Studies
+from wardround.errors import BadData, UsageProblem
+from wardround.local import outputs
+from wardround.records import trainer as records
+from wardround.records.trainer.answers import MOST_FINDINGS, SHOWN_LINES
+
+FILE_MODE = 0o640  # a person edits it and the trainer's user reads it, through the group
+HEAD = """# How the table of data `{data}` becomes study `{study}`: drafted by `site-agent data map`, for you to edit.
+# `site-agent data check {data} --study {study}` says what is still open. It has codes of your table in it: keep it in
+# the hospital. What each key does: docs/tables.md.
+
+"""
+
+
+def examined(state: Path, studies: Studies, request: records.Examine) -> records.Examined:
+    """Everything that does not fit. Of a task that cannot say everything, nothing: ``Check`` has its first fault.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+        BadData: a file cannot be read at all; code DECLINED_DATA_INVALID.
+    """
+    source = source_of(state, request.data)
+    study = studies.at(request.study, request.site, source.network)
+    if not isinstance(study.task, Examines):
+        return records.Examined(findings=[], notes=[], more=0)
+    try:
+        found = study.task.examine(source.files)
+    except BadData as error:
+        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
+    return records.Examined(
+        findings=[_finding(finding) for finding in found.findings[:MOST_FINDINGS]],
+        notes=[_finding(note) for note in found.notes[:MOST_FINDINGS]],
+        more=max(0, len(found.findings) - MOST_FINDINGS),
+    )
+
+
+def drafted(state: Path, studies: Studies, request: records.DraftMapping) -> records.Drafted:
+    """Write a mapping of the data's table, for a person to edit.
+
+    Raises:
+        UsageProblem: there is no data of that name, or the study takes no mapping.
+        BadData: the table cannot be read.
+        CannotWrite, NotPermitted: ``out`` does not take it; see ``wardround.local.outputs``.
+    """
+    source, out = source_of(state, request.data), Path(request.out)
+    study = studies.at(request.study, request.site, source.network)
+    outputs.file(out, force=False, keep=protected(state))
+    draft = _drafting(study).draft_mapping(source.files)
+    text = HEAD.format(data=request.data, study=study.name) + draft.text
+    outputs.write(out, text.encode(), force=False, keep=protected(state), mode=FILE_MODE)
+    return records.Drafted(out=str(out), columns=draft.columns, as_they_are=draft.as_they_are, open=draft.open)
+
+
+def _drafting(study: Installed) -> Examines:
+    if not isinstance(study.task, Examines):
+        raise UsageProblem(f"study `{study.name}` reads no table of columns, so there is nothing to map")
+    return study.task
+
+
+def _finding(finding: Finding) -> records.Finding:
+    return records.Finding(
+        file=finding.path.name, column=finding.column, here=finding.here, what=finding.what, rows=finding.rows,
+        lines=list(finding.lines[:SHOWN_LINES]), hint=finding.hint,
+    )  # fmt: skip
