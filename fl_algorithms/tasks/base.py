@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_algorithms.tasks.findings import Finding
 from fl_algorithms.tasks.source import Source as Source
 
 
@@ -120,14 +119,6 @@ class Draft:
     open: int
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What does not fit in a site's files, all of it, and what a person should know of the rest."""
-
-    findings: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
-
-
 class Task(Protocol):
     """One kind of data and how a model of it is judged. Holds settings only: the same object serves many sites."""
 
@@ -212,15 +203,8 @@ class ReadsPublicData(Protocol):
 
 
 @runtime_checkable
-class Examines(Protocol):
-    """What a task may also offer: to say at once all that does not fit, and to draft a mapping for what does not."""
-
-    def examine(self, source: Source) -> Examined:
-        """What ``Task.load`` would refuse in the files of ``source``, and what it would warn of.
-
-        Raises:
-            BadData: a file cannot be read as a table at all.
-        """
+class TakesMapping(Protocol):
+    """What a task may also offer: to read a site's files by its mapping, the role ``mapping``, and to draft one."""
 
     def draft_mapping(self, source: Source) -> Draft:
         """A mapping of the table of ``source``, for the hospital to edit. It has column names and codes of the site's.

@@ -144,9 +144,7 @@ def data_map(
             study=site_state.offer(study).document, site=site_state.site().site, data=name, out=str(path)
         )
         drafted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
-        counted = (
-            f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} open for you to fill in"
-        )
+        counted = f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} for you to fill in"
         cli.say(f"Drafted {path}: {counted}. It has codes of your table in it: keep it in the hospital")
     files = check(records.DataFiles, {**_files(named), "mapping": str(path)}, "the data")
     sources.name_mapping(state, name, path, handoff.ask(state, records.Inspect(files=files)).digest)
@@ -166,9 +164,9 @@ def data_check(
     site = site_state.site().site
     offer = site_state.offer(study)
     examined = handoff.ask(state, records.Examine(study=offer.document, site=site, data=name))
-    if not examined.fits:
+    checked = examined.checked
+    if checked is None:
         _print_misfits(study, name, examined, as_json=as_json)
-    checked = handoff.ask(state, records.Check(study=offer.document, site=site, data=name))
     if as_json:
         cli.print_json({"study": study, "data": name, "fits": True, **checked.to_document()})
         return

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Draft, Examined, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
 from fl_algorithms.tasks.metrics import scores
 from fl_algorithms.tasks.tables import advice
@@ -59,16 +59,8 @@ class TabularTask:
         data, fitted = self._site_data(pooled(sites), site, seed, validation_fraction)
         return data, {name: self._split(both.test, fitted) for name, both in sites.items() if both.test is not None}
 
-    def examine(self, source: Source) -> Examined:
-        """See ``fl_algorithms.tasks.base.Examines``."""
-        try:
-            both = self._read(source)
-        except DoesNotFit as error:
-            return Examined(error.findings, ())
-        return Examined((), (*(note for part in both.parts for note in part.notes), *repeated(both.rows, both.test)))
-
     def draft_mapping(self, source: Source) -> Draft:
-        """See ``fl_algorithms.tasks.base.Examines``."""
+        """See ``fl_algorithms.tasks.base.TakesMapping``."""
         patient = self.settings.patient or (PATIENT if source.patient else "")
         labels = {self.settings.label: (source.label, self.classes)}
         own = (patient, source.patient) if patient else None

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from fl_algorithms.tasks.base import Examines
-from fl_algorithms.tasks.findings import Finding
-from site_agent.trainer.data.sources import DATA_INVALID, protected
+from fl_algorithms.tasks.base import TakesMapping
+from fl_algorithms.tasks.findings import DoesNotFit, Finding
+from site_agent.trainer.data.sources import protected
 from site_agent.trainer.data.sources import source as source_of
+from site_agent.trainer.rounds import describing
 from site_agent.trainer.rounds.installing import Installed, Studies
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import UsageProblem
 from wardround.local import outputs
 from wardround.records import trainer as records
 from wardround.records.trainer.answers import MOST_FINDINGS, SHOWN_LINES
@@ -21,25 +22,27 @@ HEAD = """# How the table of data `{data}` becomes study `{study}`: drafted by `
 
 
 def examined(state: Path, studies: Studies, request: records.Examine) -> records.Examined:
-    """Everything that does not fit. Of a task that cannot say everything, nothing: ``Check`` has its first fault.
+    """Everything that does not fit; if it is nothing, what the study makes of the data.
 
     Raises:
         UsageProblem: there is no data of that name.
-        BadData: a file cannot be read at all; code DECLINED_DATA_INVALID.
+        BadData: a file cannot be read at all, or the task names its first fault alone; code DECLINED_DATA_INVALID.
+            Or as ``describing.checked``.
     """
-    source = source_of(state, request.data)
-    study = studies.at(request.study, request.site, source.network)
-    if not isinstance(study.task, Examines):
-        return records.Examined(findings=[], notes=[], more=0)
     try:
-        found = study.task.examine(source.files)
-    except BadData as error:
-        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
-    return records.Examined(
-        findings=[_finding(finding) for finding in found.findings[:MOST_FINDINGS]],
-        notes=[_finding(note) for note in found.notes[:MOST_FINDINGS]],
-        more=max(0, len(found.findings) - MOST_FINDINGS),
-    )
+        checked = describing.checked(state, studies, as_check(request))
+    except DoesNotFit as error:
+        return records.Examined(
+            findings=[_finding(finding) for finding in error.findings[:MOST_FINDINGS]],
+            more=max(0, len(error.findings) - MOST_FINDINGS),
+            checked=None,
+        )
+    return records.Examined(findings=[], more=0, checked=checked)
+
+
+def as_check(request: records.Examine) -> records.Check:
+    """The same question, whose answer is an error where the data does not fit."""
+    return records.Check(study=request.study, site=request.site, data=request.data)
 
 
 def drafted(state: Path, studies: Studies, request: records.DraftMapping) -> records.Drafted:
@@ -59,8 +62,8 @@ def drafted(state: Path, studies: Studies, request: records.DraftMapping) -> rec
     return records.Drafted(out=str(out), columns=draft.columns, as_they_are=draft.as_they_are, open=draft.open)
 
 
-def _drafting(study: Installed) -> Examines:
-    if not isinstance(study.task, Examines):
+def _drafting(study: Installed) -> TakesMapping:
+    if not isinstance(study.task, TakesMapping):
         raise UsageProblem(f"study `{study.name}` reads no table of columns, so there is nothing to map")
     return study.task
 

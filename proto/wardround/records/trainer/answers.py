@@ -180,19 +180,17 @@ class Finding(Strict):
 
 
 class Examined(Answer):
-    """All that does not fit, and what a person should know of the rest. ``more``: findings beyond those that are sent.
+    """All of the data that does not fit, or what the study makes of it.
 
-    ``notes`` are of data that fits; of data that does not, there are none yet.
+    Attributes:
+        findings: what does not fit.
+        more: how many findings there are beyond those that are sent.
+        checked: None where the data does not fit.
     """
 
     findings: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
-    notes: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
     more: Count
-
-    @property
-    def fits(self) -> bool:
-        """Whether the study can take the data."""
-        return not self.findings
+    checked: Checked | None
 
 
 class Drafted(Answer):

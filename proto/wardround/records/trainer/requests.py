@@ -3,7 +3,7 @@
 describe          Described     which tensors of a study this site would upload, download and keep
 inspect           Inspected     what data holds, without a study
 check             Checked       what a study makes of the data
-examine           Examined      all of the data that does not fit a study
+examine           Examined      all of the data that does not fit a study, or as check
 draft_mapping     Drafted       how a site's table becomes a study's, for a person to edit
 stat_files        FilesStat     how the data's files lie there now; reads no patient
 hash_files        FileDigests   the digests of the data's files now
