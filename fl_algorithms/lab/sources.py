@@ -24,9 +24,9 @@ LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED)}
 def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
-    Tables are train.csv and test.csv, and mapping.toml where the columns are the site's own. Images are train.npz and test.npz, or the folder images with labels.csv (for
-    masks: with the folder masks, and perhaps patients.csv) and the same names with ``test_`` before them. What is for
-    testing may be absent.
+    Tables are train.csv and test.csv, and mapping.toml where the columns are the site's own. Images are train.npz and
+    test.npz, or the folder images with labels.csv (for masks: with the folder masks, and perhaps patients.csv) and the
+    same names with ``test_`` before them. What is for testing may be absent.
 
     Args:
         test: False leaves out what is for testing.

@@ -15,6 +15,7 @@ import typer
 
 from site_agent import handoff
 from site_agent.cli import findings
+from site_agent.cli.fit import fit
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
@@ -200,6 +201,9 @@ def _print_misfits(study: str, name: str, examined: records.Examined, *, as_json
 def _files(named: sources.DataSource) -> dict[str, str]:
     """What a request says of where data lies."""
     return {key: text for key, text in named.entry().items() if key in records.DataFiles.model_fields}
+
+
+data_app.command("fit")(fit)
 
 
 @data_app.command("list")
