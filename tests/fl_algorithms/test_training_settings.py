@@ -139,7 +139,7 @@ def test_a_session_balances_by_its_own_training_rows() -> None:
     rare = torch.zeros(40).long()
     rare[:2] = 1
     data = replace(data, train=replace(data.train, y=rare))
-    counts = []
+    means = []
     for sampling in ("shuffled", "balanced"):
         study = toy_study(sampling=sampling, local_steps=10)
         session = session_of(study, data=data)
@@ -147,8 +147,8 @@ def test_a_session_balances_by_its_own_training_rows() -> None:
         assert (kinds is None) is (sampling == "shuffled")
         session.train(1, start_of(study))
         logits = compute_logits(session._context.algorithm, session._context.networks, data.train.x)
-        counts.append(int((logits > 0).sum()))
-    assert counts[1] > counts[0]
+        means.append(float(logits.mean()))
+    assert means[1] > means[0] + 0.5
 
 
 # Early stopping.
@@ -175,9 +175,9 @@ def test_a_site_stops_where_its_own_validation_loss_rises_and_goes_back_to_its_l
     assert losses.index(min(losses)) == len(losses) - 4
 
 
-def test_a_site_whose_loss_falls_takes_all_its_steps_and_the_same_bits() -> None:
-    calm = {"optimizer": "sgd", "learning_rate": 1e-3, "local_steps": 12}
-    plain, watched = toy_study(**calm), toy_study(**calm, early_stopping={"every": 4})
+def test_a_look_at_the_validation_rows_changes_no_step() -> None:
+    calm = {"optimizer": "sgd", "learning_rate": 0.05, "local_steps": 12}
+    plain, watched = toy_study(**calm), toy_study(**calm, early_stopping={"every": 12})
     one, other = session_of(plain).train(1, start_of(plain)), session_of(watched).train(1, start_of(watched))
     assert all(torch.equal(one.uplink["model"][name], other.uplink["model"][name]) for name in one.uplink["model"])
 
@@ -217,9 +217,7 @@ def test_methods_of_several_phases_take_all_of_these_settings(method: str) -> No
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
-    method: str, changes: dict[str, Any], said: str, hint: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused(method: str, changes: dict[str, Any], said: str, hint: str) -> None:
     with pytest.raises(BadData) as refused:
         resolve(StudyFile.model_validate(study_tables(method, **changes)))
     assert (refused.value.message, refused.value.hint) == (f"study.toml: {said}", hint)
