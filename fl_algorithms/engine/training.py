@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.device import CPU, Device, at_home, like
+from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.engine.workers import ahead
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
@@ -323,10 +324,6 @@ def _train(module: nn.Module, chosen: set[int]) -> None:
     module.training = True
     for child in module.children():
         _train(child, chosen)
-
-
-class Diverged(BadData):
-    """A loss is nan or infinite, so that no further step makes sense."""
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float | None) -> None:

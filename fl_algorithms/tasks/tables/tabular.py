@@ -27,7 +27,7 @@ from fl_algorithms.tasks.tables.reading import NO_VALUE, read_features
 from fl_algorithms.tasks.tables.rows import PATIENT, Rows, SiteRows, pooled, read_site, repeated
 from fl_algorithms.tasks.tables.splits import split_rows
 from fl_algorithms.tasks.tables.table import read_table
-from fl_algorithms.tasks.tables.targets import names_at_site, target_of
+from fl_algorithms.tasks.tables.targets import names_at_site, target_of, words_of
 from wardround.errors import BadData
 
 
@@ -63,9 +63,10 @@ class TableTask(Judged):
     def draft_mapping(self, source: Source) -> Draft:
         """See ``fl_algorithms.tasks.base.TakesMapping``."""
         patient = self.settings.patient or (PATIENT if source.patient else "")
-        labels = {self.settings.label: (source.label, self.classes)}
-        own = (patient, source.patient) if patient else None
-        return draft(source.path("table"), self.settings, labels, own)
+        names = names_at_site(self.settings, source.label)
+        labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
+        who = (patient, source.patient) if patient else None
+        return draft(source.path("table"), self.settings, labels, who)
 
     def at(self, data: SiteData) -> Self:
         """With the loss weighed by the site's classes, where the study balances them."""
