@@ -16,15 +16,13 @@ from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, comp
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
-from fl_algorithms.engine.phases import Watch, run_phase
+from fl_algorithms.engine.phases import Watch, refuse_single_rows, run_phase
 from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
 from wardround.errors import BadData
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class SiteSession:
         make_deterministic(study.study.threads)
         algorithm = algorithm_of(own_study)
         networks = build(own_study, task, algorithm, site)
-        _refuse_single_rows(own_study, networks, len(data.train))
+        refuse_single_rows(own_study, networks, len(data.train))
         device.place(networks)
         self._context = Context(
             own_study,
@@ -385,21 +383,3 @@ class SiteSession:
     ) -> RoundResult:
         data = self._context.data
         return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
-
-
-def _refuse_single_rows(study: SiteStudy, networks: Networks, rows: int) -> None:
-    """A batch of one row has no variance for a batch norm.
-
-    Raises:
-        BadData: training would meet one.
-    """
-    if not any(isinstance(module, BATCH_NORMS) for network in networks.values() for module in network.modules()):
-        return
-    size = min(study.training.batch_size, rows)
-    if size == 1 or (rows % size == 1 and not study.training.drop_last):
-        raise BadData(
-            f"{rows} training rows in batches of {study.training.batch_size} give a batch of one row, which a batch "
-            "norm cannot learn from",
-            hint="in the study's [training]: `drop_last = true`, or another `batch_size`",
-            code="DECLINED_DATA_INVALID",
-        )

@@ -24,8 +24,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fl_algorithms.engine.algorithm import Context, Downlink, compute_logits
-from fl_algorithms.engine.phases import Prepared, prepared
-from fl_algorithms.engine.session import BATCH_NORMS, OpenRound, SiteSession
+from fl_algorithms.engine.phases import BATCH_NORMS, Prepared, prepared
+from fl_algorithms.engine.session import OpenRound, SiteSession
 from fl_algorithms.engine.training import Batch, Optimizers, Phase, only_trainable, seeded
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Task
@@ -38,7 +38,7 @@ METHODS = (
 )  # fmt: skip
 KNOWN = (
     "optimizer", "learning_rate", "weight_decay", "momentum", "betas", "batch_size", "local_steps", "local_epochs",
-    "drop_last", "optimizer_lifetime", "iterator", "init_private",
+    "drop_last", "optimizer_lifetime", "iterator", "init_private", "sampling",
 )  # fmt: skip
 """The settings of [training] that are followed here; another one must be left as it is by default."""
 PLAIN = "leave out `--engine batched`"
@@ -302,10 +302,15 @@ def _refuse(context: Context, phase: Phase) -> None:
 
 
 def _refuse_unlike_tasks(members: Sequence[Member]) -> None:
-    """One model's loss is taken for all of them. Raises BadData: a site weighs its classes otherwise."""
+    """One model's loss is taken for all of them, row by row. Raises BadData: a site weighs its classes otherwise, or
+    rows are compared with one another.
+    """
     split = members[0].context.data.train
     outputs = compute_logits(members[0].context.algorithm, members[0].context.networks, _table(split.x)[:PROBED])
     said = [member.context.task.losses(outputs, split.y[:PROBED]) for member in members]
+    task = members[0].context.task
+    if not torch.allclose(task.losses(outputs[:1], split.y[:1]), said[0][:1]):
+        raise BadData("the batched engine does not train a loss that compares rows with one another", hint=PLAIN)
     if any(not torch.equal(said[0], other) for other in said[1:]):
         raise BadData(
             "the batched engine does not train a loss that each site weighs by its own rows",
