@@ -240,6 +240,8 @@ def test_a_folder_of_another_study_or_other_data_is_refused(folder: Path) -> Non
     write_table(folder / "data" / "birch" / "train.csv", rows)
     with pytest.raises(BadData, match=r"seed-6 holds a run of something else: data\.birch was"):
         lab(folder, "--out", out, "--seeds", 2)
+    with pytest.raises(BadData, match=r"out holds a run of something else: data\.birch was"):
+        lab(folder, "--out", out)  # all is there, of other data
 
 
 def test_a_folder_that_is_in_use_is_left_alone(folder: Path) -> None:
