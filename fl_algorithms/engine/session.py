@@ -5,7 +5,7 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,12 @@ from fl_algorithms.engine.training import (
     Optimizers,
     Phase,
     Progress,
+    Watch,
     only_trainable,
     run_steps,
     seeded,
     trainable_parameters,
+    watched,
 )
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
@@ -34,7 +36,6 @@ from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
 from wardround.errors import BadData
 
-Watch = Callable[[str, Tensor], object]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -330,7 +331,7 @@ class SiteSession:
                 batches,
                 steps,
                 optimizer,
-                lambda batch: _watched(phase.name, loss(context, batch), watch),
+                lambda batch: watched(phase.name, loss(context, batch), watch),
                 None if after_backward is None else lambda batch: after_backward(context, batch),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
@@ -363,12 +364,6 @@ class SiteSession:
     ) -> RoundResult:
         data = self._context.data
         return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
-
-
-def _watched(phase: str, loss: Tensor, watch: Watch | None) -> Tensor:
-    if watch is not None:
-        watch(phase, loss.detach())
-    return loss
 
 
 def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:

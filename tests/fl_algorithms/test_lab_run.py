@@ -156,6 +156,7 @@ def test_a_run_that_goes_on_in_the_middle_ends_with_the_same_bits(
         assert curves.points == all_points[len(all_points) - len(curves.points) :]
 
 
+@pytest.mark.chaos
 def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder: Path) -> None:
     """kill -9, in the middle of a round."""
     words = ["--set", "study.rounds=20", "--set", "training.local_steps=8"]
