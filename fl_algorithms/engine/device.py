@@ -38,7 +38,7 @@ def deterministic(threads: int) -> Iterator[None]:
     """``make_deterministic`` for a while. On leaving, torch's flags, threads and random generators are as they were."""
     flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     before, state = torch.get_num_threads(), torch.get_rng_state()
-    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     make_deterministic(threads)
     try:
         yield

@@ -14,18 +14,19 @@ from fl_algorithms.engine.training import (
     Networks,
     Phase,
     Progress,
+    Watch,
     clip_gradients,
     only_trainable,
     run_steps,
     seeded,
     trainable_parameters,
+    watched,
 )
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
 from wardround.errors import BadData
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-Watch = Callable[[str, Tensor], object]  # (phase, the loss of a step: a scalar without gradient, on the device)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def run_phase(
             made.batches,
             made.steps,
             optimizer,
-            lambda batch: _watched(phase.name, made.loss(context, batch), watch),
+            lambda batch: watched(phase.name, made.loss(context, batch), watch),
             _after_backward(context, made.parameters),
             None if after_step is None else lambda batch: after_step(context, batch),
             progress,
@@ -132,12 +133,6 @@ def _early_stop(context: Context, phase: Phase, parameters: dict[str, nn.Paramet
         return mean_loss(lambda batch: loss(context, batch), parts())
 
     return EarlyStop(settings, context.networks, parameters, loss_now)
-
-
-def _watched(phase: str, loss: Tensor, watch: Watch | None) -> Tensor:
-    if watch is not None:
-        watch(phase, loss.detach())
-    return loss
 
 
 def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:

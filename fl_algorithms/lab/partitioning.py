@@ -114,11 +114,11 @@ def _by_class(labels: I64, sites: int, alpha: float, random: np.random.RandomSta
 
 def _shares(sites: int, alpha: float, random: np.random.RandomState) -> NDArray[np.float64]:
     """Dir(alpha); where a tiny alpha leaves the floats, its limit: all to one site."""
-    drawn = random.gamma(alpha, size=sites)
-    total = drawn.sum()
-    if not total > 0:
-        return np.eye(sites)[random.randint(sites)]
-    return np.asarray(drawn / total)
+    drawn = np.asarray(random.gamma(alpha, size=sites), dtype=np.float64)
+    if not drawn.any():
+        drawn[random.randint(sites)] = 1
+    shares: NDArray[np.float64] = drawn / drawn.sum()
+    return shares
 
 
 def _shards(labels: I64, sites: int, classes: int, random: np.random.RandomState) -> I64:

@@ -115,10 +115,11 @@ class SeedFolder:
 
     def _add(self, curves: Curves) -> dict[str, int]:
         """Add the curves to their files, durably, and empty them. Returns how long the files are."""
-        for (name, _), rows in zip(TABLES, (curves.points, curves.steps), strict=True):
+        for (name, _), text in zip(TABLES, (written(curves.points), written(curves.steps)), strict=True):
             with closing(durable.AppendFile(self.path / name, tail=0)) as file:
-                file.append(written(rows))
-            rows.clear()
+                file.append(text)
+        curves.points.clear()
+        curves.steps.clear()
         return {name: (self.path / name).stat().st_size for name, _ in TABLES}
 
 

@@ -3,7 +3,6 @@
 What `fl-lab run` does for each seed, in this process or in a worker's. Importing this needs no torch.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ from fl_algorithms.lab.run_folder import FORMAT, SeedFolder, refuse_other
 from fl_algorithms.study import ResolvedStudy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fl_algorithms.engine.session import Checkpoint
     from fl_algorithms.lab.federation import Outcome
-    from fl_algorithms.tasks.base import SiteData
+    from fl_algorithms.tasks.base import SiteData, Task
 
 Progress = Callable[[float, int], None]
 
@@ -67,21 +68,35 @@ class SeedResult:
 
 
 def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
-    """Make the run, from where it was if it is kept somewhere.
+    """Read the sites' data and make the run, from where it was if it is kept somewhere.
 
     Raises:
         BadData: as ``load_sites`` and ``run_federation``; or what is kept there was made of something else.
         UsageProblem: the device is not there.
     """
-    from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
-    from fl_algorithms.lab.federation import load_sites, run_federation
+    from fl_algorithms.lab.federation import load_sites
+
+    wall = time.perf_counter()
+    task = task_of(request.study)
+    return run_read(request, task, load_sites(request.study, task, request.folder), progress, wall)
+
+
+def run_read(
+    request: Request,
+    task: "Task",
+    sites: "Mapping[str, SiteData]",
+    progress: Progress | None = None,
+    begun: float | None = None,
+) -> SeedResult:
+    """The same of data that is read. ``begun``: when that began, on ``time.perf_counter``."""
+    from fl_algorithms.engine.device import device_for
+    from fl_algorithms.engine.partition import specs_of
+    from fl_algorithms.lab.federation import manifest, run_federation
     from fl_algorithms.lab.runs import versions
 
-    wall, study = time.perf_counter(), request.study
+    wall, study = time.perf_counter() if begun is None else begun, request.study
     device = device_for(request.hardware)
-    task = task_of(study)
-    sites = load_sites(study, task, request.folder)
     made_of: dict[str, Any] = {
         "versions": versions(device) | {"threads": str(study.study.threads)},
         "data": {site: data.digest for site, data in sites.items()},
@@ -89,10 +104,9 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
     if request.like:
         refuse_other(request.like, made_of, request.keep or request.folder)
     made_of["study"] = study.document() | {"participation": request.participation.document()}
-    if request.weights is not None:
-        made_of["weights"] = hashlib.sha256(request.weights.read_bytes()).hexdigest()
     curves, kept = Curves(), None if request.keep is None else SeedFolder(request.keep)
     start = start_of(request)
+    made_of["initial"] = manifest(start, specs_of(start)).digest()
     outcome = run_federation(
         study,
         task,
@@ -105,11 +119,12 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
         state=None if kept is None else kept.resume(made_of),
         keep=None if kept is None else lambda _, make: kept.keep(curves, made_of, make),
     )
-    return kept_result(request, outcome, sites, made_of, curves, time.perf_counter() - wall)
+    return kept_result(request, task, outcome, sites, made_of, curves, time.perf_counter() - wall)
 
 
 def kept_result(
     request: Request,
+    task: "Task",
     outcome: "Outcome",
     sites: "Mapping[str, SiteData]",
     made_of: Mapping[str, Any],
@@ -117,7 +132,7 @@ def kept_result(
     seconds: float,
 ) -> SeedResult:
     """The result of a run that has ended, written into its folder if it has one."""
-    record = _record(request, outcome, sites, made_of, seconds)
+    record = _record(request, task, outcome, sites, made_of, seconds)
     if request.keep is None:
         return SeedResult(record, curves, *_files(outcome))
     SeedFolder(request.keep).finish(record, curves, outcome, sites)
@@ -151,8 +166,17 @@ def run_together(requests: Sequence[Request], progress: Progress | None = None) 
     outcomes = run_batched(studies, task, data, progress, [start_of(request) for request in requests], curves)
     seconds = (time.perf_counter() - wall) / len(requests)
     return [
-        kept_result(*one, seconds) for one in zip(requests, outcomes, data, made_of, curves, strict=True)
-    ]  # fmt: skip
+        kept_result(request, task, *one, seconds)
+        for request, *one in zip(requests, outcomes, data, made_of, curves, strict=True)
+    ]
+
+
+def data_digests(study: ResolvedStudy, folder: Path) -> dict[str, str]:
+    """Site -> digest of its data. Raises BadData: as ``load_sites``."""
+    from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.federation import load_sites
+
+    return {site: data.digest for site, data in load_sites(study, task_of(study), folder).items()}
 
 
 def checkpoints_of(record: Mapping[str, Any]) -> "dict[str, dict[str, Checkpoint]]":
@@ -165,10 +189,11 @@ def checkpoints_of(record: Mapping[str, Any]) -> "dict[str, dict[str, Checkpoint
     }
 
 
-def start_of(request: Request) -> "Any":
-    """The initial model, where the request says; None: as the seed draws it."""
+def start_of(request: Request) -> "dict[str, Tensor]":
     if request.weights is None:
-        return None
+        from fl_algorithms.engine.partition import initial_model
+
+        return initial_model(request.study)
     from fl_algorithms.lab.weights import weighted
 
     return weighted(request.study, request.weights).tensors
@@ -176,12 +201,12 @@ def start_of(request: Request) -> "Any":
 
 def _record(
     request: Request,
+    task: "Task",
     outcome: "Outcome",
     sites: "Mapping[str, SiteData]",
     made_of: Mapping[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
-    from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary
     from fl_algorithms.lab.run_state import card
@@ -197,7 +222,7 @@ def _record(
         "versions": made_of["versions"],
         "data": made_of["data"],
         "rows": {site: rows_of(data) for site, data in sites.items()},
-        "baseline": baseline(task_of(request.study), sites),
+        "baseline": baseline(task, sites),
         "warnings": [f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings],
         "limits": limits_summary(outcome.accounts),
         "seconds": seconds,

@@ -11,12 +11,14 @@ from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import run_folder
 from fl_algorithms.lab.executors import NO_CARDS, ExecutorName, Placement, on_ray, processes
 from fl_algorithms.lab.participation import EVERYONE, Participation
-from fl_algorithms.lab.seeds import Request, SeedResult, run_seed, run_together
+from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests, run_seed, run_together
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import TryAgain, UsageProblem, WardroundError
 from wardround.local import durable
 
 EngineName = Literal["plain", "batched"]
+Make = Callable[[Request, Progress | None], SeedResult]
+Digests = Callable[[ResolvedStudy, Path], dict[str, str]]
 Told = Callable[[SeedResult, int], None]  # (a run that is whole, how many of them)
 RoundsTold = Callable[[int, float, str], None]  # (seeds done, rounds of the next one done, its title)
 
@@ -34,6 +36,8 @@ class Plan:
         where: the cards that they have.
         command: what repeats it, for the record.
         engine: "batched" trains all sites and seeds as one batch of models, in this process; its bits are others.
+        make: makes one run; in this process, where it is no function of a module.
+        digests: of each site's data.
     """
 
     study: ResolvedStudy
@@ -48,6 +52,8 @@ class Plan:
     where: Placement = NO_CARDS
     command: str = ""
     engine: EngineName = "plain"
+    make: Make = run_seed
+    digests: Digests = data_digests
 
     @property
     def numbers(self) -> range:
@@ -79,6 +85,9 @@ def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _noth
         for number, seed in enumerate(sorted(done), start=1):
             told(done[seed], number)
         missing = [seed for seed in plan.numbers if seed not in done]
+        if done and not missing:
+            like = {"data": _like(done)["data"]}
+            run_folder.refuse_other(like, {"data": plan.digests(plan.study, plan.folder)}, plan.out or plan.folder)
         failed: list[WardroundError] = []
         for seed, made in _made(plan, missing, _like(done), rounds_told):
             if isinstance(made, WardroundError):
@@ -150,12 +159,12 @@ def _made(
     if plan.jobs == 1 and plan.executor == "processes" and not plan.where.cards:
         for number, seed in enumerate(seeds, start=plan.seeds - len(seeds)):
             title = f"{plan.study.method.name}: seed {seed}"
-            yield seed, run_seed(plan.request(seed, like), lambda done, _, n=number, t=title: rounds_told(n, done, t))  # type: ignore[misc]
+            yield seed, plan.make(plan.request(seed, like), lambda done, _, n=number, t=title: rounds_told(n, done, t))  # type: ignore[misc]
         return
     if not seeds:
         return
     with pool_of(replace(plan, jobs=min(plan.jobs, len(seeds)))) as executor:
-        running = {executor.submit(run_seed, plan.request(seed, like)): seed for seed in seeds}
+        running = {executor.submit(plan.make, plan.request(seed, like), None): seed for seed in seeds}
         for future in as_completed(running):
             try:
                 yield running[future], future.result()

@@ -121,6 +121,7 @@ def test_the_cards_are_those_that_the_environment_leaves_else_all(tmp_path: Path
 # Runs
 
 
+@pytest.mark.chaos
 def test_a_run_in_a_worker_gives_the_digests_of_this_process(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)
     words = ["run", str(tmp_path / "study.toml"), "--data", str(hospitals(tmp_path / "data")), "--json"]

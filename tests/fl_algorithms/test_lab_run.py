@@ -156,6 +156,7 @@ def test_a_run_that_goes_on_in_the_middle_ends_with_the_same_bits(
         assert curves.points == all_points[len(all_points) - len(curves.points) :]
 
 
+@pytest.mark.chaos
 def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder: Path) -> None:
     """kill -9, in the middle of a round."""
     words = ["--set", "study.rounds=20", "--set", "training.local_steps=8"]
@@ -240,6 +241,8 @@ def test_a_folder_of_another_study_or_other_data_is_refused(folder: Path) -> Non
     write_table(folder / "data" / "birch" / "train.csv", rows)
     with pytest.raises(BadData, match=r"seed-6 holds a run of something else: data\.birch was"):
         lab(folder, "--out", out, "--seeds", 2)
+    with pytest.raises(BadData, match=r"out holds a run of something else: data\.birch was"):
+        lab(folder, "--out", out)  # all is there, of other data
 
 
 def test_a_folder_that_is_in_use_is_left_alone(folder: Path) -> None:
