@@ -11,6 +11,7 @@ import typer
 
 from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
+from fl_algorithms.lab.cli_export import export
 from fl_algorithms.lab.cli_partition import partition
 from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.command()(partition)
 app.command()(tune)
+app.command()(export)
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
 SetOption = Annotated[

@@ -38,9 +38,9 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
     files = {
         "report.md": markdown(title, made.blocks).encode(),
         "index.html": rendering.html(Page(title, "Comparison of methods", made.blocks)).encode(),
-        "tests.csv": _csv(significance.TESTS_COLUMNS, significance.tests_csv(results, made.tests)),
-        "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(results))),
-        "tables.csv": _csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
+        "tests.csv": as_csv(significance.TESTS_COLUMNS, significance.tests_csv(results, made.tests)),
+        "scores.csv": as_csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(results))),
+        "tables.csv": as_csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
     }
     for name, picture in made.pictures.items():
         files[f"{name}.png"], files[f"{name}.svg"] = picture.png, picture.svg
@@ -357,7 +357,8 @@ def _split(failure: str) -> tuple[str, str]:
     return f"{row}: {seed}", why
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
