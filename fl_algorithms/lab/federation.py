@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
-from fl_algorithms.engine.device import CPU, Device, deterministic
+from fl_algorithms.engine.device import CPU, Device, at_home, deterministic
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.curves import Curves
@@ -180,7 +180,9 @@ class Run:
                 watch=lambda phase, loss, to=losses: to.setdefault(phase, []).append(loss),
             )
             results[site] = result
-            self.trained(round_number, site, result, {name: torch.stack(of).tolist() for name, of in losses.items()})
+            self.trained(
+                round_number, site, result, {name: at_home(torch.stack(of)).tolist() for name, of in losses.items()}
+            )
             if progress is not None and place + 1 < len(there.accepted):
                 progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
         self.close(round_number, results)
@@ -204,7 +206,14 @@ class Run:
         self._offer(round_number, results)
         try:
             self._model, account = aggregate(
-                self._study, self._aggregator, self._model, round_number, results, self._public_data, self._accounts
+                self._study,
+                self._aggregator,
+                self._model,
+                round_number,
+                results,
+                self._public_data,
+                self._accounts,
+                self._device,
             )
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
@@ -297,6 +306,7 @@ def aggregate(
     results: Mapping[str, RoundResult],
     public_data: PublicData | None = None,
     before: Sequence[Account] = (),
+    device: Device = CPU,
 ) -> tuple[dict[str, Tensor], Account]:
     """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
     are in it.
@@ -304,6 +314,7 @@ def aggregate(
     Args:
         public_data: the public data set, where the coordinator distills.
         before: the accounts of the rounds before.
+        device: where the coordinator distills.
 
     Raises:
         TooFewLeft: fewer updates than the study's quorum are within its limits.
@@ -320,7 +331,7 @@ def aggregate(
 
     def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight))
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight, device))
 
         return _tensors(aggregator.kept_specs, write)
 
