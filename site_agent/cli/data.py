@@ -128,9 +128,12 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Read data as a study would, in an isolated process, and say what the study would make of it."""
+    from site_agent.gateway.exit.enforcement import refuse_plugins
+
     site_state = SiteState(state)
     site = site_state.site().site
     offer = site_state.offer(study)
+    refuse_plugins(offer.plugins, study, site_state.policy)
     checked = handoff.ask(state, records.Check(study=offer.document, site=site, data=name))
     if as_json:
         cli.print_json({"study": study, "data": name, **checked.to_document()})

@@ -20,7 +20,7 @@ from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.exit import egress, receipt_copy
-from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_study
+from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.policy import text
@@ -124,6 +124,7 @@ class CommandHandler:
         Raises:
             UsageProblem: no such study.
             NeedsPerson: the trainer's list of tensors is not the coordinator's.
+            NotPermitted: the policy does not let the study's plug-ins run here.
             WardroundError: what the trainer says.
         """
         offer = self._state.offer(study)
@@ -137,6 +138,7 @@ class CommandHandler:
         return Preview(shown, facts(offer, described), data, self._state.policy.exists())
 
     def _describe(self, offer: Offer, data: str) -> Described:
+        refuse_plugins(offer.plugins, offer.study, self._state.policy)
         return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
@@ -360,6 +362,10 @@ class CommandHandler:
             event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
             data_digest=data.digest, exposure=consent.exposure, by=_in_ledger(person), consent_sha256=consent.digest,
             network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
+            plugins=tuple(
+                entries.PluginRow(name=plugin.name, version=plugin.version, sha256=plugin.sha256)
+                for plugin in consent.plugins
+            ) or None,
         ))  # fmt: skip
         self._ledger.sign()
 
