@@ -162,7 +162,7 @@ def _files(found: metadata.Distribution) -> dict[str, str]:
 
 
 def _counts(path: str) -> bool:
-    """Whether a line of RECORD says something of the wheel that holds on every machine, and of a file of ours to read."""
+    """Whether a line of RECORD says of the wheel what holds on every machine, and of a file below its folder."""
     place = PurePosixPath(path)
     outside = place.is_absolute() or ".." in place.parts or "\\" in path or str(place) != path
     return not (outside or _is_bytecode(path) or (_about(path) and place.name not in ABOUT))

@@ -257,8 +257,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned], [plugins] and [public_data] stand in it where the study uses them; [limits] always, because it
-        holds where nobody wrote it.
+        [networks], [assigned], [plugins] and [public_data] stand in it where the study uses them; [limits] always,
+        because it holds where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.

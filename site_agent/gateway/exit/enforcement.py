@@ -208,7 +208,8 @@ def refuse_plugins(plugins: Sequence[Plugin], study: str, path: Path) -> None:
     denial = first_denial(plugin_decisions(load(path, study), plugins)) if plugins else None
     if denial is not None:
         raise NotPermitted(
-            f"the policy does not let study `{study}` run here: {denial.what}: {denial.rule}; nothing of it was imported",
+            f"the policy does not let study `{study}` run here: {denial.what}: {denial.rule}; "
+            "nothing of it was imported",
             hint=f"if this hospital trusts that code, write the line into `allow` of [plugins] in {path}",
             code="DECLINED_POLICY",
         )
