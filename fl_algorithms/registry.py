@@ -1,19 +1,20 @@
-"""What is installed: a row for each task, network and method.
+"""What is installed: a row for each task, network and method, by one door.
 
 Rows name their implementations as "module:attribute" and import them only when they are used, so reading the registry
 needs no torch: the coordinator and every `--help` can afford it. A study chooses rows by name; it can never name a
-module. Tasks of other distributions come by the entry point ``wardround.tasks``, whose value is a ``TaskRow``.
+module. ``row_of`` looks among ours first, then asks the plug-ins (``fl_algorithms.plugins``): none can take the name of
+one of ours, and one that cannot be imported is met by the studies that use it alone.
 """
 
 import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
-from fl_algorithms import methods
+from fl_algorithms import methods, plugins
+from fl_algorithms.plugins import Use, load
 from fl_algorithms.rows import IMAGES, MASKS, SHARE, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.models import (
@@ -33,25 +34,54 @@ from fl_algorithms.settings.vision import (
     VisionSettings,
 )
 from wardround.errors import BadData
-from wardround.records.study import Named
+from wardround.records.study import Named, StudyFile
+
+Row = TypeVar("Row", bound=TaskRow | ModelRow | MethodRow)
+
+
+class Rows(Mapping[str, Row], Generic[Row]):
+    """Our own rows of a kind, by name; ``find`` also knows those of plug-ins."""
+
+    def __init__(self, kind: str, form: type[Row], own: Iterable[Row]) -> None:
+        self.kind = kind
+        self._form = form
+        self._own = {row.name: row for row in own}
+
+    def __getitem__(self, name: str) -> Row:
+        return self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def find(self, name: str) -> Row | None:
+        """Ours of that name, or a plug-in's, which is imported; None where nobody has it. Raises as ``plugins.row``."""
+        return self._own.get(name) or plugins.row(Use(self.kind, name), self._form)
+
+    def names(self) -> list[str]:
+        """All of them. Imports no plug-in."""
+        return sorted({*self._own, *plugins.names(self.kind)})
 
 
 @functools.cache
-def installed_methods() -> Mapping[str, MethodRow]:
-    """The methods by name: each package in ``fl_algorithms.methods`` that has ``ROWS``."""
-    rows: dict[str, MethodRow] = {}
+def installed_methods() -> Rows[MethodRow]:
+    """The methods: each package in ``fl_algorithms.methods`` that has ``ROWS``."""
+    rows: list[MethodRow] = []
     for package in pkgutil.iter_modules(methods.__path__):
         if package.ispkg:
             module = importlib.import_module(f"{methods.__name__}.{package.name}")
-            rows |= {row.name: row for row in getattr(module, "ROWS", ())}
-    return rows
+            rows += getattr(module, "ROWS", ())
+    return Rows("method", MethodRow, rows)
 
 
 METHODS = installed_methods()
 
-MODELS: Mapping[str, ModelRow] = {
-    row.name: row
-    for row in (
+MODELS: Rows[ModelRow] = Rows(
+    "model",
+    ModelRow,
+    (
         ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
         ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
         ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
@@ -80,8 +110,8 @@ MODELS: Mapping[str, ModelRow] = {
             )
         ),
         ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
-    )
-}
+    ),
+)
 
 TABULAR = TaskRow(
     name="tabular",
@@ -110,41 +140,32 @@ SEGMENTATION = TaskRow(
 )
 
 
-@functools.cache  # a scan of the installed distributions takes milliseconds
-def tasks() -> dict[str, TaskRow]:
-    """The installed tasks by name: ours, and those that other distributions bring.
+TASKS: Rows[TaskRow] = Rows("task", TaskRow, (TABULAR, IMAGE_CLASSES, SEGMENTATION))
+
+
+def tasks() -> Rows[TaskRow]:
+    """The installed tasks."""
+    return TASKS
+
+
+def row_of(rows: Rows[Row], table: Named, kind: str, source: str) -> Row:
+    """The row that ``table`` names.
 
     Raises:
-        BadData: an entry point does not lead to a ``TaskRow`` of its name.
+        BadData: nothing of that name is installed, or a plug-in's cannot be had: see ``plugins.row``.
     """
-    found = {row.name: row for row in (TABULAR, IMAGE_CLASSES, SEGMENTATION)}
-    for entry in entry_points(group="wardround.tasks"):
-        if entry.name in found:
-            continue
-        row = entry.load()
-        if not isinstance(row, TaskRow) or row.name != entry.name:
-            raise BadData(
-                f"the installed task `{entry.name}` ({entry.value}) is not a TaskRow of that name",
-                hint="uninstall that distribution, or ask whoever made it",
-            )
-        found[entry.name] = row
-    return found
+    row = rows.find(table.name)
+    if row is None:
+        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows.names()))
+    return row
 
 
-def load(implementation: str) -> Any:
-    """What "module:attribute" of a row leads to. Never called with a name that came from outside the catalog."""
-    module, _, attribute = implementation.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-Row = TypeVar("Row", TaskRow, ModelRow, MethodRow)
-
-
-def row_of(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
-    """The row that ``table`` names. Raises BadData: nothing of that name is installed."""
-    if table.name not in rows:
-        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows))
-    return rows[table.name]
+def uses(study: StudyFile) -> list[Use]:
+    """The rows that a study names and that are not ours. Imports nothing."""
+    named = [("task", study.task), ("method", study.algorithm)]
+    named += [("model", model) for model in (study.model, *study.networks.values())]
+    own: dict[str, Mapping[str, object]] = {"task": TASKS, "model": MODELS, "method": METHODS}
+    return sorted({Use(kind, table.name) for kind, table in named if table.name not in own[kind]}, key=str)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -152,3 +173,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(names)}"
+
+
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "TASKS",
+    "Rows",
+    "installed_methods",
+    "load",
+    "nearest",
+    "row_of",
+    "tasks",
+    "uses",
+]

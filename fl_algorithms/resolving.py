@@ -3,12 +3,13 @@
 What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
+from fl_algorithms import plugins
 from fl_algorithms.catalog import each_network, method, model, settings_of, task
 from fl_algorithms.methods.distillation import DistillationSettings
 from fl_algorithms.methods.feddf import FedDfSettings
 from fl_algorithms.methods.settings import HeadSettings, MethodSettings
-from fl_algorithms.registry import MODELS, nearest, row_of
-from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, TaskRow
+from fl_algorithms.registry import MODELS, nearest, row_of, uses
+from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, MEAN, VAL_LOSS, MethodRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
@@ -30,10 +31,12 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
-            have, a network that does not take the task's data, a network, a training or a public data set that lacks
-            what the method needs, images of several sizes where it needs one, an assignment of a network that the study
-            does not have or to a site that is not in it, or a method that runs only in the lab.
+            have, a plug-in that cannot be had or pinned, a network that does not take the task's data, a network, a
+            training or a public data set that lacks what the method needs, images of several sizes where it needs one,
+            an assignment of a network that the study does not have or to a site that is not in it, or a method that
+            runs only in the lab.
     """
+    pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
     if method_row.lab_only and not lab:
@@ -64,6 +67,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "reported": reported,
             "limits": _filled(study),
             "public_data": study.public_data if method_row.public_data else None,
+            "plugins": plugins.with_method(pinned, method_row, own=method_row.server_as_set(method_settings) != MEAN),
         }
     )
 

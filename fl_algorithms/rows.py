@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.methods.settings import MeanSettings, MethodSettings, ServerSettings
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.records.schema import Strict
 
@@ -12,6 +12,7 @@ LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is fur
 SHARE = (0.0, 1.0)
 PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
 SITES, COORDINATOR = "sites", "coordinator"
+MEAN = "fl_algorithms.server.mean:mean"  # the server aggregator of most methods
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
 # image of which every pixel is judged
 
@@ -77,7 +78,7 @@ class MethodRow:
     private: str
     client: str
     settings: type[MethodSettings] = MeanSettings
-    server: str = "fl_algorithms.server.mean:mean"
+    server: str = MEAN
     one_global_model: bool = False
     needs: frozenset[str] = frozenset()
     plain_sgd: bool = False
@@ -88,3 +89,9 @@ class MethodRow:
     personalized: str = ""
     public_data: str = ""
     lab_only: bool = False
+
+    def server_as_set(self, settings: MethodSettings) -> str:
+        """Where the server aggregator is: this method's, or the server optimizer that ``settings`` wrap it in."""
+        if isinstance(settings, ServerSettings) and settings.server is not None:
+            return "fl_algorithms.methods.fedopt.server:fedopt"
+        return self.server

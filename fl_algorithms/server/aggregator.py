@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms import catalog, registry
-from fl_algorithms.methods.settings import ServerSettings
 from fl_algorithms.rows import COORDINATOR
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -169,11 +168,8 @@ def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
         upload: what its initial model holds, and each update too, unless networks are unlike.
     """
     _, _, settings = catalog.settings_of(study)
-    implementation = catalog.method(study).server
-    if isinstance(settings, ServerSettings) and settings.server is not None:
-        implementation = "fl_algorithms.methods.fedopt.server:fedopt"
     distills = catalog.method(study).public_data == COORDINATOR  # with networks as the study describes them
-    make = registry.load(implementation)
+    make = registry.load(catalog.method(study).server_as_set(settings))
     aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
     return aggregator
 

@@ -1,9 +1,6 @@
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,43 +233,6 @@ def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, An
     assert (refusal.value.message, refusal.value.hint) == (message, hint)
 
 
-@pytest.fixture
-def scanned_anew() -> Iterator[None]:
-    """The scan of the installed distributions is kept for a process's life; here it is made again, and after."""
-    registry.tasks.cache_clear()
-    yield
-    registry.tasks.cache_clear()
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    assert registry.tasks() == {
-        "tabular": registry.TABULAR,
-        "images": registry.IMAGE_CLASSES,
-        "segmentation": registry.SEGMENTATION,
-        "spirometry": row,
-    }
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
-    told = {"metrics": ["val_loss", "accuracy"]}
-    with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables(reported=told)))
-    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be reported"
-    hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
-    assert (refusal.value.message, refusal.value.hint) == (said, hint)
-    ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
-    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": ranged})
-    found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
-    assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
-
-
 def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
     told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
     study = resolve(StudyFile.model_validate(study_tables(reported=told)))
@@ -285,16 +245,6 @@ def test_every_metric_of_our_own_tasks_has_a_range() -> None:
     for row in (registry.TABULAR, registry.IMAGE_CLASSES, registry.SEGMENTATION):
         assert all(row.range_of(name) == (0.0, 1.0) for name in row.metrics)
         assert row.range_of("val_loss") == (0.0, 1e6)
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    with pytest.raises(BadData) as refusal:
-        registry.tasks()
-    said = "the installed task `spirometry` (elsewhere:ROW) is not a TaskRow of that name"
-    assert (refusal.value.message, refusal.value.hint) == (said, "uninstall that distribution, or ask whoever made it")
 
 
 @pytest.mark.parametrize("name", ["heart_disease.toml", "breast_cancer.toml"])
