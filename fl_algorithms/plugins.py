@@ -16,8 +16,8 @@ from fl_algorithms import pinned_imports
 from fl_algorithms.rows import MethodRow, ModelRow, TaskRow
 from wardround.errors import BadData, WardroundError
 from wardround.local import distributions
-from wardround.local.distributions import Distribution, EntryPoint
-from wardround.records.plugins import MISMATCH, Plugin, PluginMethod, PluginSection, refuse_other, refuse_unpinned
+from wardround.local.distributions import MISMATCH, Distribution, EntryPoint
+from wardround.records.plugins import Plugin, PluginMethod, PluginSection, refuse_other, refuse_unpinned
 from wardround.terminal import escaped
 
 GROUPS = {"task": "wardround.tasks", "model": "wardround.models", "method": "wardround.methods"}

@@ -24,6 +24,7 @@ LONGEST_RECORD = 16 * 1024 * 1024  # characters
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")  # of a distribution, normalized
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 OURS = "wardround"
+MISMATCH = "DECLINED_MODEL_MISMATCH"
 OUR_PACKAGES = frozenset({"wardround", "coordinator", "site_agent", "fl_algorithms"})
 AT_EVERY_START = frozenset({"sitecustomize.py", "usercustomize.py"})  # and *.pth: each Python process executes them
 ABOUT = frozenset({"METADATA", "entry_points.txt"})  # what counts of its own folder of metadata
@@ -121,9 +122,11 @@ def refuse_changed(distribution: Distribution) -> None:
         found = _sha256(distribution.folder / path)
         if found != wanted:
             how = f"has SHA-256 {found[:12]}…, installed was {wanted[:12]}…" if found else "cannot be read"
-            raise BadData(f"{distribution}: its file `{path}` {how}", hint=again)
+            raise BadData(f"{distribution}: its file `{path}` {how}", hint=again, code=MISMATCH)
     for path in _among_packages(distribution):
-        raise BadData(f"{distribution}: `{path}` lies among its files and did not come with it", hint=again)
+        raise BadData(
+            f"{distribution}: `{path}` lies among its files and did not come with it", hint=again, code=MISMATCH
+        )
 
 
 def _among_packages(distribution: Distribution) -> Iterator[str]:

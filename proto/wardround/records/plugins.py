@@ -9,11 +9,10 @@ from pydantic import Field, field_validator, model_validator
 
 from wardround.errors import BadData
 from wardround.local import distributions
-from wardround.local.distributions import NAME, VERSION, Distribution
+from wardround.local.distributions import MISMATCH, NAME, VERSION, Distribution
 from wardround.records.schema import Strict
 
 MOST = 64  # plug-ins of one study
-MISMATCH = "DECLINED_MODEL_MISMATCH"
 ROW = r"^(task|model|method) [^\s`]{1,60}$"
 
 
