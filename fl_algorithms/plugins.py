@@ -10,10 +10,11 @@ what was installed (``pinned_imports``). No torch.
 import importlib
 import logging
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fl_algorithms import pinned_imports
-from fl_algorithms.rows import MethodRow, ModelRow, TaskRow
+from fl_algorithms.methods.settings import MethodSettings
+from fl_algorithms.rows import COORDINATOR, MEAN, MethodRow, ModelRow, TaskRow
 from wardround.errors import BadData, WardroundError
 from wardround.local import distributions
 from wardround.local.distributions import MISMATCH, Distribution, EntryPoint
@@ -107,14 +108,13 @@ def verify(uses: list[Use], pinned: dict[str, PluginSection]) -> None:
         pinned_imports.admit(refuse_other(Plugin(name=name, version=section.version, sha256=section.sha256)))
 
 
-def with_method(pinned: dict[str, PluginSection], row: MethodRow, *, own: bool) -> dict[str, PluginSection]:
-    """The pins, and in that of the plug-in which brings the method what a coordinator must know of it.
-
-    Args:
-        own: whether it aggregates otherwise than by the mean.
-    """
+def with_method(pinned: dict[str, PluginSection], row: MethodRow, settings: MethodSettings) -> dict[str, PluginSection]:
+    """The pins, and in that of the plug-in which brings the method what a coordinator must know of it."""
     brings = str(Use("method", row.name))
-    about = PluginMethod(aggregates="own" if own else "mean", one_global_model=row.one_global_model)
+    aggregates: Literal["mean", "own"] = "mean" if (settings.server_wrapper or row.server) == MEAN else "own"
+    about = PluginMethod(
+        aggregates=aggregates, one_global_model=row.one_global_model, distills=row.public_data == COORDINATOR
+    )
     return {
         name: section.model_copy(update={"method": about}) if brings in section.brings else section
         for name, section in pinned.items()

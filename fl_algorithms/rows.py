@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_algorithms.methods.settings import MeanSettings, MethodSettings, ServerSettings
+from fl_algorithms.methods.settings import MeanSettings, MethodSettings
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.records.schema import Strict
 
@@ -89,9 +89,3 @@ class MethodRow:
     personalized: str = ""
     public_data: str = ""
     lab_only: bool = False
-
-    def server_as_set(self, settings: MethodSettings) -> str:
-        """Where the server aggregator is: this method's, or the server optimizer that ``settings`` wrap it in."""
-        if isinstance(settings, ServerSettings) and settings.server is not None:
-            return "fl_algorithms.methods.fedopt.server:fedopt"
-        return self.server

@@ -12,13 +12,15 @@ from coordinator.models.kept import manifest_of
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
+from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Round, Rules, StudyState
-from fl_algorithms import catalog
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.offer import StudyOffer
+from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
@@ -46,13 +48,14 @@ class Study:
 
     Attributes:
         manifest: of the initial model: what every update holds; of unlike networks, its site's part.
+        allowed: whose code may run at this coordinator beside ours.
         newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
     """
 
     name: str
     revision: int
     digest: str
-    file: StudyFile
+    resolved: ResolvedStudy
     manifest: Manifest
     state: StudyState
     newest: str
@@ -61,6 +64,7 @@ class Study:
     best: BestGlobal = field(default_factory=BestGlobal)
     best_digest: str = ""
     saved: Saved = field(default_factory=Saved)
+    allowed: PluginTable = field(default=PluginTable(), compare=False)
 
     @property
     def initial(self) -> str:
@@ -69,11 +73,11 @@ class Study:
     @property
     def offer(self) -> StudyOffer:
         """The study as it is offered to its sites now."""
-        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.resolved.file, self.manifest)
 
     @property
     def rules(self) -> Rules:
-        section = self.file.study
+        section = self.resolved.study
         return Rules(section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s)
 
     @property
@@ -83,7 +87,7 @@ class Study:
     @property
     def bytes_per_update(self) -> int:
         """Of the largest, where sites' networks are unlike each other."""
-        parts = [own_tensors(self.file, site, self.shared).values() for site in self.rules.sites]
+        parts = [own_tensors(self.resolved.file, site, self.shared).values() for site in self.rules.sites]
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @cached_property
@@ -92,8 +96,10 @@ class Study:
 
         Raises:
             BadData: the method as it is installed now does not know the study's settings.
+            WardroundError: it is a plug-in's, and may not run here: see ``plugins.admit_allowed``.
         """
-        return server_aggregator(self.file, self.shared)
+        admit_allowed(self.resolved, self.allowed)
+        return server_aggregator(self.resolved, self.shared)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:
@@ -117,7 +123,7 @@ class Study:
         """The best global model is known after ``ended``: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.file.limits.max_weight)
+        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.resolved.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
     def row(self) -> tables.Study:
@@ -125,23 +131,25 @@ class Study:
         saved = self.saved
         state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         return tables.Study(
-            name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.file.document()),
+            name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.resolved.document()),
             initial=self.initial, newest=self.newest, state=json.dumps(state), created_s=self.created_s,
             best=json.dumps({**self.best.document(), "digest": self.best_digest}),
         )  # fmt: skip
 
 
-def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
+def new_study(
+    file: ResolvedStudy, manifest: Manifest, revision: int, created_s: int, allowed: PluginTable = PluginTable()
+) -> Study:
     """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
-        name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest,
-        state=StudyState(), newest=digest, one_global_model=catalog.method(file).one_global_model,
-        created_s=created_s,
+        name=file.study.name, revision=revision, digest=file.digest(digest), resolved=file, manifest=manifest,
+        state=StudyState(), newest=digest, one_global_model=file.one_global_model,
+        created_s=created_s, allowed=allowed,
     )  # fmt: skip
 
 
-def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
+def load_studies(store: Store, allowed: PluginTable = PluginTable()) -> tuple[dict[str, Study], dict[str, str]]:
     """The latest revision of every study; and of those whose record is damaged, in what way."""
     studies: dict[str, Study] = {}
     unreadable: dict[str, str] = {}
@@ -149,7 +157,7 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
         in_order = sa.select(tables.Study).order_by(tables.Study.name, tables.Study.revision)
         for row in session.scalars(in_order):  # the later revision replaces the earlier
             try:
-                studies[row.name] = study_from_row(session, row)
+                studies[row.name] = study_from_row(session, row, allowed)
                 unreadable.pop(row.name, None)
             except StorageFailed:
                 raise
@@ -160,10 +168,10 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
     return studies, unreadable
 
 
-def study_from_row(session: Session, row: tables.Study) -> Study:
+def study_from_row(session: Session, row: tables.Study, allowed: PluginTable) -> Study:
     """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
-    file = StudyFile.from_document(json.loads(row.document), f"study {row.name}")
-    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
+    file = ResolvedStudy(StudyFile.from_document(json.loads(row.document), f"study {row.name}"))
+    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s, allowed)
     kept, best = json.loads(row.state), json.loads(row.best)
     return replace(
         study, digest=row.digest, newest=row.newest, state=StudyState.from_document(kept["state"]),

@@ -55,9 +55,9 @@ def test_resolving_writes_which_code_of_others_the_study_runs(folder: Path) -> N
     study = resolve(written())
     pin = {"version": "1.2", "sha256": found().sha256, "brings": ["model lungnet"]}
     assert study.document()["plugins"] == {"lungnets": pin}
-    assert resolve(study) == study
+    assert resolve(study.file) == study
     assert resolve(StudyFile.from_document(study.document())).document() == study.document()
-    assert study.model.settings["hidden"] == [3]
+    assert study.model.settings.model_dump()["hidden"] == (3,)
     assert "plugins" not in resolve(StudyFile.model_validate(study_tables())).document()
 
 
@@ -68,7 +68,7 @@ def test_another_wheel_of_the_same_version_is_another_study(folder: Path) -> Non
         install(folder, files={**FILES, "lungnets/network.py": FILES["lungnets/network.py"] + "# changed\n"})
         second = resolve(written())
         assert first.digest("ab") != second.digest("ab")
-        message, _ = refusal(first)
+        message, _ = refusal(first.file)
     assert message.startswith("plug-in lungnets 1.2 has SHA-256 ")
     assert message.endswith(": another build under one version")
 
@@ -82,7 +82,7 @@ def test_a_plugin_brings_tasks_and_methods_too(folder: Path) -> None:
     tables |= {"task": {**tables["task"], "name": "lungs"}, "algorithm": {"name": "fedlung"}, "model": MODEL}
     pins = resolve(StudyFile.model_validate(tables)).document()["plugins"]
     assert pins["kidneys"]["brings"] == ["method fedlung", "task lungs"]
-    assert pins["kidneys"]["method"] == {"aggregates": "mean", "one_global_model": True}
+    assert pins["kidneys"]["method"] == {"aggregates": "mean", "one_global_model": True, "distills": False}
     assert list(pins) == ["kidneys", "lungnets"]
     assert "method" not in pins["lungnets"]
 
@@ -178,8 +178,8 @@ def test_a_link_to_sources_runs_in_the_lab_alone_with_a_warning(folder: Path, ca
     assert [record.getMessage() for record in caplog.records] == [
         f"plug-in lungnets 1.2: {why}; this runs in the lab alone"
     ]
-    assert resolve(study, lab=True) == study
-    for refused in (study, written()):
+    assert resolve(study.file, lab=True) == study
+    for refused in (study.file, written()):
         message, hint = refusal(refused)
         assert message == f"plug-in lungnets 1.2 cannot be pinned: {why}"
         assert hint == "build a wheel of it (`pip wheel --no-deps DIR`) and install that"

@@ -22,10 +22,12 @@ class PluginMethod(Strict):
     Attributes:
         aggregates: "mean", or "own": by code of the plug-in, which the coordinator must have and allow.
         one_global_model: whether its sites' losses judge one model.
+        distills: whether the coordinator distills on the study's public data set.
     """
 
     aggregates: Literal["mean", "own"] = "mean"
     one_global_model: bool = Field(default=False, strict=True)
+    distills: bool = Field(default=False, strict=True)
 
 
 class PluginSection(Strict):
