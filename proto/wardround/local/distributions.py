@@ -82,9 +82,10 @@ def normalized(name: str) -> str:
 def find(name: str) -> Distribution | None:
     """The installed distribution of that name; None where there is none. Read anew each time."""
     try:
-        return described(metadata.distribution(name))
+        found = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
+    return described(found) if _name(found) else None  # a folder of metadata that was left without any
 
 
 def entry_points(group: str) -> list[EntryPoint]:
