@@ -1,6 +1,7 @@
 """A hospital and code of others: who says that it may run here, and where it is named."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 from site_agent.cli.main import app
 from site_agent.gateway.policy.policy import parse
 from site_agent.gateway.policy.text import differences
-from tests.plugin_world import found, install, link, on_the_path
+from tests.plugin_world import FILES, found, install, link, on_the_path
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import STUDY, SiteWorld, document
 from tests.site_agent.test_cli_policy import edit
+from tests.site_agent.trainer_world import Hospital
 from wardround.errors import BadData, NotPermitted
 
 POLICY = """
@@ -146,3 +148,47 @@ def test_how_two_policies_differ_names_the_plugin() -> None:
     new = parse((POLICY + allow).encode(), Path("new.toml"))
     assert not old.plugins.allow
     assert differences(old, new) == [f"plugins.allow: now name lungnets, version 1.2, sha256 {'ab' * 32}"]
+
+
+BROKEN = "import nosuchthing\n"
+NO_ROW = "LUNGNET = 4711\n"
+
+
+@pytest.mark.parametrize(
+    ("init", "message", "hint"),
+    [
+        (
+            None, "plug-in lungnets 1.2 is not installed here",
+            "`pip install --no-deps lungnets==1.2` where the trainer runs",
+        ),
+        (
+            BROKEN, "plug-in lungnets 1.2 cannot be imported (lungnets:LUNGNET): ModuleNotFoundError: No module named "
+            "'nosuchthing'",
+            "install it again with what it needs: `pip install --force-reinstall lungnets==1.2`; other studies are not "
+            "affected",
+        ),
+        (
+            NO_ROW, "plug-in lungnets 1.2: its entry point `lungnet` in wardround.models (lungnets:LUNGNET) is no "
+            "ModelRow of that name",
+            "tell whoever made it, or `pip uninstall lungnets`; other studies are not affected",
+        ),
+    ],
+    ids=["not installed at this site", "import error", "no row"],
+)  # fmt: skip
+def test_a_plugin_that_cannot_be_had_stops_its_study_alone(
+    tmp_path: Path, folder: Path, init: str | None, message: str, hint: str
+) -> None:
+    hospital = Hospital.make(tmp_path, "fedavg")
+    if init is None:
+        pinned = found().sha256
+        shutil.rmtree(folder)
+    else:
+        install(folder, files={**FILES, "lungnets/__init__.py": init})
+        pinned = found().sha256
+    pin = {"version": "1.2", "sha256": pinned, "brings": ["model lungnet"]}
+    study = {**hospital.document, "model": {"name": "lungnet"}, "plugins": {"lungnets": pin}}
+    with pytest.raises(BadData) as refusal:
+        hospital.ask("describe", study=study, site="north")
+    assert (refusal.value.message, refusal.value.hint) == (message, hint)
+    assert refusal.value.code == "DECLINED_MODEL_MISMATCH"
+    assert hospital.ask("describe", study=hospital.document, site="north")["model"] == "mlp"
