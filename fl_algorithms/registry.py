@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from fl_algorithms import methods, plugins
 from fl_algorithms.plugins import Use, load
-from fl_algorithms.rows import IMAGES, MASKS, SHARE, MethodRow, ModelRow, TaskRow
+from fl_algorithms.rows import IMAGES, MASKS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.models import (
     BallastSettings,
@@ -23,7 +23,13 @@ from fl_algorithms.settings.models import (
     MlpSettings,
 )
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.tabular import (
+    MultilabelSettings,
+    RegressionSettings,
+    SurvivalSettings,
+    TabularSettings,
+)
+from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
     MonaiUnetSettings,
@@ -113,34 +119,27 @@ MODELS: Rows[ModelRow] = Rows(
     ),
 )
 
-TABULAR = TaskRow(
-    name="tabular",
-    settings=TabularSettings,
-    implementation="fl_algorithms.tasks.tables.tabular:TabularTask",
-    metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
-    ranges={"accuracy": SHARE, "balanced_accuracy": SHARE, "auc": SHARE, "macro_f1": SHARE},
-)
-
+TABLES = "fl_algorithms.tasks.tables.tabular"
+TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
+REGRESSION = TaskRow("regression", RegressionSettings, f"{TABLES}:TableTask", NUMBER_METRICS, ranges=RANGES)
+MULTILABEL = TaskRow("multilabel", MultilabelSettings, f"{TABLES}:TableTask", LABEL_METRICS, ranges=RANGES)
+SURVIVAL = TaskRow("survival", SurvivalSettings, f"{TABLES}:TableTask", SURVIVAL_METRICS, ranges=RANGES)
 IMAGE_CLASSES = TaskRow(
-    name="images",
-    settings=ImageSettings,
-    implementation="fl_algorithms.tasks.images.classification:ImageTask",
-    metrics=TABULAR.metrics,
-    gives=IMAGES,
-    ranges=TABULAR.ranges,
+    "images",
+    ImageSettings,
+    "fl_algorithms.tasks.images.classification:ImageTask",
+    CLASS_METRICS,
+    IMAGES,
+    RANGES,
+    classes=True,
 )
-
 SEGMENTATION = TaskRow(
-    name="segmentation",
-    settings=SegmentationSettings,
-    implementation="fl_algorithms.tasks.images.segmentation:SegmentationTask",
-    metrics=("dice",),
-    gives=MASKS,
-    ranges={"dice": SHARE},
-)
+    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
+    RANGES,
+)  # fmt: skip
 
 
-TASKS: Rows[TaskRow] = Rows("task", TaskRow, (TABULAR, IMAGE_CLASSES, SEGMENTATION))
+TASKS: Rows[TaskRow] = Rows("task", TaskRow, (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION))
 
 
 def tasks() -> Rows[TaskRow]:

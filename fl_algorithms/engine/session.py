@@ -6,13 +6,13 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
+from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, validation_loss
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
@@ -31,7 +31,7 @@ from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
 from wardround.errors import BadData
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -46,6 +46,7 @@ class Checkpoint:
         round: the round whose model it is; of "best_local", for a method that judges models right after training, the
             round in which it was trained.
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
+        fit: what ``Task.fit_outputs`` gave for it: a threshold, a baseline hazard. It stays at the site.
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
         scores: every metric on ``split``; None where undefined.
@@ -59,6 +60,7 @@ class Checkpoint:
     split: str
     val_loss: float | None
     scores: dict[str, float | None]
+    fit: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,16 +109,20 @@ class Restored:
         return compute_logits(self._algorithm, self.networks, x)
 
     def probabilities(self, x: Inputs) -> Tensor:
-        """(n, classes) for ``x`` (n, features)."""
+        """(n, classes) for ``x`` (n, features). For a task of classes."""
+        assert isinstance(self._task, Classifies)
         return self._task.probabilities(self.logits(x))
 
 
 @dataclass(frozen=True)
 class _Judgement:
-    """The loss of a split, None where it is not finite, and the task's metrics."""
+    """The loss of the validation split, None where it is not finite, the task's metrics on it, and what was fitted to
+    the outputs for it.
+    """
 
     loss: float | None
     metrics: dict[str, float | None]
+    fit: dict[str, Any]
 
 
 class SiteSession:
@@ -210,7 +216,7 @@ class SiteSession:
         metrics, checkpoints = self._receive(round_number, base)
         if (tuning := context.settings.fine_tuning) is not None:
             copies = fine_tuned(context, context.networks, tuning)
-            judged = self._judge(copies, context.data.validation)
+            judged = self._judge(copies)
             checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
         return self._result({}, metrics, checkpoints)
 
@@ -229,7 +235,7 @@ class SiteSession:
         context = self._context
         context.base = context.device.bring_all(best)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks, context.data.validation)
+        judged = self._judge(context.networks)
         return (self._checkpoint("best_global", best_round, context.networks, judged),)
 
     def export_state(self) -> SessionState:
@@ -281,7 +287,7 @@ class SiteSession:
         context = self._context
         context.round_number, context.base = round_number, context.device.bring_all(base)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks, context.data.validation)
+        judged = self._judge(context.networks)
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
             checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
@@ -292,7 +298,7 @@ class SiteSession:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces."""
         best: list[Checkpoint] = []
         for candidate in self._context.algorithm.candidates(self._context, trained):
-            judged = self._judge(candidate.networks, self._context.data.validation)
+            judged = self._judge(candidate.networks)
             if candidate.pool != self._best_pool:
                 self._best_pool, self._best_loss = candidate.pool, None
             if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
@@ -328,19 +334,25 @@ class SiteSession:
             )
         context.steps += steps
 
-    def _judge(self, networks: Networks, split: Split) -> _Judgement:
-        context = self._context
+    def _judge(self, networks: Networks) -> _Judgement:
+        """The networks on the validation split."""
+        context, split = self._context, self._context.data.validation
         logits = compute_logits(context.algorithm, networks, split.x)
         loss = validation_loss(logits, split, context.task, context.study)
-        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y))
+        fit = fit_outputs(context, networks, logits)
+        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y, fit), fit)
 
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
         """The networks as they are now. ``judged`` is what the validation split said of them."""
-        data, metric = self._context.data, self._context.task.headline
-        scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
+        data, task = self._context.data, self._context.task
+        scores, metric = judged.metrics, task.headline
+        if data.test is not None:
+            scores = task.metrics(
+                compute_logits(self._context.algorithm, networks, data.test.x), data.test.y, judged.fit
+            )
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
         split = "validation" if data.test is None else "test"
-        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
+        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores, judged.fit)
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]

@@ -12,6 +12,7 @@ from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored, SessionState
+from fl_algorithms.settings.targets import CLASS_METRICS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
@@ -181,7 +182,7 @@ def test_the_initial_model_is_judged_but_is_no_checkpoint() -> None:
     study = toy_study()
     result = session_of(study).train(1, start_of(study))
     assert result.metrics["val_loss"] is not None
-    assert set(result.metrics) == {"val_loss", "accuracy", "balanced_accuracy", "auc", "macro_f1"}
+    assert set(result.metrics) == {"val_loss", *CLASS_METRICS}
     assert result.checkpoints == ()
     assert (result.num_examples, result.num_validation) == (22, 9)
 
