@@ -17,6 +17,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from wardround.errors import NeedsPerson
 from wardround.local.distributions import Distribution, refuse_changed
@@ -95,6 +96,19 @@ def admit(distribution: Distribution) -> None:
 def admitted() -> list[Distribution]:
     """What was admitted to this process."""
     return list(_FINDER.admitted.values())
+
+
+class Admitted:
+    """What this process admitted. Where it is unpickled, that is admitted too, before what is unpickled after it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _admit_again, (tuple(admitted()),)
+
+
+def _admit_again(distributions: tuple[Distribution, ...]) -> Admitted:
+    for distribution in distributions:
+        admit(distribution)
+    return Admitted()
 
 
 def _spec(fullname: str, distribution: Distribution) -> ModuleSpec | None:
