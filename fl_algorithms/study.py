@@ -104,9 +104,14 @@ class ResolvedStudy:
     @cached_property
     def method(self) -> Choice[MethodRow, MethodSettings]:
         """Raises BadData: there is none of that name, or settings that it does not have."""
-        row = row_of(METHODS, self.file.algorithm, "algorithm", self.source)
+        row = self.method_row
         settings = check(row.settings, self.file.algorithm.settings, self.source, "algorithm")
         return Choice(row, settings.filled(self.study.rounds))
+
+    @cached_property
+    def method_row(self) -> MethodRow:
+        """The method's row, whatever its settings are. Raises BadData: there is none of that name."""
+        return row_of(METHODS, self.file.algorithm, "algorithm", self.source)
 
     @property
     def brought_method(self) -> PluginMethod | None:
@@ -118,13 +123,13 @@ class ResolvedStudy:
     def one_global_model(self) -> bool:
         """Whether the sites' losses judge one model. Imports no plug-in."""
         brought = self.brought_method
-        return self.method.row.one_global_model if brought is None else brought.one_global_model
+        return self.method_row.one_global_model if brought is None else brought.one_global_model
 
     @property
     def distills(self) -> bool:
         """Whether its method distills at the coordinator. Imports no plug-in."""
         brought = self.brought_method
-        return self.method.row.public_data == COORDINATOR if brought is None else brought.distills
+        return self.method_row.public_data == COORDINATOR if brought is None else brought.distills
 
     @property
     def coordinators_plugins(self) -> tuple[Plugin, ...]:
