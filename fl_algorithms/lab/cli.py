@@ -210,6 +210,14 @@ def methods(
         cards.print_overview(cards.overview())
 
 
+@app.command()
+def plugins(as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False) -> None:
+    """List what other distributions bring, each with its digest; imports none of it."""
+    from fl_algorithms.lab import plugins as listing
+
+    print_json(listing.overview()) if as_json else listing.print_overview(listing.brought())
+
+
 def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> ResolvedStudy:
     study = study_file.load(path, settings, variant)
     if alone:

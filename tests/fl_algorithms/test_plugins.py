@@ -1,6 +1,7 @@
 """Rows that other distributions bring: found by their names, pinned, imported from the files that were installed."""
 
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from fl_algorithms import registry
+from fl_algorithms.lab import plugins as listing
+from fl_algorithms.pinned_imports import Admitted
 from fl_algorithms.resolving import resolve
 from tests.fl_algorithms.toys import study_tables
 from tests.plugin_world import FILES, NET, another_process, found, install, link, on_the_path
@@ -201,3 +204,49 @@ def test_a_study_may_name_the_version_that_it_wants(folder: Path) -> None:
     assert message == "plug-in lungnets is 1.2 here, the study pins 1.1"
     pin["lungnets"]["version"] = "1.2"
     assert resolve(written(plugins=pin)) == resolve(written())
+
+
+def test_plugins_are_listed_with_their_digests_and_without_importing_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing.print_overview(listing.brought())
+    assert capsys.readouterr().out == "no other distribution brings a task, a model or a method\n"
+    points = {"wardround.models": {"lungnet": "lungnets:LUNGNET", "mlp": "lungnets:MLP", "both": "lungnets:BOTH"}}
+    install(folder, files={"lungnets/__init__.py": "raise SystemExit('imported')\n"}, entry_points=points)
+    kidneys = {"wardround.models": {"both": "kidneys:BOTH"}, "wardround.tasks": {"kidneys": "kidneys:TASK"}}
+    install(folder, "kidneys", "0.1", {"kidneys/__init__.py": ""}, kidneys)
+    link(folder, "kidneys")
+    listing.print_overview(listing.brought())
+    said, hint = capsys.readouterr()
+    why = "in the lab alone: it is installed as a link to its sources (editable), which can change at any time"
+    assert said.splitlines() == [
+        f"task kidneys: kidneys 0.1; {why}",
+        "model both: kidneys 0.1; another plug-in brings one of that name too",
+        "model both: lungnets 1.2; another plug-in brings one of that name too",
+        "model lungnet: lungnets 1.2",
+        "model mlp: lungnets 1.2; Wardround has a model of that name, which every study means",
+        f'{{ name = "lungnets", version = "1.2", sha256 = "{found().sha256}" }}',
+    ]
+    assert hint == "a hospital that trusts one has its line in `allow` of [plugins] in policy.toml\n"
+    (row,) = [row for row in listing.overview()["plugins"] if row["name"] == "lungnet"]  # type: ignore[attr-defined]
+    assert (row["version"], row["sha256"], row["problem"]) == ("1.2", found().sha256, "")
+
+
+def test_a_worker_process_imports_a_plugin_from_the_pinned_files_too(folder: Path, tmp_path: Path) -> None:
+    """What is given to it is unpickled there: before that, it admits what this process did."""
+    marker = tmp_path / "executed"
+    install(folder)
+    resolve(written())
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer)"
+    network = registry.load("lungnets.network:lungnet")
+
+    def another() -> subprocess.CompletedProcess[bytes]:
+        given = pickle.dumps((Admitted(), network))
+        return subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=False)
+
+    assert another().returncode == 0
+    (folder / "lungnets" / "network.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    done = another()
+    assert done.returncode != 0
+    assert b"lungnets 1.2: its file `lungnets/network.py` has SHA-256 " in done.stderr
+    assert not marker.exists()

@@ -199,7 +199,7 @@ def _name(found: metadata.Distribution) -> str:
 
 def _text(found: metadata.Distribution, key: str) -> str:
     """A line of its metadata; "" where it has none: a folder that some installer left half."""
-    return str(found.metadata.get(key) or "")
+    return str(found.metadata[key]) if key in found.metadata else ""
 
 
 def _is_editable(found: metadata.Distribution) -> bool:
