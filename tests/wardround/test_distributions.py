@@ -1,19 +1,34 @@
 """What is installed, by its metadata; tests/attacks/ has those who tamper with it."""
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PathDistribution
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.plugin_world import FILES, found, install, link, on_the_path
 from wardround.errors import BadData
-from wardround.local.distributions import entry_points, find, refuse_changed
+from wardround.local.distributions import (
+    Distribution,
+    EntryPoint,
+    described,
+    entry_points,
+    find,
+    refuse_changed,
+)
 from wardround.records.plugins import Plugin, refuse_other
 
 AT_START = "which every Python process executes at its start"
 
 
 @pytest.fixture
-def folder(tmp_path: Path):
+def folder(tmp_path: Path) -> Iterator[Path]:
     with on_the_path(tmp_path / "site-packages") as folder:
         yield folder
 
@@ -33,7 +48,7 @@ def test_the_digest_is_of_what_the_wheel_brought_alone(folder: Path) -> None:
     assert found_after(folder, files={**FILES, "lungnets/more.py": "x = 1\n"}).sha256 != first.sha256
 
 
-def found_after(folder: Path, **change):
+def found_after(folder: Path, **change: Any) -> Distribution:
     install(folder, **change)
     return found()
 
@@ -54,7 +69,7 @@ def found_after(folder: Path, **change):
     ],
     ids=["no hash", "other hash", "twice", "too short", "no table", "pth", "sitecustomize", "ours", "empty", "version"],
 )  # fmt: skip
-def test_what_cannot_be_pinned_says_why(folder: Path, change: dict[str, object], fault: str) -> None:
+def test_what_cannot_be_pinned_says_why(folder: Path, change: dict[str, Any], fault: str) -> None:
     if "version" in change:
         install(folder)
         about = folder / "lungnets-1.2.dist-info" / "METADATA"
@@ -147,3 +162,41 @@ def test_another_plugin_than_the_pinned_one_is_named_with_what_to_do(folder: Pat
         "at any time",
         "build a wheel of it (`pip wheel --no-deps DIR`) and install that",
     )
+
+
+@pytest.mark.parametrize("file", ["METADATA", "RECORD", "entry_points.txt", "direct_url.json"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xfe", b"[wardround.models]\nno equals sign\n", b"[" * 100_000, b"\0,\0,\0"]
+)
+def test_a_distribution_whose_metadata_are_damaged_is_in_nobodys_way(folder: Path, file: str, data: bytes) -> None:
+    install(folder)
+    points = {"wardround.models": {"kidney": "kidneys:KIDNEY"}}
+    install(folder, "kidneys", "0.1", {"kidneys/__init__.py": ""}, points)
+    (folder / "lungnets-1.2.dist-info" / file).write_bytes(data)
+    assert EntryPoint("kidney", "kidneys:KIDNEY", "kidneys") in entry_points("wardround.models")
+    distribution = find("lungnets")
+    if distribution is not None and not distribution.fault:
+        with suppress(BadData):
+            refuse_changed(distribution)
+
+
+@given(st.text(max_size=300))
+def test_no_record_raises_anything_but_our_own(text: str) -> None:
+    with TemporaryDirectory() as folder:
+        about = Path(folder) / "lungnets-1.2.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lungnets\nVersion: 1.2\n")
+        (about / "RECORD").write_text(f"a.py,sha256={'A' * 43},1\n{text}", encoding="utf-8")
+        distribution = described(PathDistribution(about))
+        assert bool(distribution.fault) != bool(distribution.sha256)
+        if not distribution.fault:
+            with pytest.raises(BadData):
+                refuse_changed(distribution)
+
+
+def test_a_pipe_in_a_files_place_is_not_waited_for(folder: Path) -> None:
+    install(folder)
+    (folder / "lungnets" / "network.py").unlink()
+    os.mkfifo(folder / "lungnets" / "network.py")
+    with pytest.raises(BadData, match="cannot be read"):
+        refuse_changed(found())

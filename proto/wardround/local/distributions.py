@@ -11,6 +11,7 @@ import base64
 import csv
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ LONGEST_RECORD = 16 * 1024 * 1024  # characters
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")  # of a distribution, normalized
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 OURS = "wardround"
+log = logging.getLogger(__name__)
 MISMATCH = "DECLINED_MODEL_MISMATCH"
 OUR_PACKAGES = frozenset({"wardround", "coordinator", "site_agent", "fl_algorithms"})
 AT_EVERY_START = frozenset({"sitecustomize.py", "usercustomize.py"})  # and *.pth: each Python process executes them
@@ -89,13 +91,24 @@ def find(name: str) -> Distribution | None:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """What all other distributions than ours offer in a group, by name and distribution."""
-    points = {
-        EntryPoint(entry.name, entry.value, _name(entry.dist))
-        for entry in metadata.entry_points(group=group)
-        if entry.dist is not None and _name(entry.dist) not in ("", OURS)
-    }
+    """What all other distributions than ours offer in a group, by name and distribution.
+
+    One whose metadata cannot be read offers nothing, and is in nobody's way.
+    """
+    points = {point for found in metadata.distributions() for point in _points(found, group)}
     return sorted(points, key=lambda point: (point.name, point.distribution, point.value))
+
+
+def _points(found: metadata.Distribution, group: str) -> list[EntryPoint]:
+    try:
+        if group not in (found.read_text("entry_points.txt") or ""):
+            return []
+        name = _name(found)
+        offered = [EntryPoint(entry.name, entry.value, name) for entry in found.entry_points.select(group=group)]
+    except Exception as error:  # of whatever form its file has, and Python's reader does not expect
+        log.warning("%s: its entry points cannot be read: %s", found.locate_file(""), type(error).__name__)
+        return []
+    return offered if name not in ("", OURS) else []
 
 
 def described(found: metadata.Distribution) -> Distribution:
@@ -142,7 +155,10 @@ def _among_packages(distribution: Distribution) -> Iterator[str]:
 
 def _files(found: metadata.Distribution) -> dict[str, str]:
     """Raises BadData: RECORD is missing, not of its form, or lists what cannot be pinned."""
-    text = found.read_text("RECORD")
+    try:
+        text = found.read_text("RECORD")
+    except ValueError:
+        raise BadData("its RECORD is not UTF-8 text") from None
     if text is None:
         raise BadData("it has no RECORD of its files: it was not installed from a wheel")
     if len(text) > LONGEST_RECORD:
@@ -199,13 +215,16 @@ def _name(found: metadata.Distribution) -> str:
 
 def _text(found: metadata.Distribution, key: str) -> str:
     """A line of its metadata; "" where it has none: a folder that some installer left half."""
-    return str(found.metadata[key]) if key in found.metadata else ""
+    try:
+        return str(found.metadata[key]) if key in found.metadata else ""
+    except ValueError:  # not UTF-8
+        return ""
 
 
 def _is_editable(found: metadata.Distribution) -> bool:
     try:
         origin = json.loads(found.read_text("direct_url.json") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     about = origin.get("dir_info") if isinstance(origin, dict) else None
     return isinstance(about, dict) and about.get("editable") is True
@@ -226,9 +245,11 @@ def _top(path: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file; "" where it cannot be read."""
+    """Of a file; "" where it cannot be read: it is gone, or a pipe, or has a name that no file can have."""
     try:
+        if not path.is_file():
+            return ""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, ValueError):
         return ""
