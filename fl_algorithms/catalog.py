@@ -1,7 +1,8 @@
 """What a study chooses of what is installed: its rows, its settings as objects, and each site's network. No torch."""
 
-from fl_algorithms.registry import METHODS, MODELS, MethodRow, ModelRow, TaskRow, row_of, tasks
-from fl_algorithms.settings.methods import MethodSettings
+from fl_algorithms.methods.settings import MethodSettings
+from fl_algorithms.registry import METHODS, MODELS, row_of, tasks
+from fl_algorithms.rows import MethodRow, ModelRow, TaskRow
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, Named, StudyFile

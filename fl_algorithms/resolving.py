@@ -4,19 +4,11 @@ What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
 from fl_algorithms.catalog import each_network, method, model, settings_of, task
-from fl_algorithms.registry import (
-    COLUMNS,
-    COORDINATOR,
-    IMAGES,
-    MASKS,
-    MODELS,
-    VAL_LOSS,
-    MethodRow,
-    TaskRow,
-    nearest,
-    row_of,
-)
-from fl_algorithms.settings.methods import DistillationSettings, FedDfSettings, HeadSettings, MethodSettings
+from fl_algorithms.methods.distillation import DistillationSettings
+from fl_algorithms.methods.feddf import FedDfSettings
+from fl_algorithms.methods.settings import HeadSettings, MethodSettings
+from fl_algorithms.registry import MODELS, nearest, row_of
+from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData

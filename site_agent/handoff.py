@@ -147,7 +147,7 @@ class Worker:
 
         Args:
             warm: it imports torch at once, and will be asked more than once.
-            options: on its command line, `fl_algorithms.hardware.Hardware.options`.
+            options: on its command line, `fl_algorithms.engine.hardware.Hardware.options`.
 
         Raises:
             TryAgain: it did not start; its own words are in the log.

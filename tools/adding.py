@@ -94,12 +94,9 @@ KINDS = {
     "method": Kind(
         "a federated method",
         (
-            Step("fl_algorithms/client/fedprox.py", "the client, one file, as long as the paper's idea", "FedProx"),
-            Step("fl_algorithms/settings/methods.py", "its settings, with their ranges; no torch", "FedProx"),
-            Step("fl_algorithms/registry.py", "its row: paper, what is uploaded, what stays, what it needs", "fedprox"),
-            Step(
-                "fl_algorithms/server/aggregator.py", "its server aggregator, if it is not a mean", "server_aggregator"
-            ),
+            Step("fl_algorithms/methods/fedprox/__init__.py", "its card and settings; no torch", "FedProx"),
+            Step("fl_algorithms/methods/fedprox/client.py", "what a site does, as long as the paper's idea", "FedProx"),
+            Step("fl_algorithms/methods/scaffold/server.py", "what the server does, if it is no mean", "SCAFFOLD"),
             Step(
                 "tests/fl_algorithms/test_methods_personal.py", "its equations, against tests/reference.py", "fedprox"
             ),

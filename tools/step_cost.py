@@ -29,8 +29,8 @@ def measure() -> dict[str, Any]:
     """Microseconds a step of the two loops, and the overhead as a share."""
     import torch
 
-    from fl_algorithms.client.partition import initial_model, task_of
-    from fl_algorithms.client.session import SiteSession
+    from fl_algorithms.engine.partition import initial_model, task_of
+    from fl_algorithms.engine.session import SiteSession
     from fl_algorithms.tasks.base import SiteData, Split
     from wardround.records.study import StudyFile
 

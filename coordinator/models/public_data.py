@@ -4,8 +4,9 @@ import hashlib
 from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
-from fl_algorithms import catalog, registry
-from fl_algorithms.server.feddf import require_torch
+from fl_algorithms import catalog
+from fl_algorithms.methods.feddf.server import require_torch
+from fl_algorithms.rows import COORDINATOR
 from wardround.errors import BadData
 from wardround.local import durable
 from wardround.records.study import StudyFile
@@ -62,4 +63,4 @@ def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
 
 def distills(study: StudyFile) -> bool:
     """Whether the study's method distills at the coordinator."""
-    return catalog.method(study).public_data == registry.COORDINATOR
+    return catalog.method(study).public_data == COORDINATOR

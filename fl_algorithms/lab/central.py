@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from fl_algorithms import catalog
-from fl_algorithms.client.session import Checkpoint, Restored
-from fl_algorithms.device import CPU, Device
+from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
 from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.resolving import resolve

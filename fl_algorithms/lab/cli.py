@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
+from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.resolving import resolve
 from wardround.cli import print_json, run, say
@@ -21,7 +21,7 @@ from wardround.records.study import Named, PublicDataSection, StudyFile
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fl_algorithms.device import Device
+    from fl_algorithms.engine.device import Device
     from fl_algorithms.lab.federation import Outcome
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def init(
     """Write a study's initial shared tensors, whose digest is part of the study's."""
     outputs.file(out, force=force, keep=[study])
     resolved = resolve(study_file.load(study, setting, variant), source=study.name)
-    from fl_algorithms.client.partition import specs_of
+    from fl_algorithms.engine.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.tensors.files import file_header
 
@@ -90,7 +90,7 @@ def public_data(
 ) -> None:
     """Read a set without patients as the study's task does, and print the [public_data] table that pins it."""
     loaded = study_file.load(study, setting, variant)
-    from fl_algorithms.client.partition import task_of
+    from fl_algorithms.engine.partition import task_of
     from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
     found = read_public_data(loaded.model_copy(update={"public_data": None}), task_of(loaded), path)
@@ -114,7 +114,7 @@ def run_study(
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
     resolved = _resolved(study, setting, variant, alone=alone)
-    from fl_algorithms.device import device_for
+    from fl_algorithms.engine.device import device_for
     from fl_algorithms.lab.evaluation import summary
 
     chosen = device_for(Hardware(device, workers))
@@ -217,7 +217,7 @@ def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bo
 def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
     """The study's initial model, from ``weights`` where they have it; ``verbose``: say what is from where."""
     if weights is None:
-        from fl_algorithms.client.partition import initial_model
+        from fl_algorithms.engine.partition import initial_model
 
         return initial_model(study)
     from fl_algorithms.lab.weights import weighted
@@ -233,7 +233,7 @@ def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) ->
 
 
 def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
-    from fl_algorithms.client.partition import task_of
+    from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     task = task_of(study)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import compare, suite
 from wardround.cli import INTERRUPTED, say
 

@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
+from fl_algorithms.engine.workers import follow_parent
 from fl_algorithms.lab import runs, tuning
 from fl_algorithms.lab.runs import Failed, Survey
 from fl_algorithms.lab.suite import Job, Row, Suite
-from fl_algorithms.workers import follow_parent
 from wardround.cli import say
 from wardround.errors import BadData, TryAgain, WardroundError
 from wardround.local import durable

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_algorithms.client.session import Checkpoint
+    from fl_algorithms.engine.session import Checkpoint
 
 KINDS = ("latest", "best_local", "best_global", "fine_tuned")
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.partition import initial_model, specs_of, task_at
-from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
-from fl_algorithms.device import CPU, Device
+from fl_algorithms import catalog
+from fl_algorithms.engine.algorithm import Downlink
+from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.partition import initial_model, specs_of, task_at
+from fl_algorithms.engine.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.sources import find, find_public_data
+from fl_algorithms.rows import COORDINATOR, VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
@@ -74,7 +75,7 @@ def run_federation(
     model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(start), sink))
     best, best_model = BestGlobal(), model
     accounts: list[Account] = []
-    public_data = next(iter(data.values())).public_data if row.public_data == registry.COORDINATOR else None
+    public_data = next(iter(data.values())).public_data if row.public_data == COORDINATOR else None
 
     for round_number in range(1, rounds + 2):
         results = {}
@@ -134,11 +135,11 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
 
 def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
     """What each site tells of the model it downloaded; none where the study tells no validation loss."""
-    if registry.VAL_LOSS not in study.reported.metrics:
+    if VAL_LOSS not in study.reported.metrics:
         return []
     form = study.reported
     return [
-        (form.metric(registry.VAL_LOSS, result.metrics[registry.VAL_LOSS]), form.count(result.num_validation))
+        (form.metric(VAL_LOSS, result.metrics[VAL_LOSS]), form.count(result.num_validation))
         for _, result in sorted(results.items())
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms import registry
-from fl_algorithms.registry import MethodRow
+from fl_algorithms.rows import SITES, MethodRow
 from wardround.errors import UsageProblem
 
 MEAN = "fl_algorithms.server.mean:mean"
@@ -110,7 +110,7 @@ def _needs(row: MethodRow) -> list[str]:
     if row.validation:
         needs.append("validation rows, for the method itself")
     if row.public_data:
-        holder = "every site" if row.public_data == registry.SITES else "the coordinator"
+        holder = "every site" if row.public_data == SITES else "the coordinator"
         needs.append(f"a public data set at {holder}: [public_data]")
     return needs
 
@@ -135,8 +135,8 @@ def _combinations(row: MethodRow) -> list[str]:
 
 
 def _about(row: MethodRow) -> str:
-    """The first paragraph of the method's own module, else of the one that its client is in."""
-    own = f"fl_algorithms.client.{row.name}"
+    """The first paragraph of the method's own client, else of the one that it shares with another."""
+    own = f"fl_algorithms.methods.{row.name}.client"
     return _first_paragraph(own if _source(own) is not None else _module(row.client))
 
 
@@ -163,7 +163,10 @@ def _first_paragraph(module: str) -> str:
 
 def _source(module: str) -> Path | None:
     """The module's file, without importing it."""
-    found = importlib.util.find_spec(module)
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # nor is there the package that it would be in
+        return None
     return Path(found.origin) if found is not None and found.origin is not None else None
 
 

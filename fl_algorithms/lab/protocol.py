@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, algorithm_of, compute_logits
-from fl_algorithms.client.partition import build, task_at, task_of
-from fl_algorithms.client.session import Restored
-from fl_algorithms.device import CPU, Device
+from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, compute_logits
+from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.partition import build, task_at, task_of
+from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import sharpness
 from fl_algorithms.lab.tent import adapted_logits, with_batch_statistics
-from fl_algorithms.settings.methods import FineTuning
+from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.settings.models import NetworkSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split, Task

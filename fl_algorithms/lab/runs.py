@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab.suite import Job
 from wardround.errors import WardroundError
 from wardround.records.study import StudyFile
 
 if TYPE_CHECKING:
-    from fl_algorithms.client.session import Checkpoint
-    from fl_algorithms.device import Device
+    from fl_algorithms.engine.device import Device
+    from fl_algorithms.engine.session import Checkpoint
     from fl_algorithms.lab.federation import Outcome
     from fl_algorithms.tasks.base import SiteData
 
@@ -49,8 +49,8 @@ def survey(study: StudyFile, folder: Path, hardware: Hardware) -> Survey:
         UsageProblem: the device is not there.
         BadData: a site has no table, or one that the task refuses.
     """
-    from fl_algorithms.client.partition import task_of
-    from fl_algorithms.device import device_for
+    from fl_algorithms.engine.device import device_for
+    from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import load_sites
 
     device = device_for(hardware)
@@ -90,8 +90,8 @@ def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
 
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
-    from fl_algorithms.client.partition import task_of
-    from fl_algorithms.device import device_for, make_deterministic
+    from fl_algorithms.engine.device import device_for, make_deterministic
+    from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()

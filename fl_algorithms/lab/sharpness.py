@@ -12,9 +12,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fl_algorithms.device import device_of
+from fl_algorithms.engine.device import device_of
+from fl_algorithms.engine.training import Networks
 from fl_algorithms.tasks.base import Inputs, in_parts
-from fl_algorithms.training import Networks
 
 ITERATIONS = 100
 TOLERANCE = 1e-3  # relative change of v'Hv

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import Algorithm, algorithm_of
-from fl_algorithms.client.partition import build, has_heterogeneous_networks, task_of, upload_specs
-from fl_algorithms.training import Networks
+from fl_algorithms.engine.algorithm import Algorithm, algorithm_of
+from fl_algorithms.engine.partition import build, has_heterogeneous_networks, task_of, upload_specs
+from fl_algorithms.engine.training import Networks
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms import catalog, registry
+from fl_algorithms import catalog
+from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, PUBLIC_DATA
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -18,7 +19,7 @@ MASKED = {
     "images": "images", "masks": "masks", "labels": "patients.csv",
     "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
 }  # fmt: skip
-LAYOUTS = {registry.COLUMNS: TABLES, registry.IMAGES: (ARRAYS, LABELED), registry.MASKS: (ARRAYS, MASKED)}
+LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED)}
 
 
 def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
@@ -67,7 +68,7 @@ def find_public_data(folder: Path) -> Path:
     Raises:
         BadData: there is none of them.
     """
-    there = [folder / registry.PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
+    there = [folder / PUBLIC_DATA / name for name in ("public_data.csv", "public_data.npz", "images")]
     found = next((path for path in there if path.exists()), None)
     if found is None:
         names = ", ".join(map(str, there[:-1])) + f" nor {there[-1]}"

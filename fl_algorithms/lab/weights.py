@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import all_tensors, build, initial_model, task_of
-from fl_algorithms.client.weights import SHOWN, read, require_fit
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import all_tensors, build, initial_model, task_of
+from fl_algorithms.engine.weights import SHOWN, read, require_fit
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 

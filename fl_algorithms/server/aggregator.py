@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms import catalog, registry
-from fl_algorithms.settings.methods import ServerSettings
+from fl_algorithms.methods.settings import ServerSettings
+from fl_algorithms.rows import COORDINATOR
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
@@ -170,8 +171,8 @@ def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
     _, _, settings = catalog.settings_of(study)
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
-        implementation = "fl_algorithms.server.fedopt:fedopt"
-    distills = catalog.method(study).public_data == registry.COORDINATOR  # with networks as the study describes them
+        implementation = "fl_algorithms.methods.fedopt.server:fedopt"
+    distills = catalog.method(study).public_data == COORDINATOR  # with networks as the study describes them
     make = registry.load(implementation)
     aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
     return aggregator

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
-from fl_algorithms.settings.methods import MethodSettings
 
 
 class InMemory:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fl_algorithms.hardware import MOST_WORKERS, DeviceName, Hardware
+from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from site_agent.cli.audit import audit_app
 from site_agent.cli.data import data_app, models_app, predict
 from site_agent.cli.options import State

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from site_agent.handoff import OnProgress, Worker, ask_alone, trainer_socket
 from site_agent.state.directory import SiteState
 from site_agent.state.person import user_name

@@ -28,7 +28,7 @@ def main() -> None:
     in_force = kernel.isolate()
     kernel.die_with_parent(options.parent, signal.SIGKILL)
 
-    from fl_algorithms.hardware import Hardware
+    from fl_algorithms.engine.hardware import Hardware
     from site_agent.trainer.serving import serve
 
     hardware = Hardware(options.device, options.workers)

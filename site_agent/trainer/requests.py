@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from site_agent.handoff import ROUND_REQUESTS, OnProgress
 from site_agent.trainer.data import changes, inspection
 from site_agent.trainer.vault import models

@@ -7,7 +7,7 @@ import socket
 from io import BufferedRWPair
 from pathlib import Path
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from site_agent.trainer.isolation.kernel import InForce
 from site_agent.trainer.requests import Requests
 from wardround.errors import WardroundError

@@ -79,7 +79,7 @@ def test_a_method_that_does_not_distill_here_takes_no_set(algorithm: str, blobs:
 def test_torch_is_asked_for_before_any_site_hears_of_the_study(
     blobs: Blobs, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_algorithms.methods.feddf.server.find_spec", lambda name: None)
     with pytest.raises(BadData, match="distills at the coordinator, which needs torch, and it is not installed here"):
         public_data.prepare(study_of(), blobs, rows)
     public_data.prepare(study_of("fedavg"), blobs, None)

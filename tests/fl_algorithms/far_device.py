@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fl_algorithms.device import HERE, Device
+from fl_algorithms.engine.device import HERE, Device
 
 FAR = Device(torch.device("meta"), name="far")  # autograd takes "meta" as it takes the CPU; nothing else uses it here
 

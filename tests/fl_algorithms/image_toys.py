@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fl_algorithms import registry
+from fl_algorithms import registry, rows
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
@@ -35,7 +35,7 @@ def image_study(
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
     public_data, distilling = {}, {}
-    if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
+    if registry.METHODS[algorithm].public_data == rows.COORDINATOR:
         distilling = {"distil_steps": 1, "distil_batch_size": 4}
     if registry.METHODS[algorithm].public_data:
         task = {**task, "mean": [0.25], "std": [0.25]}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.partition import describe
+from fl_algorithms import catalog, registry, rows
+from fl_algorithms.engine.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, TWO_EXTRACTORS
@@ -33,7 +33,7 @@ def test_the_catalog_the_server_aggregator_and_the_labs_help_need_no_torch() -> 
 
 def test_every_row_leads_to_its_implementation() -> None:
     for row in (*registry.METHODS.values(), *registry.MODELS.values()):
-        path = row.client if isinstance(row, registry.MethodRow) else row.implementation
+        path = row.client if isinstance(row, rows.MethodRow) else row.implementation
         assert callable(registry.load(path)), row.name
     for task in (registry.TABULAR, registry.IMAGE_CLASSES, registry.SEGMENTATION):
         assert registry.load(task.implementation)
@@ -130,13 +130,13 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
 @pytest.mark.parametrize(
     ("need", "gives", "hint"),
     [
-        (BODY_AND_HEAD, registry.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
-        (DEPTHS, registry.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
-        (DEPTHS, registry.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
-        (TWO_EXTRACTORS, registry.IMAGES, "model `fenda` has, for columns"),
-        (TWO_EXTRACTORS, registry.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
+        (BODY_AND_HEAD, rows.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
+        (DEPTHS, rows.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
+        (DEPTHS, rows.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
+        (TWO_EXTRACTORS, rows.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, rows.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
-            NORM_LAYERS, registry.MASKS,
+            NORM_LAYERS, rows.MASKS,
             'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
         ),
     ],
@@ -146,7 +146,7 @@ def test_a_hint_names_networks_that_take_what_the_task_gives(need: str, gives: s
 
 
 def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() -> None:
-    hint = need_hint(NORM_LAYERS, registry.IMAGES)
+    hint = need_hint(NORM_LAYERS, rows.IMAGES)
     assert "`resnet10`, " in hint
     assert "squeezenet" not in hint
     assert hint.endswith('`name = "resnet10"` in [model]')
@@ -246,7 +246,7 @@ def scanned_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("scanned_anew")
 def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = registry.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
+    row = rows.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
     entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert registry.tasks() == {
@@ -259,7 +259,7 @@ def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("scanned_anew")
 def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = registry.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
+    row = rows.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
     monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
     told = {"metrics": ["val_loss", "accuracy"]}
     with pytest.raises(BadData) as refusal:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fl_algorithms.client.partition import task_of
-from fl_algorithms.client.session import Restored
+from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.central import pooled_study, run_central
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary

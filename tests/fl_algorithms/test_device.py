@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.client.algorithm import Downlink
-from fl_algorithms.client.partition import all_tensors, describe, initial_model, task_of
-from fl_algorithms.client.session import Checkpoint, SessionState, SiteSession
-from fl_algorithms.device import CPU, Device, at_home, device_for, like
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.algorithm import Downlink
+from fl_algorithms.engine.device import CPU, Device, at_home, device_for, like
+from fl_algorithms.engine.hardware import Hardware
+from fl_algorithms.engine.partition import all_tensors, describe, initial_model, task_of
+from fl_algorithms.engine.session import Checkpoint, SessionState, SiteSession
+from fl_algorithms.engine.training import Batches
 from fl_algorithms.lab import runs
 from fl_algorithms.lab import sharpness as curvature
 from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_federation
@@ -23,7 +24,6 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.images import pixels
-from fl_algorithms.training import Batches
 from tests.fl_algorithms.far_device import FAR, Far, elsewhere
 from tests.fl_algorithms.image_toys import (
     CLASSES,

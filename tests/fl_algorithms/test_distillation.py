@@ -18,22 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl_algorithms import ensemble
-from fl_algorithms.client.algorithm import compute_logits
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Restored, SiteSession
-from fl_algorithms.ensemble import distilled, ensemble_targets
+from fl_algorithms.engine.algorithm import compute_logits
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Restored, SiteSession
+from fl_algorithms.engine.training import seeded
 from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.methods.dsfl.server import entropy_reduced
+from fl_algorithms.methods.feddf import EarlyStopping, ensemble
+from fl_algorithms.methods.feddf.ensemble import distilled, ensemble_targets
+from fl_algorithms.methods.feddf.server import require_torch
+from fl_algorithms.methods.ktpfl.server import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
-from fl_algorithms.server.dsfl import entropy_reduced
-from fl_algorithms.server.feddf import require_torch
-from fl_algorithms.server.ktpfl import mean_products, moved, nearest_on_simplex
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.settings.methods import EarlyStopping
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import PublicData
 from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
-from fl_algorithms.training import seeded
 from tests import reference
 from tests.fl_algorithms.toys import session_of, toy_data, toy_public_data, toy_study
 from wardround.errors import BadData
@@ -125,7 +124,7 @@ def test_the_size_of_blocks_changes_no_more_than_a_rounding(
     sent = {site: rows(k, aggregator.upload[0].shape) for k, site in enumerate(SITES)}
     whole = after(aggregator, begun(aggregator), sent)
     monkeypatch.setattr("fl_algorithms.server.aggregator.BLOCK", block)
-    monkeypatch.setattr("fl_algorithms.server.ktpfl.BLOCK", block)
+    monkeypatch.setattr("fl_algorithms.methods.ktpfl.server.BLOCK", block)
     pieces = after(aggregator, begun(aggregator), sent)
     assert all(np.allclose(whole[key], pieces[key], rtol=1e-6, atol=1e-7) for key in whole)
 
@@ -713,7 +712,7 @@ def test_a_coordinator_without_torch_or_the_set_says_so(monkeypatch: pytest.Monk
         BadData, match="algorithm `feddf` distills at the coordinator, which has no copy of the public data"
     ):
         aggregator_of(study).aggregate(Round(1, kept, [Update("ash", 5, kept)], len))
-    monkeypatch.setattr("fl_algorithms.server.feddf.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_algorithms.methods.feddf.server.find_spec", lambda name: None)
     with pytest.raises(BadData) as refused:
         require_torch("feddf")
     assert refused.value.message.startswith("algorithm `feddf` distills at the coordinator, which needs torch")

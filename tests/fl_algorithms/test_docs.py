@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_shows_fedprox_as_it_is() -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "researchers.md").read_text(), re.DOTALL)
-    assert (ROOT / "fl_algorithms" / "client" / "fedprox.py").read_text().endswith(shown)
+    assert (ROOT / "fl_algorithms" / "methods" / "fedprox" / "client.py").read_text().endswith(shown)
 
 
 def test_the_list_of_methods_is_the_registry() -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fl_algorithms import registry
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Checkpoint, Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
+from fl_algorithms.methods.settings import MeanSettings
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.settings.methods import MeanSettings
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_public_data

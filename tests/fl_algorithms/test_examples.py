@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms.client.partition import describe
+from fl_algorithms.engine.partition import describe
 from fl_algorithms.lab.cli import app
 from fl_algorithms.resolving import resolve
 from tests.fl_algorithms.test_image_data import made_up_skin

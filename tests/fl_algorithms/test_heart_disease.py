@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms.client.partition import task_of
+from fl_algorithms.engine.partition import task_of
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary
 from fl_algorithms.lab.federation import load_sites, run_federation

@@ -10,16 +10,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fl_algorithms import catalog
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import build, describe, initial_model, specs_of, task_of
-from fl_algorithms.client.session import Restored, SiteSession
-from fl_algorithms.ensemble import distilled, ensemble_targets
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import build, describe, initial_model, specs_of, task_of
+from fl_algorithms.engine.session import Restored, SiteSession
 from fl_algorithms.lab.central import pooled_study
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import Outcome, aggregate, downlink, run_federation
 from fl_algorithms.lab.protocol import measure, without
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
+from fl_algorithms.methods.feddf.ensemble import distilled, ensemble_targets
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study

@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms import catalog
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Restored
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.central import pooled_study
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from fl_algorithms import registry
-from fl_algorithms.client.partition import task_of
-from fl_algorithms.client.session import Restored, SiteSession
+from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.session import Restored, SiteSession
+from fl_algorithms.engine.training import Batches
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Augmentation, ImageSettings
@@ -25,7 +26,6 @@ from fl_algorithms.tasks.images.augment import augmented, uniform
 from fl_algorithms.tasks.images.pixels import Pixels
 from fl_algorithms.tasks.images.sets import source_digest
 from fl_algorithms.tasks.selection import chosen, joined, rows_at
-from fl_algorithms.training import Batches
 from tests import reference
 from tests.fl_algorithms.image_toys import (
     CLASSES,
@@ -567,7 +567,7 @@ def test_saving_and_going_on_is_the_same_as_never_stopping(tmp_path: Path) -> No
     study = image_study({**IMAGES, "augment": {"shift": 0.2}}, momentum=0.9, iterator="run")
     task = task_of(study)
     data = load_sites(study, task, site_folders(tmp_path))["ash"]
-    from fl_algorithms.client.partition import initial_model
+    from fl_algorithms.engine.partition import initial_model
 
     base = {"model": initial_model(study)}
     whole = SiteSession(study, "ash", task, data)

@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms import registry
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Checkpoint, RoundResult, SiteSession
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
 from fl_algorithms.lab.federation import Outcome, limits_summary, load_sites, manifest, reported_losses, run_federation

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import compare, runs, suite, tuning
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import paired

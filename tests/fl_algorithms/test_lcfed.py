@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.lcfed import CALIBRATION
-from fl_algorithms.client.partition import build, describe, initial_model, task_of
-from fl_algorithms.client.session import SessionState
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import build, describe, initial_model, task_of
+from fl_algorithms.engine.session import SessionState
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
+from fl_algorithms.methods.lcfed.client import CALIBRATION
+from fl_algorithms.methods.lcfed.server import HEAD, HEADS
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
-from fl_algorithms.server.lcfed import HEAD, HEADS
 from tests.fl_algorithms.image_toys import MASKS
 from tests.fl_algorithms.toys import U, session_of, toy_masks, toy_study
 from tests.reference import calibrated, gaussian_blur

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import registry
-from fl_algorithms.client.algorithm import frozen_copy
-from fl_algorithms.client.apfl import Mixture, alpha_gradient, mixed_outputs, mixed_weights
-from fl_algorithms.client.fedbn import norm_layers
-from fl_algorithms.client.fedprox import proximal_term
-from fl_algorithms.client.moon import contrast
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Checkpoint, Restored, SessionState
+from fl_algorithms.engine.algorithm import frozen_copy
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Checkpoint, Restored, SessionState
+from fl_algorithms.engine.training import seeded
 from fl_algorithms.lab.federation import Outcome, run_federation
+from fl_algorithms.methods.apfl.client import Mixture, alpha_gradient, mixed_outputs, mixed_weights
+from fl_algorithms.methods.fedbn.client import norm_layers
+from fl_algorithms.methods.fedprox.client import proximal_term
+from fl_algorithms.methods.moon.client import contrast
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.training import seeded
 from tests import reference
 from tests.fl_algorithms.toys import fit, plus, session_of, start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData

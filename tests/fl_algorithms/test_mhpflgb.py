@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.mhpflgb import BYPASS, FUSION, fused, own_head
-from fl_algorithms.client.partition import build, describe, initial_model, task_of
-from fl_algorithms.client.session import SiteSession
+from fl_algorithms import catalog, registry, rows
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import build, describe, initial_model, task_of
+from fl_algorithms.engine.session import SiteSession
+from fl_algorithms.engine.training import Batch
 from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.methods.mhpflgb.client import BYPASS, FUSION, fused, own_head
 from fl_algorithms.models.bypass import Bypass, Fusion, Resample, source_weights
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.base import SiteData, Split
-from fl_algorithms.training import Batch
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, RESNET
 from tests.fl_algorithms.toys import U, bundles, session_of, start_of, toy_data, toy_masks, toy_study
 from wardround.errors import BadData
@@ -269,9 +269,9 @@ def test_without_both_nothing_would_be_shared() -> None:
 # Which networks fit
 
 
-@pytest.mark.parametrize("name", [name for name, row in registry.MODELS.items() if row.takes != registry.COLUMNS])
+@pytest.mark.parametrize("name", [name for name, row in registry.MODELS.items() if row.takes != rows.COLUMNS])
 def test_every_network_for_images_takes_part(name: str) -> None:
-    task = IMAGES if registry.MODELS[name].takes == registry.IMAGES else MASKS
+    task = IMAGES if registry.MODELS[name].takes == rows.IMAGES else MASKS
     model: dict[str, Any] = {"name": name, "stem": "small", "width": 0.1} if task is IMAGES else {**U, "name": name}
     task = {**task, "size": [16, 16]}
     study = study_of(task, model, widths=[2, 3])
@@ -302,7 +302,7 @@ def test_a_network_whose_features_do_not_fit_is_refused(
 ) -> None:
     odd = nn.Module()
     odd.body = body
-    monkeypatch.setattr("fl_algorithms.client.mhpflgb.study_network", lambda study, task: odd)
+    monkeypatch.setattr("fl_algorithms.methods.mhpflgb.client.study_network", lambda study, task: odd)
     study = study_of(task, RESNET if task is IMAGES else U)
     with pytest.raises(BadData) as refusal:
         algorithm_of(study).slots[FUSION](study, task_of(study))

@@ -3,11 +3,11 @@ from math import prod
 import pytest
 import torch
 
+from fl_algorithms.engine.training import seeded
 from fl_algorithms.models.ballast import ballast
 from fl_algorithms.models.fenda import fenda
 from fl_algorithms.models.mlp import mlp
 from fl_algorithms.settings.models import BallastSettings, FendaSettings, MlpSettings
-from fl_algorithms.training import seeded
 from tests import reference
 
 

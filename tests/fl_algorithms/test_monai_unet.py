@@ -12,8 +12,8 @@ import torch
 from monai.networks.nets.unet import UNet
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff
 
-from fl_algorithms.client.algorithm import algorithm_of, compute_logits
-from fl_algorithms.client.partition import build, describe, initial_model, task_of
+from fl_algorithms.engine.algorithm import algorithm_of, compute_logits
+from fl_algorithms.engine.partition import build, describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.models.monai_unet import monai_unet
 from fl_algorithms.settings.vision import MonaiUnetSettings

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from fl_algorithms.client.partition import task_of
-from fl_algorithms.client.session import Restored, SiteSession
+from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.session import Restored, SiteSession
 from fl_algorithms.lab import federation
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol import LocalGlobal, Matrix, every_row, held_out, mean, measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import extreme_eigenvalue
 from fl_algorithms.lab.tent import with_batch_statistics
-from fl_algorithms.settings.methods import FineTuning
+from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fl_algorithms import registry
-from fl_algorithms.client.algorithm import compute_logits
-from fl_algorithms.client.distillation import rows_of_round
-from fl_algorithms.client.partition import task_of
+from fl_algorithms import rows
+from fl_algorithms.engine.algorithm import compute_logits
+from fl_algorithms.engine.partition import task_of
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.methods.distillation.client import rows_of_round
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 from tests.fl_algorithms.image_toys import IMAGES, image_study, image_task, packed, pictures, public_bytes
@@ -191,7 +191,7 @@ def test_a_study_that_lacks_what_the_method_needs_is_refused(changes: dict[str, 
 
 
 def test_no_site_can_be_called_as_the_labs_folder_of_the_public_data_set() -> None:
-    assert not SITE_NAME.fullmatch(registry.PUBLIC_DATA)
+    assert not SITE_NAME.fullmatch(rows.PUBLIC_DATA)
 
 
 def test_pixels_and_images_without_a_scale_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_algorithms.client.partition import task_of
+from fl_algorithms.engine.partition import task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import Source

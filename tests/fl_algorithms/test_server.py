@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fl_algorithms.methods.settings import MeanSettings
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.server.mean import mean as mean_half
-from fl_algorithms.settings.methods import MeanSettings
 from tests import reference
 from wardround.errors import BadData
 from wardround.tensors.files import TensorFile, file_header

@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_algorithms.client import fedfomo, fedsm, scaffold
-from fl_algorithms.client.algorithm import compute_logits
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Restored, RoundResult, SessionState, SiteSession
+from fl_algorithms.engine.algorithm import compute_logits
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Restored, RoundResult, SessionState, SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, manifest, run_federation
+from fl_algorithms.methods.fedfomo import client as fedfomo_client
+from fl_algorithms.methods.fedfomo.server import choose_peers
+from fl_algorithms.methods.fedsm import client as fedsm_client
+from fl_algorithms.methods.scaffold import client as scaffold_client
+from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Specs, Update, server_aggregator
-from fl_algorithms.server.fedfomo import choose_peers
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.settings.methods import FineTuning
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
@@ -388,9 +390,9 @@ def test_a_control_variate_is_the_mean_of_the_rounds_raw_gradients() -> None:
     context = session._context
 
     def recording(given_context: Any, batch: Any) -> None:
-        named = scaffold.controlled(given_context.networks).items()
+        named = scaffold_client.controlled(given_context.networks).items()
         raw.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-        scaffold.correct(given_context, batch)
+        scaffold_client.correct(given_context, batch)
 
     context.algorithm = replace(context.algorithm, after_backward=recording)
     for round_number in (1, 2, 3):
@@ -526,7 +528,7 @@ def test_the_mixed_model_matches_the_slow_reference_and_is_what_is_judged() -> N
 
 @given(weights=st.dictionaries(st.integers(0, 9), st.floats(-1e3, 1e3)))
 def test_mixing_weights_are_positive_and_sum_to_one_or_there_are_none(weights: dict[int, float]) -> None:
-    mixed = fedfomo.normalized(weights)
+    mixed = fedfomo_client.normalized(weights)
     assert mixed.keys() == {position for position, weight in weights.items() if weight > 0}
     assert all(weight >= 0 for weight in mixed.values())
     assert not mixed or sum(mixed.values()) == pytest.approx(1)
@@ -716,7 +718,7 @@ def answers(probabilities: list[list[float]], gamma: float) -> list[float]:
     personals = nn.ModuleList(Fixed(torch.tensor([float(i)])) for i in range(len(probabilities[0])))
     networks = {"model": Fixed(torch.tensor([9.0])), "selector": selector, "personals": personals}
     rows = torch.arange(float(len(probabilities)))[:, None]
-    return [float(value) for value in fedsm.super_model(networks, rows, gamma)[:, 0]]
+    return [float(value) for value in fedsm_client.super_model(networks, rows, gamma)[:, 0]]
 
 
 def test_the_super_model_answers_each_row_with_whom_the_selector_is_sure_of() -> None:
@@ -851,9 +853,9 @@ def test_the_closing_round_tunes_a_copy_of_what_was_judged(method: str) -> None:
 def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
     study = study_of("fedsm")
     context = session_of(study)._context
-    whole = fedsm.selector_gradient(context)
-    with mock.patch("fl_algorithms.client.algorithm.EVALUATION_BATCH", 5):
-        pieces = fedsm.selector_gradient(context)
+    whole = fedsm_client.selector_gradient(context)
+    with mock.patch("fl_algorithms.engine.algorithm.EVALUATION_BATCH", 5):
+        pieces = fedsm_client.selector_gradient(context)
     assert all(gradient.any() for gradient in whole.values())
     for name, gradient in whole.items():
         torch.testing.assert_close(pieces[name], gradient)

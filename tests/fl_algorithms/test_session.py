@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fl_algorithms import registry
-from fl_algorithms.client.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
-from fl_algorithms.client.partition import describe, initial_model, task_of
-from fl_algorithms.client.session import Restored, SessionState
+from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.session import Restored, SessionState
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, toy_data, toy_study

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fl_algorithms.engine.training import Networks
 from fl_algorithms.lab.sharpness import extreme_eigenvalue, sharpness
-from fl_algorithms.training import Networks
 from tests.reference import hessian
 
 

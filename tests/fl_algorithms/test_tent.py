@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.client.algorithm import one_model
-from fl_algorithms.client.partition import all_tensors
+from fl_algorithms.engine.algorithm import one_model
+from fl_algorithms.engine.partition import all_tensors
 from fl_algorithms.lab.tent import Tent, adapted_logits, entropy, with_batch_statistics
 from tests.reference import entropy_of_softmax
 from wardround.errors import BadData

@@ -4,16 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms.client.partition import task_of
-from fl_algorithms.device import make_deterministic
-from fl_algorithms.training import (
-    Batches,
-    Optimizers,
-    only_trainable,
-    run_steps,
-    seeded,
-    trainable_parameters,
-)
+from fl_algorithms.engine.device import make_deterministic
+from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.training import Batches, Optimizers, only_trainable, run_steps, seeded, trainable_parameters
 from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData
 from wardround.records.study import StudyFile, TrainingSection

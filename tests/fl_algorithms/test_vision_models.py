@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms import registry
+from fl_algorithms import registry, rows
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from tests.fl_algorithms.image_toys import IMAGES, image_study
 from wardround.errors import BadData
 
-CLASSIFIERS = [name for name, row in registry.MODELS.items() if row.takes == registry.IMAGES]
-SEGMENTERS = [name for name, row in registry.MODELS.items() if row.takes == registry.MASKS]
+CLASSIFIERS = [name for name, row in registry.MODELS.items() if row.takes == rows.IMAGES]
+SEGMENTERS = [name for name, row in registry.MODELS.items() if row.takes == rows.MASKS]
 SMALL = {"densenet": {"blocks": (2, 2)}}
 
 
@@ -144,7 +144,7 @@ def test_the_smallest_size_that_a_network_allows_works(name: str) -> None:
 
 
 def test_networks_that_start_from_one_seed_start_equal() -> None:
-    from fl_algorithms.client.partition import initial_model
+    from fl_algorithms.engine.partition import initial_model
 
     study = image_study(model={"name": "efficientnet_b0", "width": 0.125})
     first, second = initial_model(study), initial_model(study)

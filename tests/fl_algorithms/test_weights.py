@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import all_tensors, build, describe, initial_model, task_of
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import all_tensors, build, describe, initial_model, task_of
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import manifest
 from fl_algorithms.lab.weights import weighted

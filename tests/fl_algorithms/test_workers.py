@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fl_algorithms.workers import AHEAD, ahead
+from fl_algorithms.engine.workers import AHEAD, ahead
 from wardround.errors import TryAgain
 
 WAIT_S = 60

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_algorithms import registry
-from fl_algorithms.client.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
-from fl_algorithms.client.lg_fedavg import lg_fedavg
-from fl_algorithms.client.partition import initial_model, task_of
-from fl_algorithms.client.session import RoundResult, SiteSession
+from fl_algorithms import registry, rows
+from fl_algorithms.engine.algorithm import Algorithm, Context, Downlink, Share, matching, study_network
+from fl_algorithms.engine.partition import initial_model, task_of
+from fl_algorithms.engine.session import RoundResult, SiteSession
+from fl_algorithms.engine.training import Phase
+from fl_algorithms.methods.lgfedavg.client import lg_fedavg
+from fl_algorithms.methods.settings import HeadSettings, MethodSettings
 from fl_algorithms.resolving import resolve
-from fl_algorithms.settings.methods import HeadSettings, MethodSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
-from fl_algorithms.training import Phase
 from tests.fl_algorithms.image_toys import MASKS, SIDE
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
@@ -53,7 +53,7 @@ def study_tables(algorithm: str = "fedavg", model: dict[str, Any] | None = None,
     if algorithm in registry.METHODS and registry.METHODS[algorithm].public_data:
         features = [{"name": name, "mean": 0.0, "std": 1.0} for name in features]
         tables["public_data"] = {"digest": "c0" * 32, "rows": PUBLIC_ROWS}
-        if registry.METHODS[algorithm].public_data == registry.COORDINATOR:
+        if registry.METHODS[algorithm].public_data == rows.COORDINATOR:
             settings = {"distil_steps": 3, "distil_batch_size": 4, **settings}
     return {
         "study": study,
@@ -158,7 +158,7 @@ def two_networks(settings: MethodSettings) -> Algorithm:
     return Algorithm(slots=slots, shares=(Share(), Share("bypass", matching("head.*"))), phases=phases, infer=infer)
 
 
-TWO_NETWORKS = registry.MethodRow(
+TWO_NETWORKS = rows.MethodRow(
     name="two-networks",
     title="Two networks",
     paper="none",

@@ -17,7 +17,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from fl_algorithms.client.partition import task_of
+from fl_algorithms.engine.partition import task_of
 from fl_algorithms.tasks.images.files import mask_at
 from fl_algorithms.tasks.source import Source
 from site_agent import handoff

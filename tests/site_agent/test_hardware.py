@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.hardware import Hardware
 from site_agent import handoff
 from site_agent.gateway import service
 from site_agent.handoff import Trainer

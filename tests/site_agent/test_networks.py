@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fl_algorithms import catalog
-from fl_algorithms.client.partition import initial_model, specs_of, task_of
-from fl_algorithms.client.session import SiteSession
+from fl_algorithms.engine.partition import initial_model, specs_of, task_of
+from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.gateway.connection.client import offer_from

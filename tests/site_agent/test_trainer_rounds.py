@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fl_algorithms.client.partition import Partition, initial_model, task_of
+from fl_algorithms.engine.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
-from fl_algorithms.client.session import SessionState
+from fl_algorithms.engine.session import SessionState
 from site_agent.trainer.rounds import sessions
 from site_agent.trainer.rounds.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
 from site_agent.trainer.vault import models

@@ -14,10 +14,10 @@ import typer
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from fl_algorithms.client import weights as files
-from fl_algorithms.client.algorithm import algorithm_of
-from fl_algorithms.client.partition import all_tensors, build, describe, task_of
-from fl_algorithms.client.session import SiteSession
+from fl_algorithms.engine import weights as files
+from fl_algorithms.engine.algorithm import algorithm_of
+from fl_algorithms.engine.partition import all_tensors, build, describe, task_of
+from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.resolving import resolve
 from fl_algorithms.tasks.source import Source
 from site_agent.audit.show import words

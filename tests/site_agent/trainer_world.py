@@ -7,7 +7,7 @@ from typing import Any
 
 import safetensors.torch
 
-from fl_algorithms.client.partition import initial_model
+from fl_algorithms.engine.partition import initial_model
 from fl_algorithms.resolving import resolve
 from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests

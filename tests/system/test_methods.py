@@ -13,8 +13,8 @@ import pytest
 import safetensors.torch
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.partition import describe, initial_model, task_of
+from fl_algorithms import catalog, registry, rows
+from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
@@ -82,7 +82,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     },
 }
 FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
-DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == registry.COORDINATOR)
+DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == rows.COORDINATOR)
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
@@ -149,7 +149,7 @@ class Federation:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distills = catalog.method(study).public_data == registry.COORDINATOR
+        distills = catalog.method(study).public_data == rows.COORDINATOR
         public_data = str(self.data / "public_data" / "public_data.csv") if distills else None
         self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 

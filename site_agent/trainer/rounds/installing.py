@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.partition import Partition, describe, task_of
+from fl_algorithms import catalog
+from fl_algorithms.engine.partition import Partition, describe, task_of
 from fl_algorithms.resolving import resolve
+from fl_algorithms.rows import SITES
 from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -32,7 +33,7 @@ class Installed:
     @property
     def needs_public_data(self) -> bool:
         """Whether its method needs the public data set at each site."""
-        return catalog.method(self.file).public_data == registry.SITES
+        return catalog.method(self.file).public_data == SITES
 
 
 class Studies:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.client.partition import task_of
-from fl_algorithms.client.session import Restored
-from fl_algorithms.device import make_deterministic
+from fl_algorithms import catalog
+from fl_algorithms.engine.device import make_deterministic
+from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.session import Restored
+from fl_algorithms.rows import COLUMNS, MASKS
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
@@ -67,7 +68,7 @@ def rows_for(
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
     gives = catalog.task(study).gives
-    fitting = ("table",) if gives == registry.COLUMNS else ("images", "arrays")
+    fitting = ("table",) if gives == COLUMNS else ("images", "arrays")
     if len(given) != 1 or not given.keys() <= set(fitting):
         named = " and ".join(map(layouts.option, given)) or "nothing"
         raise UsageProblem(
@@ -83,7 +84,7 @@ def rows_for(
     if out.exists() and path.exists() and out.samefile(path):
         what = "table" if form == "table" else "file of images"
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
-    (outputs.folder if gives == registry.MASKS else outputs.file)(out, force=force, keep=[*keep, path])
+    (outputs.folder if gives == MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fl_algorithms.client.weights import OwnWeights, own_weights
+from fl_algorithms.engine.weights import OwnWeights, own_weights
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.public_data import read_public_data
 from site_agent.trainer.data.sources import DATA_INVALID, DataSource, public_data_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from fl_algorithms.client.session import SessionState, SiteSession
-from fl_algorithms.device import Device
+from fl_algorithms.engine.device import Device
+from fl_algorithms.engine.session import SessionState, SiteSession
 from fl_algorithms.tasks.base import SiteData
 from site_agent.trainer.data import sources
 from site_agent.trainer.rounds.installing import Installed, network_label

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fl_algorithms.client.partition import DTYPES
+from fl_algorithms.engine.partition import DTYPES
 from wardround.errors import BadData
 from wardround.local import durable
 from wardround.tensors.files import TensorFile, file_header

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from fl_algorithms.client.session import Checkpoint, RoundResult
-from fl_algorithms.device import device_for
-from fl_algorithms.hardware import Hardware
+from fl_algorithms.engine.device import device_for
+from fl_algorithms.engine.hardware import Hardware
+from fl_algorithms.engine.session import Checkpoint, RoundResult
+from fl_algorithms.engine.training import Progress
 from fl_algorithms.tasks.base import SiteData
-from fl_algorithms.training import Progress
 from site_agent.handoff import staged
 from site_agent.trainer.rounds import describing, predictions
 from site_agent.trainer.rounds.installing import Installed, Studies

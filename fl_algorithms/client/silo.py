@@ -1,9 +1,0 @@
-"""Training alone: the same network and the same steps, and nothing is shared. The lab's yardstick, not a federation."""
-
-from fl_algorithms.client.algorithm import Algorithm
-from fl_algorithms.settings.methods import MethodSettings
-
-
-def silo(settings: MethodSettings) -> Algorithm:
-    """FedAvg that shares no tensor."""
-    return Algorithm(shares=())

@@ -1,0 +1,320 @@
+"""What a method does at a site, as hooks. Their defaults are FedAvg; a method replaces those in which it differs.
+
+    h1 receive         load the shared tensors                     h5 after_backward  edit gradients
+    h2 before_round    snapshot, mix, distil, freeze               h6 after_step
+    h3 phases          what is trained, in which order             h7 after_round     patch weights, keep something
+    h4 loss            of one batch                                h8 to_send         what leaves
+                                                                   h9 candidates      which models there are to judge
+
+A method never loops over batches and never opens a file. It sees a ``Context``, and keeps what it needs between rounds
+in ``context.kept`` (tensors) and ``context.notes`` (plain JSON), which the site's vault stores, and what it needs for
+one round in ``context.scratch``.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms import catalog, registry
+from fl_algorithms.engine.device import CPU, Device, device_of
+from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
+from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.rows import COLUMNS
+from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
+from wardround.errors import BadData
+from wardround.records.study import StudyFile
+from wardround.tensors.manifests import MODEL, TensorSpec
+
+Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
+Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
+EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
+EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
+
+
+Names = Callable[[nn.Module], Collection[str]]  # chooses among the names of a network's state
+
+
+def matching(*patterns: str) -> Names:
+    """The names that match one of ``patterns``, as a shell matches file names."""
+    return lambda network: [name for name in network.state_dict() if any(fnmatchcase(name, p) for p in patterns)]
+
+
+def all_but(names: Names) -> Names:
+    """The names that ``names`` does not choose."""
+    return lambda network: network.state_dict().keys() - set(names(network))
+
+
+EVERYTHING = matching("*")
+
+
+def parameters_of(context: "Context", names: Names, slot: str = MODEL) -> tuple[str, ...]:
+    """What ``names`` chooses of a slot's network, as ``Phase.trainable`` takes it."""
+    return tuple(f"{slot}/{name}" for name in sorted(names(context.networks[slot])))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The tensors of one slot that leave, as one bundle. Everything that no share names is private."""
+
+    slot: str = MODEL
+    names: Names = EVERYTHING
+
+    @property
+    def bundle(self) -> str:
+        return self.slot
+
+    def tensors(self, networks: Networks) -> dict[str, Tensor]:
+        """Name -> the live tensor, sorted by name. An integer tensor never leaves, whatever the names say."""
+        chosen = set(self.names(networks[self.slot]))
+        return {
+            name: tensor
+            for name, tensor in sorted(networks[self.slot].state_dict().items())
+            if tensor.dtype == torch.float32 and name in chosen
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that may become the site's best one.
+
+    The best is chosen inside one ``pool``; the first candidate of a new pool ends the competition of the old.
+    """
+
+    pool: str
+    networks: Networks
+
+
+@dataclass
+class Context:
+    """All that a method sees at a site in a round. Networks, ``base`` and ``kept`` are on ``device``."""
+
+    study: StudyFile
+    site: str
+    settings: MethodSettings
+    task: Task
+    data: SiteData
+    algorithm: "Algorithm"
+    networks: dict[str, nn.Module]
+    optimizers: Optimizers
+    round_number: int = 0
+    base: Downlink = field(default_factory=dict)  # as downloaded; never aliased by a network
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)  # forgotten when the round ends
+    steps: int = 0  # optimizer steps done in this round
+    device: Device = CPU
+
+    @property
+    def position(self) -> int:
+        """The site's place among the study's sites, which are sorted."""
+        return self.study.study.sites.index(self.site)
+
+    @property
+    def public_data(self) -> PublicData:
+        """The study's public data set.
+
+        Raises:
+            BadData: it was not read.
+        """
+        if self.data.public_data is None:
+            raise BadData(
+                f"algorithm `{self.study.algorithm.name}` needs the study's public data set, which was not read"
+            )
+        return self.data.public_data
+
+    def validation_loss(self, networks: Networks) -> float:
+        """The mean loss on the site's validation split, as the study reduces it."""
+        split = self.data.validation
+        return validation_loss(compute_logits(self.algorithm, networks, split.x), split, self.task, self.study)
+
+    def headline(self, networks: Networks) -> float | None:
+        """The task's headline metric on the site's validation split; None where it is undefined."""
+        split = self.data.validation
+        logits = compute_logits(self.algorithm, networks, split.x)
+        return self.task.metrics(logits, split.y)[self.task.headline]
+
+
+Hook = Callable[[Context], None]
+BatchHook = Callable[[Context, Batch], None]
+
+
+Builder = Callable[[StudyFile, Task], nn.Module]
+
+
+def nothing(context: Context) -> None:
+    return None
+
+
+def study_network(study: StudyFile, task: Task) -> nn.Module:
+    """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
+    _, settings, _ = catalog.settings_of(study)
+    outputs = 1 if len(task.classes) == 2 else len(task.classes)
+    row, shape = catalog.model(study), task.input_shape
+    inputs = shape[0] if row.takes == COLUMNS else shape
+    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
+    return network
+
+
+def load_shared(context: Context) -> None:
+    """h1: the shared tensors as downloaded, by name.
+
+    Raises:
+        BadData: the download's names or shapes are not the shared ones.
+    """
+    for share in context.algorithm.shares:
+        load_bundle(context, share)
+
+
+def load_bundle(context: Context, share: Share) -> None:
+    """The tensors of one share as downloaded, by name. Raises BadData as ``load_shared``."""
+    mine = share.tensors(context.networks)
+    came = context.base.get(share.bundle, {})
+    if mine.keys() != came.keys():
+        odd = sorted(mine.keys() ^ came.keys())[0]
+        raise BadData(
+            f"the round's model has {len(came)} tensors in `{share.bundle}`, this site shares {len(mine)}; "
+            f"`{odd}` stands in one of them only"
+        )
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            if tensor.shape != came[name].shape:
+                raise BadData(
+                    f"`{name}` in the round's model is {list(came[name].shape)}, here it is {list(tensor.shape)}"
+                )
+            tensor.copy_(came[name])
+
+
+def one_phase(context: Context) -> tuple[Phase, ...]:
+    """h3: everything together, as long as the study says."""
+    return (Phase(),)
+
+
+def task_loss(context: Context, batch: Batch) -> Tensor:
+    """h4: the mean of the task's loss over the batch."""
+    return loss_of(context, context.algorithm.infer(context.networks, batch.x), batch)
+
+
+def loss_of(context: Context, logits: Tensor, batch: Batch) -> Tensor:
+    """The mean of the task's loss of these logits, in float32: a scalar."""
+    return context.task.loss(logits.float(), batch.y)
+
+
+def loss_of_slot(slot: str) -> Callable[[Context, Batch], Tensor]:
+    """h4: the task's loss of one network alone."""
+    return lambda context, batch: loss_of(context, context.networks[slot](batch.x), batch)
+
+
+def shared_deltas(context: Context) -> Uplink:
+    """h8: float32(local - base) of each shared tensor, contiguous copies on the CPU."""
+    return {
+        share.bundle: {
+            name: (tensor.detach() - context.base[share.bundle][name]).to("cpu").contiguous()
+            for name, tensor in share.tensors(context.networks).items()
+        }
+        for share in context.algorithm.shares
+    }
+
+
+def downloaded_only(context: Context, trained: bool) -> tuple[Candidate, ...]:
+    """h9: the model as it is after the download, private parts beside the shared ones."""
+    return () if trained else (Candidate("downloaded", context.networks),)
+
+
+def one_slot(slot: str) -> Callable[[Networks, Tensor], Tensor]:
+    """h9: the logits of one network alone."""
+
+    def infer(networks: Networks, x: Tensor) -> Tensor:
+        logits: Tensor = networks[slot](x)
+        return logits
+
+    return infer
+
+
+one_model = one_slot(MODEL)
+
+
+def no_tensors(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+    return ()
+
+
+def frozen_copy(network: nn.Module, values: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy in evaluation mode that takes no gradient; ``values`` replace tensors of its state by name."""
+    twin = copy.deepcopy(network).eval().requires_grad_(False)
+    state = twin.state_dict()
+    for name, value in (values or {}).items():
+        state[name].copy_(value)
+    return twin
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a method does at a site.
+
+    Attributes:
+        slots: the networks that it owns, by name. One made by ``study_network`` begins as the study's network does, any
+            other from a stream of its slot's name.
+        shares: what leaves of the networks; the rest is private.
+        extras: (networks, study) -> what leaves beside, in bundles of its own; it starts as zeros, and ``to_send`` adds
+            it. Float32.
+        keeps: (networks, study) -> what the method keeps beside its networks, for the preview.
+        candidates: (context, trained) -> the models to judge after the download, and again after training.
+        infer: (networks, x) -> logits.
+    """
+
+    slots: Mapping[str, Builder] = field(default_factory=lambda: {MODEL: study_network})
+    shares: tuple[Share, ...] = (Share(),)
+    extras: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
+    keeps: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
+    receive: Hook = load_shared
+    before_round: Hook = nothing
+    phases: Callable[[Context], tuple[Phase, ...]] = one_phase
+    loss: Callable[[Context, Batch], Tensor] = task_loss
+    after_backward: BatchHook | None = None
+    after_step: BatchHook | None = None
+    after_round: Hook = nothing
+    to_send: Callable[[Context], Uplink] = shared_deltas
+    candidates: Callable[[Context, bool], tuple[Candidate, ...]] = downloaded_only
+    infer: Callable[[Networks, Tensor], Tensor] = one_model
+
+
+def algorithm_of(study: StudyFile) -> Algorithm:
+    """What the study's method does at a site, with a soup if the study asks for one."""
+    _, _, settings = catalog.settings_of(study)
+    algorithm: Algorithm = registry.load(catalog.method(study).client)(settings)
+    if isinstance(settings, MeanSettings) and settings.soup is not None:
+        algorithm = registry.load("fl_algorithms.methods.fedsoup.client:with_soup")(algorithm, settings.soup)
+    return algorithm
+
+
+def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
+    """Logits (n, outputs) on the CPU, in evaluation mode, without gradient. The networks must be in that mode already,
+    and may be on any device.
+    """
+    where = device_of(networks)
+    with torch.no_grad():
+        return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
+
+
+def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
+    """``x`` in its order, in pieces of bounded size."""
+    size = EVALUATION_BATCH
+    if not isinstance(x, Tensor):
+        size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
+    return in_parts(x, size)
+
+
+def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:
+    """The mean loss of a split, by ``loss_reduction``: over its samples, or over the means of its batches.
+
+    "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.
+    """
+    losses = task.losses(logits, split.y).to(torch.float64)
+    if study.checkpoints.loss_reduction == "batch_mean":
+        losses = torch.stack([part.mean() for part in torch.split(losses, study.training.batch_size)])
+    return float(losses.mean())

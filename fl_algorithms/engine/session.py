@@ -1,0 +1,387 @@
+"""A site's part in a study, round by round: what the trainer runs at a hospital, and the lab in one process.
+
+It touches no file and no network. The caller brings the downloaded tensors, carries away the deltas, keeps the
+checkpoints, and stores ``export_state`` so that another process can go on with the next round bit for bit.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms import catalog
+from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
+from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
+from fl_algorithms.engine.fine_tuning import fine_tuned
+from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
+from fl_algorithms.engine.training import (
+    Batches,
+    Networks,
+    Optimizers,
+    Phase,
+    Progress,
+    only_trainable,
+    run_steps,
+    seeded,
+    trainable_parameters,
+)
+from fl_algorithms.methods.settings import FineTuning
+from fl_algorithms.rows import VAL_LOSS
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
+from wardround.errors import BadData
+from wardround.records.study import StudyFile
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model to be kept at the site.
+
+    Attributes:
+        kind: "latest", "best_local", "best_global" or "fine_tuned".
+        round: the round whose model it is; of "best_local", for a method that judges models right after training, the
+            round in which it was trained.
+        tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
+        score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
+        val_loss: on the validation split.
+        scores: every metric on ``split``; None where undefined.
+    """
+
+    kind: str
+    round: int
+    tensors: dict[str, Tensor]
+    score: float | None
+    metric: str
+    split: str
+    val_loss: float | None
+    scores: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round gave. Counts and metrics are raw; the study's [reported] says how they are reported.
+
+    Attributes:
+        uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
+        num_examples: rows of the training split.
+        num_validation: rows of the validation split.
+        metrics: of the downloaded model, with the private parts, on the validation split; "val_loss" among them.
+        checkpoints: to be kept now, in place of an older one of the same kind.
+    """
+
+    uplink: dict[str, dict[str, Tensor]]
+    num_examples: int
+    num_validation: int
+    metrics: dict[str, float | None]
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """All that a site must keep between two rounds: tensors by name, on the CPU, and plain JSON without floats."""
+
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+class Restored:
+    """A model of a study out of a checkpoint's tensors, to be asked about any rows.
+
+    Of a study with several networks, ``catalog.network_of`` gives the study to be restored from.
+    """
+
+    def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor], device: Device = CPU) -> None:
+        """Raises BadData: the tensors are not those of the study's network."""
+        self._algorithm = algorithm_of(study)
+        self._task = task
+        self.networks = build(study, task, self._algorithm, site="")
+        device.place(self.networks)
+        restore(all_tensors(self.networks), tensors, "the checkpoint")
+
+    def logits(self, x: Inputs) -> Tensor:
+        """(n, outputs) for ``x`` (n, features)."""
+        return compute_logits(self._algorithm, self.networks, x)
+
+    def probabilities(self, x: Inputs) -> Tensor:
+        """(n, classes) for ``x`` (n, features)."""
+        return self._task.probabilities(self.logits(x))
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """The loss of a split, None where it is not finite, and the task's metrics."""
+
+    loss: float | None
+    metrics: dict[str, float | None]
+
+
+class SiteSession:
+    """One site in one resolved study.
+
+    Rounds come in order, but one may be missed, and the last one may be run again after a restart from the state before
+    it: the result is the same bits.
+    """
+
+    def __init__(
+        self,
+        study: StudyFile,
+        site: str,
+        task: Task,
+        data: SiteData,
+        state: SessionState | None = None,
+        own: Mapping[str, Tensor] | None = None,
+        device: Device = CPU,
+    ) -> None:
+        """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
+
+        Args:
+            study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
+                which other it chose.
+            task: as the site reads its data; ``partition.task_at`` says.
+            own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
+
+        Raises:
+            BadData: ``state`` is of another study or another network.
+        """
+        study = catalog.network_of(study, site)
+        make_deterministic(study.study.threads)
+        algorithm = algorithm_of(study)
+        networks = build(study, task, algorithm, site)
+        _refuse_single_rows(study, networks, len(data.train))
+        device.place(networks)
+        self._context = Context(
+            study,
+            site,
+            catalog.settings_of(study)[2],
+            task.at(data),
+            data,
+            algorithm,
+            networks,
+            Optimizers(study.training),
+            device=device,
+        )
+        self._brought = {
+            spec.key for spec in download_specs(study, upload_specs(study, algorithm, networks))
+        }  # by each download
+        self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
+        self._best_loss: float | None = None
+        self._best_pool = ""
+        if state is not None:
+            self._load(state)
+            return
+        live = all_tensors(networks)
+        with torch.no_grad():
+            for name, tensor in (own or {}).items():
+                live[name].copy_(tensor)
+
+    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
+        """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
+
+        Args:
+            base: the shared tensors of model ``round_number - 1``; read, never written.
+            progress: called with (steps done, steps in all) of each phase now and then.
+
+        Raises:
+            BadData: ``base`` is not the shared tensors.
+        """
+        context, algorithm = self._context, self._context.algorithm
+        context.scratch, context.steps = {}, 0
+        metrics, checkpoints = self._receive(round_number, base)
+        algorithm.before_round(context)
+        context.optimizers.begin_round()
+        for phase in algorithm.phases(context):
+            self._run(phase, progress)
+        algorithm.after_round(context)
+        checkpoints += self._compete(round_number, trained=True)
+        uplink = algorithm.to_send(context)
+        sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
+        return self._result(sent, metrics, checkpoints)
+
+    def validate(self, round_number: int, base: Downlink) -> RoundResult:
+        """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
+        says so. Nothing leaves but metrics.
+        """
+        context = self._context
+        context.scratch, context.steps = {}, 0
+        metrics, checkpoints = self._receive(round_number, base)
+        if (tuning := context.settings.fine_tuning) is not None:
+            copies = fine_tuned(context, context.networks, tuning)
+            judged = self._judge(copies, context.data.validation)
+            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
+        return self._result({}, metrics, checkpoints)
+
+    def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
+        """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
+        context = self._context
+        networks = build(context.study, context.task, context.algorithm, site="")
+        context.device.place(networks)
+        restore(all_tensors(networks), tensors, "the checkpoint")
+        return {key: at_home(tensor) for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
+
+    def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
+        """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
+        if best_round is None or best is None or not catalog.method(self._context.study).one_global_model:
+            return ()
+        context = self._context
+        context.base = context.device.bring_all(best)
+        context.algorithm.receive(context)
+        judged = self._judge(context.networks, context.data.validation)
+        return (self._checkpoint("best_global", best_round, context.networks, judged),)
+
+    def export_state(self) -> SessionState:
+        """Copies of all that the next round needs beside the download."""
+        context = self._context
+        tensors = {
+            f"private/{key.replace('/', '.')}": at_home(tensor)
+            for key, tensor in all_tensors(context.networks).items()
+            if key not in self._brought
+        }
+        tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
+        tensors |= {f"kept/{key}": at_home(tensor) for key, tensor in context.kept.items()}
+        meta = {
+            "algorithm": context.study.algorithm.name,
+            "round": context.round_number,
+            "best_pool": self._best_pool,
+            "best_loss": None if self._best_loss is None else repr(self._best_loss),
+            "iterators": {phase: dict(place) for phase, place in self._iterators.items()},
+            "notes": dict(context.notes),
+        }
+        return SessionState(tensors, meta)
+
+    def _load(self, state: SessionState) -> None:
+        context, meta = self._context, state.meta
+        if meta.get("algorithm") != context.study.algorithm.name:
+            raise BadData(
+                f"the kept state is of algorithm `{meta.get('algorithm')}`, the study's is "
+                f"`{context.study.algorithm.name}`"
+            )
+        parts: dict[str, dict[str, Tensor]] = {"private": {}, "optimizer": {}, "kept": {}}
+        for name, tensor in state.tensors.items():
+            part, _, key = name.partition("/")
+            if part not in parts:
+                raise BadData(f"the kept state has a tensor `{name}` of no known part")
+            parts[part][key] = tensor
+        live = all_tensors(context.networks)
+        private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in self._brought}
+        restore(private, parts["private"], "the kept state")
+        context.optimizers.load(parts["optimizer"])
+        context.kept = {key: context.device.bring(tensor.clone()) for key, tensor in parts["kept"].items()}
+        context.notes = dict(meta["notes"])
+        context.round_number = meta["round"]
+        self._iterators = {phase: dict(place) for phase, place in meta["iterators"].items()}
+        self._best_pool = meta["best_pool"]
+        self._best_loss = None if meta["best_loss"] is None else float(meta["best_loss"])
+
+    def _receive(self, round_number: int, base: Downlink) -> tuple[dict[str, float | None], list[Checkpoint]]:
+        """Load the download and judge it. The initial model is judged too, but is no checkpoint."""
+        context = self._context
+        context.round_number, context.base = round_number, context.device.bring_all(base)
+        context.algorithm.receive(context)
+        judged = self._judge(context.networks, context.data.validation)
+        checkpoints: list[Checkpoint] = []
+        if round_number > 1:
+            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
+            checkpoints += self._compete(round_number - 1, trained=False)
+        return {VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
+
+    def _compete(self, model_round: int, *, trained: bool) -> list[Checkpoint]:
+        """Let the method's candidates compete to be the site's best. A later equal loss replaces."""
+        best: list[Checkpoint] = []
+        for candidate in self._context.algorithm.candidates(self._context, trained):
+            judged = self._judge(candidate.networks, self._context.data.validation)
+            if candidate.pool != self._best_pool:
+                self._best_pool, self._best_loss = candidate.pool, None
+            if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
+                self._best_loss = judged.loss
+                best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
+        return best
+
+    def _run(self, phase: Phase, progress: Progress | None) -> None:
+        context, study = self._context, self._context.study
+        place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
+        x, y = context.data.train.x, context.data.train.y
+        if phase.rows is not None:
+            (x, y), place = phase.rows, {}
+            study = _of_own_rows(study, phase.batch_size, len(y))
+        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device)
+        parameters = trainable_parameters(context.networks, phase.trainable)
+        optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
+        steps = _steps(phase, study, batches.per_epoch)
+        loss = phase.loss or context.algorithm.loss
+        purpose = f"noise.{phase.name}" if phase.name else "noise"
+        noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
+        after_backward, after_step = context.algorithm.after_backward, context.algorithm.after_step
+        with seeded(noise), only_trainable(context.networks, parameters):
+            run_steps(
+                batches,
+                steps,
+                optimizer,
+                lambda batch: loss(context, batch),
+                None if after_backward is None else lambda batch: after_backward(context, batch),
+                None if after_step is None else lambda batch: after_step(context, batch),
+                progress,
+                context.device,
+            )
+        context.steps += steps
+
+    def _judge(self, networks: Networks, split: Split) -> _Judgement:
+        context = self._context
+        logits = compute_logits(context.algorithm, networks, split.x)
+        loss = validation_loss(logits, split, context.task, context.study)
+        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y))
+
+    def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
+        """The networks as they are now. ``judged`` is what the validation split said of them."""
+        data, metric = self._context.data, self._context.task.headline
+        scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
+        tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
+        split = "validation" if data.test is None else "test"
+        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
+
+    def _result(
+        self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
+    ) -> RoundResult:
+        data = self._context.data
+        return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
+
+
+def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
+    if phase.steps is not None:
+        return phase.steps
+    if phase.epochs is not None:
+        return phase.epochs * per_epoch
+    if study.training.local_steps is not None:
+        return study.training.local_steps
+    return (study.training.local_epochs or 0) * per_epoch
+
+
+def _of_own_rows(study: StudyFile, batch_size: int, rows: int) -> StudyFile:
+    """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
+    norm could learn from, is left out.
+    """
+    lone = rows > 1 and rows % batch_size == 1
+    changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
+    return study.model_copy(update={"training": study.training.model_copy(update=changed)})
+
+
+def _refuse_single_rows(study: StudyFile, networks: Networks, rows: int) -> None:
+    """A batch of one row has no variance for a batch norm.
+
+    Raises:
+        BadData: training would meet one.
+    """
+    if not any(isinstance(module, BATCH_NORMS) for network in networks.values() for module in network.modules()):
+        return
+    size = min(study.training.batch_size, rows)
+    if size == 1 or (rows % size == 1 and not study.training.drop_last):
+        raise BadData(
+            f"{rows} training rows in batches of {study.training.batch_size} give a batch of one row, which a batch "
+            "norm cannot learn from",
+            hint="in the study's [training]: `drop_last = true`, or another `batch_size`",
+            code="DECLINED_DATA_INVALID",
+        )

@@ -1,0 +1,320 @@
+"""The local loop: batches, optimizers, and one phase of steps over them.
+
+A *phase* trains some parameters for some steps with one optimizer; most methods have one. Everything random comes from
+named streams (``streams``), and what survives a round is exported as tensors and JSON.
+"""
+
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fl_algorithms.engine.device import CPU, Device, at_home, like
+from fl_algorithms.engine.workers import ahead
+from fl_algorithms.streams import stream_seed
+from fl_algorithms.tasks.base import FromFiles, Inputs
+from wardround.errors import BadData
+from wardround.records.study import StudyFile, TrainingSection
+
+Networks = Mapping[str, nn.Module]  # slot -> network
+Progress = Callable[[int, int], None]  # (steps done, steps in all)
+PROGRESS_EVERY = 10
+
+
+class Batch(NamedTuple):
+    """Rows of a split: ``x`` float32 (b, features) and ``y`` int64 (b,); of images (b, channels, *size), and of masks
+    ``y`` uint8 (b, *size).
+    """
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one run of steps trains.
+
+    Attributes:
+        name: also the streams' name, so that two phases draw apart and "" draws as FedAvg does.
+        trainable: patterns of "SLOT/PARAMETER"; the rest is frozen, its dropout and statistics too.
+        steps, epochs: how long; both None: as the study says.
+        optimizer: phases with the same key continue one optimizer.
+        learning_rate: None: as the study says.
+        loss: (context, batch) -> a scalar; None: the method's ``loss``.
+        rows: (inputs, what the loss sees as y) in place of the site's training rows.
+        batch_size: of ``rows``.
+    """
+
+    name: str = ""
+    trainable: tuple[str, ...] = ("*",)
+    steps: int | None = None
+    epochs: int | None = None
+    optimizer: str = "main"
+    learning_rate: float | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None
+    rows: tuple[Inputs, Tensor] | None = None
+    batch_size: int = 32
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's default generator as one stream, and leave it as it was. Other devices' draw as it too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class _Coming(NamedTuple):
+    """A batch before it is made: its rows, or their places; and where the iterator is after it."""
+
+    x: Tensor
+    y: Tensor
+    seed: int  # of its augmentation
+    order: int
+    position: int
+
+
+class Batches:
+    """Endless shuffled batches of a split, a new order each time it is exhausted.
+
+    With ``iterator = "round"`` the orders of a round are drawn from its own stream. With ``"run"`` order number e of
+    the whole run is drawn from stream e, and the next round goes on where this one stopped. ``Rows`` are augmented anew
+    in each order.
+    """
+
+    def __init__(
+        self,
+        x: Inputs,
+        y: Tensor,
+        study: StudyFile,
+        site: str,
+        round_number: int,
+        phase: str,
+        place: dict[str, int],
+        device: Device = CPU,
+    ) -> None:
+        """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
+        self._y, self._device = y, device
+        self._rows = None if isinstance(x, Tensor) else x
+        self._x = x if isinstance(x, Tensor) else torch.arange(len(y))  # places, whose rows are made in their turn
+        self._size = min(study.training.batch_size, len(y))
+        self._limit = len(y) - len(y) % self._size if study.training.drop_last else len(y)
+        self._place = place
+        self._seed, self._site, self._round, self._phase = study.study.seed, site, 0, phase
+        self._purpose = f"shuffle.{phase}" if phase else "shuffle"
+        self._own: torch.Generator | None = None
+        if study.training.iterator == "round":
+            self._own = self._generator(round_number)
+            self._round, self._place = round_number, {}
+        self._coming = self._orders(self._place.get("order", -1), self._place.get("position", self._limit))
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in a pass. A split smaller than a batch is one short batch, also with ``drop_last``."""
+        return -(-self._limit // self._size)
+
+    def next(self) -> Batch:
+        """The next one, on the device."""
+        coming = next(self._coming)
+        if self._rows is None:
+            return self._taken(coming, coming.x, coming.y)
+        return self._taken(coming, *self._rows.augmented(coming.x, coming.y, coming.seed))
+
+    def take(self, count: int) -> Generator[Batch, None, None]:
+        """The next ``count``. Where rows are read from files, the device's workers make them ahead: the same bits.
+
+        Close it when a batch is left untaken.
+
+        Raises:
+            TryAgain: a worker was ended from outside.
+        """
+        workers = min(self._device.workers, count)
+        make = self._rows.for_worker() if workers and isinstance(self._rows, FromFiles) else None
+        if make is None:
+            for _ in range(count):
+                yield self.next()
+            return
+        to_make, to_take = itertools.tee(itertools.islice(self._coming, count))
+        requests = ((coming.x.numpy(), coming.y.numpy(), coming.seed) for coming in to_make)
+        with closing(ahead(make, requests, workers, torch.get_num_threads())) as made:
+            for (x, y), coming in zip(made, to_take, strict=False):
+                yield self._taken(coming, torch.from_numpy(x), torch.from_numpy(y))
+
+    def _taken(self, coming: _Coming, x: Tensor, y: Tensor) -> Batch:
+        self._place |= {"order": coming.order, "position": coming.position}
+        return Batch(self._device.bring(_plain(x)), self._device.bring(_plain(y)))
+
+    def _orders(self, order: int, position: int) -> Iterator[_Coming]:
+        """All batches from ``position`` of ``order`` on."""
+        while True:
+            if not 0 < position < self._limit:
+                order, position = order + 1, 0
+            generator = self._own if self._own is not None else self._generator(order)
+            permutation = torch.randperm(len(self._y), generator=generator)
+            xs = torch.split(self._x[permutation], self._size)
+            ys = torch.split(self._y[permutation], self._size)
+            seed = stream_seed(self._seed, self._site, self._round, f"augment.{self._phase}.{order}")
+            for start in range(position, self._limit, self._size):
+                position = min(start + self._size, self._limit)
+                yield _Coming(xs[start // self._size], ys[start // self._size], seed, order, position)
+
+    def _generator(self, round_number: int) -> torch.Generator:
+        seed = stream_seed(self._seed, self._site, round_number, self._purpose)
+        return torch.Generator().manual_seed(seed)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """In the plain order of memory, sides of length 1 too: how it was made must not choose the kernel."""
+    return tensor.reshape(-1).view(tensor.shape)
+
+
+class Optimizers:
+    """A site's optimizers by key, each over the parameters of the phase that used it first."""
+
+    def __init__(self, training: TrainingSection) -> None:
+        self._training = training
+        self._made: dict[str, tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]] = {}
+        self._kept: Mapping[str, Tensor] = {}
+
+    def begin_round(self) -> None:
+        if self._training.optimizer_lifetime == "round":
+            self.forget()
+
+    def forget(self) -> None:
+        """Start all of them anew."""
+        self._made.clear()
+        self._kept = {}
+
+    def get(
+        self, key: str, parameters: dict[str, nn.Parameter], learning_rate: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer of ``key``, with the moments it had. ``learning_rate``: None: as the study says.
+
+        Raises:
+            BadData: kept moments are not of these parameters' shapes.
+        """
+        if key not in self._made:
+            optimizer = _make(self._training, list(parameters.values()), learning_rate)
+            self._restore(optimizer, key, parameters)
+            self._made[key] = (optimizer, parameters)
+        return self._made[key][0]
+
+    def export(self) -> dict[str, Tensor]:
+        """Every moment as a tensor on the CPU: "KEY.SLOT.PARAMETER.MOMENT"."""
+        tensors = {name: value.clone() for name, value in self._kept.items()}
+        for key, (optimizer, parameters) in self._made.items():
+            for name, parameter in parameters.items():
+                for moment, value in optimizer.state.get(parameter, {}).items():
+                    if value is not None:
+                        tensors[f"{_kept_name(key, name)}.{moment}"] = at_home(torch.as_tensor(value))
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what ``export`` gave; each optimizer gets its part when it is first used."""
+        self._made.clear()
+        self._kept = dict(tensors)
+
+    def _restore(self, optimizer: torch.optim.Optimizer, key: str, parameters: dict[str, nn.Parameter]) -> None:
+        mine = {name: value for name, value in self._kept.items() if name.startswith(f"{key}.")}
+        self._kept = {name: value for name, value in self._kept.items() if name not in mine}
+        owners = {_kept_name(key, name): parameter for name, parameter in parameters.items()}
+        for name, value in mine.items():
+            owner, _, moment = name.rpartition(".")
+            parameter = owners.get(owner)
+            if parameter is None or (value.dim() and value.shape != parameter.shape):
+                raise BadData(f"the kept state does not fit the study's network: optimizer state `{name}`")
+            optimizer.state[parameter][moment] = like(value, parameter)
+
+
+def _kept_name(key: str, parameter: str) -> str:
+    return f"{key}.{parameter.replace('/', '.')}"
+
+
+def _make(
+    training: TrainingSection, parameters: list[nn.Parameter], learning_rate: float | None
+) -> torch.optim.Optimizer:
+    rate = training.learning_rate if learning_rate is None else learning_rate
+    decay = training.weight_decay
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=training.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, betas=training.betas, weight_decay=decay, fused=True)
+
+
+def trainable_parameters(networks: Networks, patterns: Iterable[str]) -> dict[str, nn.Parameter]:
+    """Those whose "SLOT/PARAMETER" matches one of ``patterns``; what the network itself holds fixed is never one."""
+    patterns = tuple(patterns)
+    return {
+        f"{slot}/{name}": parameter
+        for slot, network in networks.items()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and any(fnmatchcase(f"{slot}/{name}", pattern) for pattern in patterns)
+    }
+
+
+@contextmanager
+def only_trainable(networks: Networks, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Freeze the other parameters, with the dropout and statistics of modules that hold nothing else; undo it after.
+
+    On leaving, every network is in evaluation mode.
+    """
+    chosen = {id(parameter) for parameter in parameters.values()}
+    frozen = [p for network in networks.values() for p in network.parameters() if p.requires_grad]
+    frozen = [parameter for parameter in frozen if id(parameter) not in chosen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    for network in networks.values():
+        _train(network, chosen)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        for network in networks.values():
+            network.eval()
+
+
+def _train(module: nn.Module, chosen: set[int]) -> None:
+    own = [id(parameter) for parameter in module.parameters()]
+    if own and not chosen.intersection(own):
+        module.eval()
+        return
+    module.training = True
+    for child in module.children():
+        _train(child, chosen)
+
+
+def run_steps(
+    batches: Batches,
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Batch], Tensor],
+    after_backward: Callable[[Batch], Any] | None = None,
+    after_step: Callable[[Batch], Any] | None = None,
+    progress: Progress | None = None,
+    device: Device = CPU,
+) -> None:
+    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step.
+
+    Raises:
+        TryAgain, BadData: as ``Batches.take`` and ``Device.explaining_errors``; or rows cannot be read.
+    """
+    with closing(batches.take(steps)) as taken, device.explaining_errors():
+        for step, batch in enumerate(taken, start=1):
+            optimizer.zero_grad(set_to_none=True)
+            with device.arithmetic():
+                found = loss(batch)
+            found.backward()  # type: ignore[no-untyped-call]
+            if after_backward is not None:
+                after_backward(batch)
+            optimizer.step()
+            if after_step is not None:
+                with device.arithmetic():
+                    after_step(batch)
+            if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
+                progress(step, steps)

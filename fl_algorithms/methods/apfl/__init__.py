@@ -1,0 +1,27 @@
+"""APFL: its card and settings. No torch: ``client`` has what a site does."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fl_algorithms.methods.settings import MeanSettings
+from fl_algorithms.rows import MethodRow
+
+
+class ApflSettings(MeanSettings):
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    alpha_learning_rate: float = Field(default=0.1, ge=0)
+    mixing: Literal["outputs", "weights"] = "outputs"
+
+
+ROWS = (
+    MethodRow(
+        name="apfl",
+        title="APFL",
+        paper="Deng et al., 2020, https://arxiv.org/abs/2003.13461",
+        upload="the global one of two networks",
+        private="records, the personal network, the weight of the mixture, optimizer state",
+        client="fl_algorithms.methods.apfl.client:apfl",
+        settings=ApflSettings,
+    ),
+)

@@ -1,0 +1,31 @@
+"""FedMD: its card and settings. No torch: ``client`` has what a site does.
+
+``server`` has what the coordinator does.
+"""
+
+from fl_algorithms.methods.distillation import DistillationSettings
+from fl_algorithms.methods.settings import Amount
+from fl_algorithms.rows import SITES, MethodRow
+
+
+class FedMdSettings(DistillationSettings):
+    transfer: Amount | None = None  # train on the public data set's own classes before anything else
+
+    @property
+    def labeled(self) -> bool:
+        return self.transfer is not None
+
+
+ROWS = (
+    MethodRow(
+        name="fedmd",
+        title="FedMD",
+        paper="Li and Wang, 2019, https://arxiv.org/abs/1910.03581",
+        upload="its scores (logits) of rows of the public data set",
+        private="records, the whole network, optimizer state",
+        client="fl_algorithms.methods.fedmd.client:fedmd",
+        settings=FedMdSettings,
+        server="fl_algorithms.methods.fedmd.server:fedmd",
+        public_data=SITES,
+    ),
+)

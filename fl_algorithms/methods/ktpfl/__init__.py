@@ -1,0 +1,33 @@
+"""KT-pFL: its card and settings. No torch: ``client`` has what a site does.
+
+``server`` has what the coordinator does.
+"""
+
+from pydantic import Field
+
+from fl_algorithms.methods.distillation import DistillationSettings
+from fl_algorithms.rows import SITES, MethodRow
+
+
+class KtPflSettings(DistillationSettings):
+    distil_batch_size: int = Field(default=256, ge=2, le=65536)
+    temperature: float = Field(default=10.0, gt=0)  # of the predictions
+    rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
+    compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
+
+
+ROWS = (
+    MethodRow(
+        name="ktpfl",
+        title="KT-pFL",
+        paper="Zhang et al., NeurIPS 2021, https://arxiv.org/abs/2111.02625",
+        upload="its softened class probabilities of rows of the public data set; the mixture made for it is kept apart",
+        private="records, the whole network, optimizer state",
+        client="fl_algorithms.methods.ktpfl.client:ktpfl",
+        settings=KtPflSettings,
+        server="fl_algorithms.methods.ktpfl.server:ktpfl",
+        public_data=SITES,
+        exposure="coordinator",
+        personalized="the mixture of all sites' predictions made for the site, and how much of each is in it",
+    ),
+)

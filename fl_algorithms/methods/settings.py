@@ -1,0 +1,103 @@
+"""What the settings of several methods share, beside the local steps that all share under [training]. No torch."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from wardround.records.schema import Strict
+
+Rate = Annotated[float, Field(gt=0, le=100)]
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+Patterns = Annotated[tuple[str, ...], Field(min_length=1)]  # of tensor names, as in a shell
+
+
+class Amount(Strict):
+    """How long: steps, or passes over the training rows."""
+
+    steps: int | None = Field(default=None, ge=0, le=1_000_000)
+    epochs: int | None = Field(default=None, ge=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either `steps` or `epochs`")
+        return self
+
+
+class FineTuning(Amount):
+    """After the last round each site tunes a copy of what it has, with the task's plain loss and a fresh optimizer."""
+
+    learning_rate: Rate | None = None  # None: that of [training]
+    train: Patterns = ("*",)  # tensors that move, as "head.*"
+
+
+class Soup(Strict):
+    """FedSoup's patching of the shared parameters."""
+
+    start_after: int | None = Field(default=None, ge=0)  # E: round r is a soup round when r > E; None: floor(0.75 R)
+    compat: bool = False  # as the released code: a tie adds no model, souping starts one round earlier
+    moments: Literal["keep", "reset"] = "keep"  # of the optimizer, after a patch
+    statistics: Literal["keep", "estimate"] = "keep"  # of norm layers, after a patch: as trained, or anew on the site
+
+    def filled(self, rounds: int) -> Self:
+        if self.start_after is not None:
+            return self
+        return self.model_copy(update={"start_after": 3 * rounds // 4})
+
+
+class ServerOptimizer(Strict):
+    """What the coordinator makes of the mean Delta of the sites' deltas; theta moves by ``learning_rate`` times it.
+
+    momentum: m <- beta1 m + Delta. The others: ``fl_algorithms.methods.fedopt.server``.
+    """
+
+    optimizer: Literal["momentum", "adam", "yogi", "adagrad"]
+    learning_rate: Rate = 0.1
+    beta1: Beta = 0.9
+    beta2: Beta = 0.99  # adam and yogi
+    tau: float = Field(default=1e-9, gt=0)  # all but momentum
+
+
+class MethodSettings(Strict):
+    """A method without settings of its own."""
+
+    fine_tuning: FineTuning | None = None
+
+    @property
+    def exposes(self) -> bool:
+        """Whether it shows a site's own model as far as its row says, or, as it is set, to nobody."""
+        return True
+
+    @property
+    def labeled(self) -> bool:
+        """Whether the classes of the public data set's rows are needed too."""
+        return False
+
+    def filled(self, rounds: int) -> Self:
+        """These settings with every default that depends on the study's number of rounds put in."""
+        return self
+
+
+class ServerSettings(MethodSettings):
+    """A method whose server aggregator is the mean: a server optimizer may follow it."""
+
+    server: ServerOptimizer | None = None
+
+
+class MeanSettings(ServerSettings):
+    """One that predicts with what it shares: a soup may follow the local steps."""
+
+    soup: Soup | None = None
+
+    def filled(self, rounds: int) -> Self:
+        return self if self.soup is None else self.model_copy(update={"soup": self.soup.filled(rounds)})
+
+
+class HeadSettings(MeanSettings):
+    """A method that divides the network: ``head`` names the tensors of its top."""
+
+    head: Patterns = ("head.*",)

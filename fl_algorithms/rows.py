@@ -1,0 +1,90 @@
+"""The rows of the registry: what there is to know of a task, a network and a method before it is used. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.settings.models import NetworkSettings
+from wardround.records.schema import Strict
+
+VAL_LOSS = "val_loss"
+LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
+SHARE = (0.0, 1.0)
+PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
+SITES, COORDINATOR = "sites", "coordinator"
+COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
+# image of which every pixel is judged
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A learning problem that a hospital may have data for.
+
+    ``ranges`` has, for each metric that a study may report, its lowest and highest value: what lies outside is
+    reported as the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has
+    ``LOSS_RANGE``.
+    """
+
+    name: str
+    settings: type[Strict]
+    implementation: str  # called with the settings
+    metrics: tuple[str, ...]  # the names that a study may report, beside val_loss
+    gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def range_of(self, metric: str) -> tuple[float, float] | None:
+        """The lowest and highest value of a metric; None where nobody said."""
+        return self.ranges.get(metric, LOSS_RANGE if metric == VAL_LOSS else None)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A network. ``implementation`` is called with its settings, its inputs and the number of outputs; inputs are the
+    number of columns, or an image's shape (channels, *size).
+    """
+
+    name: str
+    settings: type[NetworkSettings]
+    implementation: str
+    takes: str = COLUMNS
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method.
+
+    Attributes:
+        upload, private: what a site sends and what never leaves it, for people.
+        client: called with its settings, gives the ``Algorithm`` that sites run.
+        server: called with its settings, the study's sites and the leaving tensors; gives the
+            server aggregator. One with a public data set at the coordinator is called with the study in place of its
+            sites.
+        needs: of the network.
+        plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
+        same_start: private tensors must start equal everywhere.
+        heterogeneous: sites' networks may share different tensors; the server aggregator then averages each
+            architecture by itself.
+        public_data: who holds a copy of the study's public data set, SITES or COORDINATOR; "": the method needs none.
+        exposure: whether the coordinator keeps something of each single site ("coordinator"), and also sends it to
+            the other sites ("sites"); a site's policy must allow that.
+        personalized: what that is, for people.
+    """
+
+    name: str
+    title: str
+    paper: str
+    upload: str
+    private: str
+    client: str
+    settings: type[MethodSettings] = MeanSettings
+    server: str = "fl_algorithms.server.mean:mean"
+    one_global_model: bool = False
+    needs: frozenset[str] = frozenset()
+    plain_sgd: bool = False
+    same_start: bool = False
+    validation: bool = False  # also used by the method itself, not only to choose checkpoints
+    heterogeneous: bool = False
+    exposure: str = ""
+    personalized: str = ""
+    public_data: str = ""
+    lab_only: bool = False
