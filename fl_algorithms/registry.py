@@ -11,27 +11,13 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from fl_algorithms import methods
+from fl_algorithms import architectures, methods
 from fl_algorithms.rows import IMAGES, MASKS, SHARE, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.settings.models import (
-    BallastSettings,
-    FendaSettings,
-    MlpSettings,
-)
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import TabularSettings
-from fl_algorithms.settings.vision import (
-    DenseNetSettings,
-    MonaiUnetSettings,
-    SqueezeNetSettings,
-    UnetSettings,
-    UShapeSettings,
-    VggSettings,
-    VisionSettings,
-)
 from wardround.errors import BadData
 from wardround.records.study import Named
 
@@ -49,39 +35,7 @@ def installed_methods() -> Mapping[str, MethodRow]:
 
 METHODS = installed_methods()
 
-MODELS: Mapping[str, ModelRow] = {
-    row.name: row
-    for row in (
-        ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
-        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
-        ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.vision:{name}", IMAGES)
-            for name, settings in (
-                ("resnet10", VisionSettings),
-                ("resnet18", VisionSettings),
-                ("resnext", VisionSettings),
-                ("seresnet", VisionSettings),
-                ("efficientnet_b0", VisionSettings),
-                ("mobilenet_v2", VisionSettings),
-                ("shufflenet_v2", VisionSettings),
-                ("densenet", DenseNetSettings),
-                ("squeezenet", SqueezeNetSettings),
-                ("vgg", VggSettings),
-            )
-        ),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.unet:{name}", MASKS)
-            for name, settings in (
-                ("unet", UShapeSettings),
-                ("resunet", UShapeSettings),
-                ("unetpp", UnetSettings),
-                ("fcn", UnetSettings),
-            )
-        ),
-        ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
-    )
-}
+MODELS: Mapping[str, ModelRow] = architectures.ROWS
 
 TABULAR = TaskRow(
     name="tabular",
@@ -142,9 +96,12 @@ Row = TypeVar("Row", TaskRow, ModelRow, MethodRow)
 
 def row_of(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
     """The row that ``table`` names. Raises BadData: nothing of that name is installed."""
-    if table.name not in rows:
-        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows))
-    return rows[table.name]
+    if table.name in rows:
+        return rows[table.name]
+    if kind == "model" and (row := architectures.library_row(table.name)) is not None:
+        return cast(Row, row)
+    hint = architectures.library_hint(table.name) if kind == "model" else ""
+    raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=hint or nearest(table.name, rows))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog, registry
+from fl_algorithms import architectures, catalog, registry
 from fl_algorithms.engine.device import CPU, Device, device_of
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
-from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.methods.settings import HeadSettings, MeanSettings, MethodSettings
+from fl_algorithms.models import checks
 from fl_algorithms.rows import COLUMNS
+from fl_algorithms.settings.models import BODY_AND_HEAD, NetworkSettings
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -70,7 +72,9 @@ class Share:
         return self.slot
 
     def tensors(self, networks: Networks) -> dict[str, Tensor]:
-        """Name -> the live tensor, sorted by name. An integer tensor never leaves, whatever the names say."""
+        """Name -> the live tensor, sorted by name. A buffer of whole numbers never leaves, whatever the names say; no
+        network holds other numbers than those and float32: ``fl_algorithms.models.checks``.
+        """
         chosen = set(self.names(networks[self.slot]))
         return {
             name: tensor
@@ -152,12 +156,21 @@ def nothing(context: Context) -> None:
 
 
 def study_network(study: StudyFile, task: Task) -> nn.Module:
-    """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
-    _, settings, _ = catalog.settings_of(study)
+    """The network that [model] names, for the task's inputs; one logit for two classes, else one each.
+
+    Raises:
+        BadData: it has not what the study's method needs, or as its implementation says.
+    """
+    _, settings, method = catalog.settings_of(study)
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
     row, shape = catalog.model(study), task.input_shape
+    assert isinstance(settings, NetworkSettings)
     inputs = shape[0] if row.takes == COLUMNS else shape
-    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
+    network: nn.Module = architectures.built(row, settings, inputs, outputs)
+    needs = catalog.method(study).needs
+    if isinstance(method, HeadSettings) and method.head != HeadSettings().head:
+        needs -= {BODY_AND_HEAD}  # the study itself says what the head is
+    checks.refuse_without(network, needs, row.name, study.algorithm.name)
     return network
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fl_algorithms import architectures
 from fl_algorithms.models.adapters import BodyHead, TwoExtractors
-from fl_algorithms.models.libraries import load_network
 from fl_algorithms.models.mlp import Extractor
 from fl_algorithms.settings.extractors import TwoExtractorsSettings
 from fl_algorithms.settings.models import FendaSettings
@@ -45,7 +45,9 @@ def fenda_of_bodies(settings: TwoExtractorsSettings, shape: tuple[int, ...], out
 
 def body_of(table: Named, settings: TwoExtractorsSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """The body of the network that ``table`` names, by itself."""
-    network = load_network(table.name, settings.extractor(table), shape, outputs)
+    row = architectures.ROWS.get(table.name) or architectures.library_row(table.name)
+    assert row is not None  # the settings have looked
+    network = architectures.built(row, settings.extractor(table), shape, outputs)
     if not isinstance(network, BodyHead):
         raise BadData(
             f"network `{table.name}` cannot be an extractor: its last layer is not where its answer comes from, so "

@@ -1,0 +1,113 @@
+"""What a network must be before a study can use it, whoever wrote it: each tensor known, once, by a name that can
+travel, and every parameter float32.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fl_algorithms.models.unet import UnetBody
+from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, TWO_EXTRACTORS
+from wardround.errors import BadData
+
+NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # of a tensor; without two dots beside each other
+LONGEST = 200
+PARTS: Mapping[str, tuple[str, ...]] = {
+    BODY_AND_HEAD: ("body", "head"),
+    TWO_EXTRACTORS: ("shared_extractor", "private_extractor", "head"),
+}
+ADAPTER = "`fl_algorithms.models.adapters` has what divides a network of yours in one line: `BodyHead`, `TwoExtractors`"
+
+
+def refuse_unusable(network: nn.Module, model: str) -> None:
+    """Of a network just built. ``model``: its name, for messages.
+
+    Raises:
+        BadData: a parameter is made on first use or is not float32, a buffer holds numbers of another size, a name
+            could not travel, or two names are one tensor.
+    """
+    for name, parameter in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(parameter):
+            raise BadData(
+                f"model `{model}`: `{name}` gets its size when the first sample comes, so nobody could say before what "
+                "leaves",
+                hint="give each layer its size, as `nn.Linear(64, 2)` in place of `nn.LazyLinear(2)`",
+            )
+    state = network.state_dict()
+    for name in state:
+        if not NAME.fullmatch(name) or len(name) > LONGEST:
+            raise BadData(
+                f"model `{model}`: a tensor is called {name[:60]!r}, which is not 1 to {LONGEST} of A-Z a-z 0-9 _ -, with "
+                "single dots between",
+                hint="give the module another name where the network is made",
+            )
+    _refuse_other_types(network, state, model)
+    if (pair := tied(state)) is not None:
+        raise BadData(
+            f"model `{model}`: `{pair[0]}` and `{pair[1]}` are one tensor under two names, so that what is private "
+            "under one of them could leave under the other",
+            hint="register it once, or make two tensors: `nn.Parameter(first.detach().clone())`",
+        )
+
+
+def _refuse_other_types(network: nn.Module, state: Mapping[str, Tensor], model: str) -> None:
+    """A parameter that is not float32 would stay at each site without a word; so would a buffer of other floats."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    for name, tensor in state.items():
+        if tensor.dtype == torch.float32 or (name not in parameters and not tensor.dtype.is_floating_point):
+            if not tensor.dtype.is_complex:
+                continue
+        kind = "parameter" if name in parameters else "buffer"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        hint = "`network.float()` where it is made; on a card, training steps are in bfloat16 by themselves"
+        if not tensor.dtype.is_floating_point:
+            hint = "register whole numbers as a buffer: `self.register_buffer(name, tensor)`; a buffer of them never leaves"
+        raise BadData(f"model `{model}`: {kind} `{name}` is {dtype}, and what sites exchange is float32", hint=hint)
+
+
+def tied(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Two names whose tensors share memory; None if there are none."""
+    seen: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in state.items():
+        if not tensor.numel():
+            continue
+        start = tensor.data_ptr()
+        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end = start + (steps + 1) * tensor.element_size()
+        spans = seen.setdefault(tensor.untyped_storage().data_ptr(), [])
+        for other_start, other_end, other in spans:
+            if start < other_end and other_start < end:
+                return other, name
+        spans.append((start, end, name))
+    return None
+
+
+def refuse_unlike(network: nn.Module, again: nn.Module, model: str) -> None:
+    """Raises BadData: the same network, made a second time, has other tensors than the first."""
+    first, second = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, again))
+    differing = next(
+        (name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)), None
+    )
+    if differing is not None:
+        found = " and then ".join(f"{list(one[differing])}" if differing in one else "none" for one in (first, second))
+        raise BadData(
+            f"model `{model}` has other tensors each time it is made: `{differing}` was {found}",
+            hint="its layers must follow from its settings, its inputs and its outputs alone, at every site",
+        )
+
+
+def refuse_without(network: nn.Module, needs: Collection[str], model: str, method: str) -> None:
+    """Raises BadData: the network, as it came out, has not the parts that its method needs."""
+    for need in sorted(needs):
+        parts = {name for name, _ in network.named_children()}
+        lacking = [part for part in PARTS.get(need, ()) if part not in parts]
+        if lacking:
+            raise BadData(
+                f"model `{model}`, as it is built, has no `{lacking[0]}`, and algorithm `{method}` needs {need}",
+                hint=ADAPTER,
+            )
+        if need == DEPTHS and not isinstance(getattr(network, "body", None), UnetBody):
+            raise BadData(f"model `{model}`, as it is built, has no {need}, which algorithm `{method}` needs")
