@@ -40,8 +40,8 @@ def refuse_unusable(network: nn.Module, model: str) -> None:
     for name in state:
         if not NAME.fullmatch(name) or len(name) > LONGEST:
             raise BadData(
-                f"model `{model}`: a tensor is called {name[:60]!r}, which is not 1 to {LONGEST} of A-Z a-z 0-9 _ -, with "
-                "single dots between",
+                f"model `{model}`: a tensor is called {name[:60]!r}, which is not 1 to {LONGEST} of A-Z a-z 0-9 _ "
+                "-, with single dots between",
                 hint="give the module another name where the network is made",
             )
     _refuse_other_types(network, state, model)
@@ -57,14 +57,14 @@ def _refuse_other_types(network: nn.Module, state: Mapping[str, Tensor], model: 
     """A parameter that is not float32 would stay at each site without a word; so would a buffer of other floats."""
     parameters = dict(network.named_parameters(remove_duplicate=False))
     for name, tensor in state.items():
-        if tensor.dtype == torch.float32 or (name not in parameters and not tensor.dtype.is_floating_point):
-            if not tensor.dtype.is_complex:
-                continue
+        whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+        if tensor.dtype == torch.float32 or (whole and name not in parameters):
+            continue
         kind = "parameter" if name in parameters else "buffer"
         dtype = str(tensor.dtype).removeprefix("torch.")
         hint = "`network.float()` where it is made; on a card, training steps are in bfloat16 by themselves"
-        if not tensor.dtype.is_floating_point:
-            hint = "register whole numbers as a buffer: `self.register_buffer(name, tensor)`; a buffer of them never leaves"
+        if whole:
+            hint = "whole numbers are a buffer: `self.register_buffer(name, tensor)`, and never leave"
         raise BadData(f"model `{model}`: {kind} `{name}` is {dtype}, and what sites exchange is float32", hint=hint)
 
 
@@ -88,9 +88,8 @@ def tied(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
 def refuse_unlike(network: nn.Module, again: nn.Module, model: str) -> None:
     """Raises BadData: the same network, made a second time, has other tensors than the first."""
     first, second = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, again))
-    differing = next(
-        (name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)), None
-    )
+    names = sorted(first.keys() | second.keys())
+    differing = next((name for name in names if first.get(name) != second.get(name)), None)
     if differing is not None:
         found = " and then ".join(f"{list(one[differing])}" if differing in one else "none" for one in (first, second))
         raise BadData(

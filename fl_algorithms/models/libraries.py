@@ -1,8 +1,8 @@
 """Networks of timm, torchvision and MONAI, each by its name there. Nothing is downloaded, and nothing is read.
 
 Each is divided into ``body`` and ``head``, a linear layer or a convolution of the study's number of outputs. Names
-inside the body are the library's own, so that its checkpoints fit by name. One that cannot be divided is given as it is:
-methods that need no head take it.
+inside the body are the library's own, so that its checkpoints fit by name. One that cannot be divided is given as it
+is: methods that need no head take it.
 """
 
 import functools
@@ -98,8 +98,6 @@ def monai(name: str, settings: MonaiSettings, shape: Shape, outputs: int) -> nn.
         made |= {"in_channels": shape[0], "num_classes": outputs}
     else:
         made |= {"in_channels": shape[0], "out_channels": outputs}
-    if name == "UNETR":
-        made["img_size"] = shape[1:]
 
     def build() -> nn.Module:
         whole = getattr(networks, name)(**made, **settings.arguments)

@@ -81,7 +81,7 @@ class Library:
     names: tuple[str, ...] = field(default=())
 
 
-MONAI_MASKS = ("AttentionUnet", "BasicUNet", "SegResNet", "SwinUNETR", "UNETR", "VNet")
+MONAI_MASKS = ("AttentionUnet", "BasicUNet", "SegResNet", "VNet")
 MONAI_CLASSES = (
     "DenseNet121", "DenseNet169", "DenseNet201", "DenseNet264", "SEResNet50", "resnet10", "resnet18", "resnet34",
     "resnet50",
