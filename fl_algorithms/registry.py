@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from fl_algorithms import architectures, methods
 from fl_algorithms.rows import IMAGES, MASKS, SHARE, MethodRow, ModelRow, TaskRow
@@ -98,8 +98,9 @@ def row_of(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row
     """The row that ``table`` names. Raises BadData: nothing of that name is installed."""
     if table.name in rows:
         return rows[table.name]
-    if kind == "model" and (row := architectures.library_row(table.name)) is not None:
-        return cast(Row, row)
+    other: Any = architectures.library_row(table.name) if kind == "model" else None
+    if other is not None:
+        return other  # type: ignore[no-any-return]  # a ModelRow, as ``rows`` are
     hint = architectures.library_hint(table.name) if kind == "model" else ""
     raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=hint or nearest(table.name, rows))
 

@@ -5,18 +5,16 @@ network has, is looked at when it is built.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, field_validator
 
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, Dropout
 from fl_algorithms.settings.vision import SeesImages
 
 NAME = re.compile(r"[A-Za-z0-9_.]{1,100}")  # no scheme and no slash, so that nothing is looked for anywhere else
 
-Argument = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,40}$")]
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,40}$")]
-Value = bool | int | float | Word
+WORD = re.compile(r"[A-Za-z0-9_]{1,40}")
+Value = bool | int | float | str
 NOT_THE_STUDYS = frozenset(  # what the task says, and whatever could make a library read or fetch something
     {
         "pretrained", "progress", "weights", "spatial_dims", "in_channels", "n_input_channels", "out_channels",
@@ -50,13 +48,17 @@ class TimmSettings(ImageLibrarySettings):
 class MonaiSettings(LibrarySettings):
     """For images and volumes. ``arguments`` are those of the network's class, as ``features`` of BasicUNet."""
 
-    arguments: dict[Argument, Value | tuple[Value, ...]] = Field(default_factory=dict, max_length=20)
+    arguments: dict[str, Value | tuple[Value, ...]] = Field(default_factory=dict, max_length=20)
 
     @field_validator("arguments")
     @classmethod
     def _own(cls, arguments: dict[str, Value | tuple[Value, ...]]) -> dict[str, Value | tuple[Value, ...]]:
         for name in sorted(arguments.keys() & NOT_THE_STUDYS):
             raise ValueError(f"`{name}` cannot be given: the task says it, or it would fetch something")
+        for name, value in arguments.items():
+            for text in (name, *(value if isinstance(value, tuple) else (value,))):
+                if isinstance(text, str) and not WORD.fullmatch(text):
+                    raise ValueError(f"{text[:40]!r} is not 1 to 40 of A-Z a-z 0-9 _")
         return arguments
 
 
