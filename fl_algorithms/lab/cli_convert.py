@@ -36,7 +36,9 @@ def run_convert(
     if study is None and gray:
         raise UsageProblem("--gray needs --study, which says where one channel is wanted")
     outputs.file(out, force=force, keep=[checkpoint])
-    resolved = None if study is None else resolve(study_file.load(study, settings, variant), lab=True, source=study.name)
+    resolved = (
+        None if study is None else resolve(study_file.load(study, settings, variant), lab=True, source=study.name)
+    )
     tensors = read_apart(checkpoint)
     made = renamed(tensors, prefix) if resolved is None else fitted(tensors, resolved, gray=gray)
     outputs.write(out, (safetensors.torch.save(made.tensors),), force=force, keep=[checkpoint], mode=0o644)

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import all_tensors, build, task_of
 from fl_algorithms.engine.weights import read
 from fl_algorithms.lab.checkpoint import READ
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 READING_S = 600
 WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "network.")  # of DataParallel, torch.compile, training loops
 PARTS = ("body.", "shared_extractor.", "private_extractor.")  # where a network of another library stands in ours
 COLORS = 3
+MISSING = "not in the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def renamed(tensors: Mapping[str, Tensor], prefix: str) -> Converted:
     return Converted({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, {}, ())
 
 
-def fitted(tensors: Mapping[str, Tensor], study: StudyFile, *, gray: bool) -> Converted:
+def fitted(tensors: Mapping[str, Tensor], study: ResolvedStudy, *, gray: bool) -> Converted:
     """Those of ``tensors`` that fit a tensor of a resolved study's network by name and shape, under the study's names.
 
     Args:
@@ -86,19 +86,19 @@ def fitted(tensors: Mapping[str, Tensor], study: StudyFile, *, gray: bool) -> Co
     Raises:
         BadData: none of them fits, or one that fits is not finite.
     """
-    study = catalog.network_of(study, site="")
-    wanted = all_tensors(build(study, task_of(study), algorithm_of(study), site=""))
+    own = study.at("")
+    wanted = all_tensors(build(own, task_of(own), algorithm_of(own), site=""))
     found: dict[str, Tensor] = {}
     drawn: dict[str, str] = {}
     used = set()
     for key, target in wanted.items():
-        why = "not in the checkpoint"
+        why = MISSING
         for name in theirs(key):
             if name not in tensors:
                 continue
             tensor = _for_gray(tensors[name], target) if gray else tensors[name]
             if tensor.shape == target.shape and tensor.dtype == target.dtype:
-                found[key] = tensor
+                found[key] = tensor.clone()  # what becomes two tensors is two
                 used.add(name)
                 break
             why = f"`{name}` is {list(tensors[name].shape)}, the study's is {list(target.shape)}"
@@ -112,7 +112,8 @@ def fitted(tensors: Mapping[str, Tensor], study: StudyFile, *, gray: bool) -> Co
     for name, tensor in found.items():
         if not torch.isfinite(tensor).all():
             raise BadData(f"the checkpoint's tensor for `{name}` holds nan or infinite numbers")
-    return Converted(found, drawn, tuple(name for name in tensors if name not in used))
+    missing = dict(sorted(drawn.items(), key=lambda item: item[1] == MISSING))  # what has another shape comes first
+    return Converted(found, missing, tuple(name for name in tensors if name not in used))
 
 
 def theirs(key: str) -> Iterator[str]:

@@ -18,8 +18,10 @@ from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.models import libraries
 from fl_algorithms.models.adapters import BodyHead, TwoExtractors, divided, replace_module
 from fl_algorithms.models.fenda import fenda
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.libraries import LIBRARIES
 from fl_algorithms.settings.models import FendaSettings
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, packed
 from wardround.errors import BadData, NeedsPerson
 from wardround.records.schema import check
@@ -127,11 +129,9 @@ CASES = [
 ]
 
 
-def study_of(task: dict[str, Any], model: dict[str, Any], algorithm: str = "fenda", **settings: Any) -> StudyFile:
-    from fl_algorithms.resolving import resolve
-
+def study_of(task: dict[str, Any], model: dict[str, Any], algorithm: str = "fenda", **settings: Any) -> ResolvedStudy:
     study = image_study(task, model)
-    tables = study.model_dump(mode="json") | {"algorithm": {"name": algorithm, **settings}}
+    tables = study.file.model_dump(mode="json") | {"algorithm": {"name": algorithm, **settings}}
     return resolve(StudyFile.model_validate(tables), lab=True)
 
 
@@ -152,8 +152,8 @@ def test_the_private_extractor_may_be_another_network() -> None:
     study = study_of({**IMAGES, "size": [16, 16]}, model)
     names = {stay.name for stay in describe(study, "ash").private}
     assert any("denseblock1" in name for name in names)
-    assert study.model.settings["shared"]["stem"] == "auto"  # every default is in what is approved
-    private = study.model.settings["private"]
+    assert study.file.model.settings["shared"]["stem"] == "auto"  # every default is in what is approved
+    private = study.file.model.settings["private"]
     assert private["name"] == "densenet"
     assert study_of({**IMAGES, "size": [16, 16]}, model) == study
 
@@ -236,9 +236,7 @@ def test_extractors_that_cannot_be_are_refused(task: dict[str, Any], model: dict
 
 def test_an_image_of_another_size_is_judged_by_what_the_stems_were_chosen_for() -> None:
     study = study_of({**IMAGES, "size": [96, 96]}, {**FENDA_IMAGES, "shared": {"name": "vgg", "width": 0.125}})
-    from fl_algorithms import catalog
-
-    settings = catalog.settings_of(study)[1].built_for((1, 96, 96))
+    settings = study.model.settings.built_for((1, 96, 96))
     assert "large stem needs images of 32 x 32" in settings.misfit((1, 16, 16))
 
 
