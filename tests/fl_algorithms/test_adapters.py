@@ -19,7 +19,7 @@ from fl_algorithms.models import libraries
 from fl_algorithms.models.adapters import BodyHead, TwoExtractors, divided, replace_module
 from fl_algorithms.models.fenda import fenda
 from fl_algorithms.resolving import resolve
-from fl_algorithms.settings.libraries import LIBRARIES
+from fl_algorithms.settings.libraries import LIBRARIES, MONAI_MASKS
 from fl_algorithms.settings.models import FendaSettings
 from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, packed
@@ -394,3 +394,18 @@ def test_a_study_of_a_librarys_network_resolves_without_torch_and_without_the_li
     )
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['images', 'images', 'masks', 'images']"
+
+
+def test_the_pages_own_network_works_as_it_stands() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    x = torch.randn(2, 1, 8, 8)
+    assert names["mine"](None, (1, 8, 8), 3)(x).shape == names["mine_twice"](None, (1, 8, 8), 3)(x).shape == (2, 3)
+
+
+def test_the_page_names_every_network_and_library() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+    names = {name for name in registry.MODELS if name != "ballast"} | {f"{prefix}:" for prefix in LIBRARIES}
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
+    assert [name for name in MONAI_MASKS if f"`{name}`" not in page] == []
