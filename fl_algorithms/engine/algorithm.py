@@ -26,7 +26,7 @@ from fl_algorithms.engine.device import CPU, Device, device_of
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
 from fl_algorithms.methods.settings import HeadSettings, MethodSettings
 from fl_algorithms.models import checks
-from fl_algorithms.rows import COLUMNS
+from fl_algorithms.rows import COLUMNS, MASKS
 from fl_algorithms.settings.models import BODY_AND_HEAD
 from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
@@ -35,6 +35,7 @@ from wardround.tensors.manifests import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
+OURS = "fl_algorithms."  # where a network that nobody brought is made
 EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
 EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
 
@@ -164,6 +165,8 @@ def study_network(study: SiteStudy, task: Task) -> nn.Module:
     row, shape = study.model.row, task.input_shape
     inputs = shape[0] if row.takes == COLUMNS else shape
     network: nn.Module = architectures.built(row, settings, inputs, outputs)
+    if not row.implementation.startswith(OURS):
+        checks.refuse_other_answer(network, row.name, shape, (outputs, *(shape[1:] if row.takes == MASKS else ())))
     needs = study.method.row.needs
     if study.method.settings.head_patterns not in ((), HeadSettings().head):
         needs -= {BODY_AND_HEAD}  # the study itself says what the head is

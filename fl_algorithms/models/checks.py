@@ -3,7 +3,7 @@ travel, and every parameter float32.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,10 @@ from wardround.errors import BadData
 
 NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # of a tensor; without two dots beside each other
 LONGEST = 200
+# What a network, or a library's constructor, may raise about sizes and arguments that it does not take.
+WHAT_NETWORKS_RAISE = (
+    TypeError, ValueError, AssertionError, RuntimeError, LookupError, AttributeError, ArithmeticError,
+)  # fmt: skip
 PARTS: Mapping[str, tuple[str, ...]] = {
     BODY_AND_HEAD: ("body", "head"),
     TWO_EXTRACTORS: ("shared_extractor", "private_extractor", "head"),
@@ -83,6 +87,42 @@ def tied(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
                 return other, name
         spans.append((start, end, name))
     return None
+
+
+def refuse_other_answer(network: nn.Module, model: str, shape: Sequence[int], answer: Sequence[int]) -> None:
+    """Of a network that somebody brought.
+
+    Args:
+        shape: of one sample.
+        answer: what it must say of one: (outputs,), or for masks (outputs, *size).
+
+    Raises:
+        BadData: it does not take such samples, answers in another shape, or gets tensors when it is first used.
+    """
+    before, training = set(network.state_dict()), network.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for rows in (2, 1):
+            try:
+                found = network.eval()(torch.zeros(rows, *shape))
+            except WHAT_NETWORKS_RAISE as error:
+                said = " ".join(str(error).split())[:200]
+                raise BadData(
+                    f"model `{model}` does not take a batch of {[rows, *shape]}: {type(error).__name__}: {said}",
+                    hint="its first layer takes the inputs that it is called with",
+                ) from None
+            given = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            if given != [rows, *answer]:
+                raise BadData(
+                    f"model `{model}` answers {given} to a batch of {[rows, *shape]}, the task needs {[rows, *answer]}",
+                    hint="its last layer has the number of outputs that it is called with; one logit for two classes",
+                )
+    network.train(training)
+    if new := sorted(set(network.state_dict()) - before):
+        raise BadData(
+            f"model `{model}` has a tensor `{new[0]}` only after it is first used, so nobody could say before what "
+            "leaves",
+            hint="make every layer where the network is made",
+        )
 
 
 def refuse_unlike(network: nn.Module, again: nn.Module, model: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.models.adapters import BodyHead, divided, features_shape, of_size, replace_module, with_dropout
+from fl_algorithms.models.checks import WHAT_NETWORKS_RAISE
 from fl_algorithms.settings.libraries import (
     LIBRARIES,
     ImageLibrarySettings,
@@ -25,10 +26,6 @@ from fl_algorithms.settings.libraries import (
 from wardround.errors import BadData, NeedsPerson
 
 Shape = tuple[int, ...]
-# What a library's constructor or its network may raise about sizes and arguments that it does not take.
-WHAT_THEY_RAISE = (
-    TypeError, ValueError, AssertionError, RuntimeError, LookupError, AttributeError, ArithmeticError,
-)  # fmt: skip
 
 
 def timm(name: str, settings: TimmSettings, shape: Shape, outputs: int) -> nn.Module:
@@ -162,7 +159,7 @@ def _built(prefix: str, name: str, shape: Shape, build: Callable[[], nn.Module])
     """What ``build`` gives. Raises BadData: the library does not take these images or settings."""
     try:
         return build()
-    except WHAT_THEY_RAISE as error:
+    except WHAT_NETWORKS_RAISE as error:
         said = " ".join(str(error).split())[:200]
         raise BadData(
             f"model `{prefix}:{name}` as it is set cannot be built for images of {' x '.join(map(str, shape))}: {said}",

@@ -1,5 +1,6 @@
 """Networks that a study cannot use, each with a sentence that says why and what to do."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,11 +10,14 @@ from torch import Tensor, nn
 
 from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, Share, matching, study_network
-from fl_algorithms.engine.partition import describe, initial_model
+from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.methods.fedsoup.client import shared_parameters
 from fl_algorithms.methods.settings import MethodSettings
-from fl_algorithms.models.adapters import BodyHead
-from tests.fl_algorithms.toys import session_of, start_of, toy_study
+from fl_algorithms.models.adapters import BodyHead, TwoExtractors
+from fl_algorithms.rows import ModelRow
+from fl_algorithms.settings.models import BODY_AND_HEAD, TWO_EXTRACTORS, NetworkSettings
+from tests.fl_algorithms.toys import session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
 
 PLACE = "fl_algorithms.models.mlp:mlp"
@@ -200,6 +204,84 @@ def test_a_network_that_turns_out_to_have_no_head_is_refused_by_methods_that_nee
     assert "`BodyHead`, `TwoExtractors`" in caught.value.hint
     told = toy_study("fedper", algorithm_settings={"head": ["2.*"]})  # the study itself says what the head is
     assert {spec.name for spec in describe(told, "ash").upload} == {"0.weight", "0.bias"}
+
+
+class Grows(nn.Module):
+    """Makes a layer when the first sample comes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.late = nn.Linear(x.shape[1], 1)
+        logits: Tensor = self.late(x)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("make", "message", "hint"),
+    [
+        (
+            lambda: nn.Linear(3, 2),
+            "model `mine` answers [2, 2] to a batch of [2, 3], the task needs [2, 1]",
+            "its last layer has the number of outputs that it is called with; one logit for two classes",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
+            "model `mine` answers [2] to a batch of [2, 3]",
+            "its l",
+        ),
+        (lambda: nn.LSTM(3, 1), "model `mine` answers tuple to a batch of [2, 3], the task needs [2, 1]", "its last"),
+        (
+            lambda: nn.Linear(4, 1),
+            "model `mine` does not take a batch of [2, 3]: RuntimeError: ",
+            "its first layer takes the inputs that it is called with",
+        ),
+        (Grows, "model `mine` has a tensor `late.bias` only after it is first used", "make every layer where the netw"),
+    ],
+    ids=["outputs", "flat", "two answers", "inputs", "grows"],
+)
+def test_a_brought_network_that_does_not_fit_the_task_is_refused_when_it_is_built(
+    make: Callable[[], nn.Module], message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "made", make)
+    row = replace(registry.MODELS["mlp"], name="mine", implementation=f"{__name__}:brought_network")
+    monkeypatch.setitem(registry.MODELS, "mine", row)
+    with pytest.raises(BadData) as caught:
+        describe(toy_study(model={"name": "mine", "hidden": [2]}), "ash")
+    assert message in caught.value.message
+    assert caught.value.hint.startswith(hint)
+
+
+def made() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+def brought_network(settings: object, inputs: int, outputs: int) -> nn.Module:
+    return made()
+
+
+def divided_network(settings: object, inputs: int, outputs: int) -> nn.Module:
+    return BodyHead(nn.Sequential(nn.Linear(inputs, 4), nn.LayerNorm(4), nn.Tanh()), nn.Linear(4, outputs))
+
+
+def twice(settings: object, inputs: int, outputs: int) -> nn.Module:
+    return TwoExtractors(lambda: nn.Sequential(nn.Linear(inputs, 3), nn.Tanh()), (inputs,), outputs, dropout=0.1)
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "fedrep", "fedbabu", "moon", "lgfedavg", "mhpflgb", "fedbn", "fenda"])
+def test_a_brought_network_in_an_adapter_trains_with_methods_that_need_its_parts(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, offers = (twice, TWO_EXTRACTORS) if algorithm == "fenda" else (divided_network, BODY_AND_HEAD)
+
+    class Mine(NetworkSettings):
+        @property
+        def offers(self) -> frozenset[str]:
+            return frozenset({offers})
+
+    monkeypatch.setitem(registry.MODELS, "mine", ModelRow("mine", Mine, f"{__name__}:{make.__name__}"))
+    same_start = {"init_private": "common"} if registry.METHODS[algorithm].same_start else {}
+    study = toy_study(algorithm, {"name": "mine"}, **same_start)
+    outcome = run_federation(study, task_of(study), {site: toy_data(site) for site in ("ash", "birch")})
+    assert outcome.digest != outcome.initial_digest
 
 
 # Names
