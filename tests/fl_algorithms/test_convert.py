@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,46 @@ def test_a_torchvision_checkpoint_fits_a_network_of_its_names() -> None:
     assert found.drawn.keys() == {"head.weight", "head.bias"}
     assert found.drawn["head.weight"] == "not in the checkpoint"
     assert found.unused == ("fc.weight", "fc.bias")
+
+
+def mobilenet() -> dict[str, Tensor]:
+    from torchvision.models import MobileNetV2
+
+    return dict(MobileNetV2(width_mult=0.1, num_classes=10).state_dict())
+
+
+def shufflenet() -> dict[str, Tensor]:
+    from torchvision.models import ShuffleNetV2
+
+    return dict(ShuffleNetV2([4, 8, 4], [2, 12, 24, 46, 102], num_classes=10).state_dict())
+
+
+def densenet() -> dict[str, Tensor]:
+    from torchvision.models import DenseNet
+
+    return dict(DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=10).state_dict())
+
+
+def of_timm() -> dict[str, Tensor]:
+    import timm
+
+    return dict(timm.create_model("resnet10t", num_classes=10).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "model"),
+    [
+        (mobilenet, {"name": "mobilenet_v2", "width": 0.1, "stem": "large"}),
+        (shufflenet, {"name": "shufflenet_v2", "width": 0.1, "stem": "large"}),
+        (densenet, {"name": "densenet", "width": 0.125, "blocks": [2, 2], "stem": "large"}),
+        (of_timm, {"name": "timm:resnet10t"}),
+    ],
+)
+def test_each_tensor_of_a_librarys_body_is_found(make: Callable[[], dict[str, Tensor]], model: dict[str, Any]) -> None:
+    study = image_study({**IMAGES, "channels": 3, "size": [32, 32]}, model)
+    found = fitted(make(), study, gray=False)
+    assert found.drawn.keys() == {"head.weight", "head.bias"}
+    assert all(name.startswith(("fc.", "classifier.", "features.norm5.")) for name in found.unused), found.unused
 
 
 def test_both_extractors_of_fenda_begin_with_it_and_each_side_takes_its_own(tmp_path: Path) -> None:
