@@ -10,18 +10,13 @@ import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from fl_algorithms import methods, plugins
+from fl_algorithms import architectures, methods, plugins
 from fl_algorithms.plugins import Use, load
 from fl_algorithms.rows import IMAGES, MASKS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.settings.models import (
-    BallastSettings,
-    FendaSettings,
-    MlpSettings,
-)
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import (
     MultilabelSettings,
@@ -30,45 +25,41 @@ from fl_algorithms.settings.tabular import (
     TabularSettings,
 )
 from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
-from fl_algorithms.settings.vision import (
-    DenseNetSettings,
-    MonaiUnetSettings,
-    SqueezeNetSettings,
-    UnetSettings,
-    UShapeSettings,
-    VggSettings,
-    VisionSettings,
-)
 from wardround.errors import BadData
 from wardround.records.study import Named, StudyFile
 
 Row = TypeVar("Row", bound=TaskRow | ModelRow | MethodRow)
 
 
-class Rows(Mapping[str, Row], Generic[Row]):
-    """Our own rows of a kind, by name; ``find`` also knows those of plug-ins."""
+def _none(name: str) -> None:
+    """Of a kind that no library has."""
 
-    def __init__(self, kind: str, form: type[Row], own: Iterable[Row]) -> None:
+
+class Rows(dict[str, Row]):
+    """Our own rows of a kind, by name; ``find`` also knows those of libraries and of plug-ins.
+
+    Args:
+        library: gives the row of a name that is a library's by its form, "timm:resnet50"; None for any other.
+    """
+
+    def __init__(
+        self, kind: str, form: type[Row], own: Iterable[Row], library: Callable[[str], Row | None] = _none
+    ) -> None:
+        super().__init__((row.name, row) for row in own)
         self.kind = kind
-        self._form = form
-        self._own = {row.name: row for row in own}
+        self._form, self._library = form, library
 
-    def __getitem__(self, name: str) -> Row:
-        return self._own[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        return len(self._own)
+    def ours(self, name: str) -> Row | None:
+        """Ours of that name, or a library's; None where a plug-in may have it."""
+        return self.get(name) or self._library(name)
 
     def find(self, name: str) -> Row | None:
         """Ours of that name, or a plug-in's, which is imported; None where nobody has it. Raises as ``plugins.row``."""
-        return self._own.get(name) or plugins.row(Use(self.kind, name), self._form)
+        return self.ours(name) or plugins.row(Use(self.kind, name), self._form)
 
     def names(self) -> list[str]:
         """All of them. Imports no plug-in."""
-        return sorted({*self._own, *plugins.names(self.kind)})
+        return sorted({*self, *plugins.names(self.kind)})
 
 
 @functools.cache
@@ -84,40 +75,7 @@ def installed_methods() -> Rows[MethodRow]:
 
 METHODS = installed_methods()
 
-MODELS: Rows[ModelRow] = Rows(
-    "model",
-    ModelRow,
-    (
-        ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
-        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
-        ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.vision:{name}", IMAGES)
-            for name, settings in (
-                ("resnet10", VisionSettings),
-                ("resnet18", VisionSettings),
-                ("resnext", VisionSettings),
-                ("seresnet", VisionSettings),
-                ("efficientnet_b0", VisionSettings),
-                ("mobilenet_v2", VisionSettings),
-                ("shufflenet_v2", VisionSettings),
-                ("densenet", DenseNetSettings),
-                ("squeezenet", SqueezeNetSettings),
-                ("vgg", VggSettings),
-            )
-        ),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.unet:{name}", MASKS)
-            for name, settings in (
-                ("unet", UShapeSettings),
-                ("resunet", UShapeSettings),
-                ("unetpp", UnetSettings),
-                ("fcn", UnetSettings),
-            )
-        ),
-        ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
-    ),
-)
+MODELS: Rows[ModelRow] = Rows("model", ModelRow, architectures.ROWS.values(), architectures.library_row)
 
 TABLES = "fl_algorithms.tasks.tables.tabular"
 TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
@@ -155,7 +113,10 @@ def row_of(rows: Rows[Row], table: Named, kind: str, source: str) -> Row:
     """
     row = rows.find(table.name)
     if row is None:
-        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows.names()))
+        hint = architectures.library_hint(table.name) if kind == "model" else ""
+        raise BadData(
+            f"{source}: there is no {kind} `{table.name[:60]}`", hint=hint or nearest(table.name, rows.names())
+        )
     return row
 
 
@@ -163,8 +124,14 @@ def uses(study: StudyFile) -> list[Use]:
     """The rows that a study names and that are not ours. Imports nothing."""
     named = [("task", study.task), ("method", study.algorithm)]
     named += [("model", model) for model in (study.model, *study.networks.values())]
-    own: dict[str, Mapping[str, object]] = {"task": TASKS, "model": MODELS, "method": METHODS}
-    return sorted({Use(kind, table.name) for kind, table in named if table.name not in own[kind]}, key=str)
+    return sorted({Use(kind, table.name) for kind, table in named if not is_ours(kind, table.name)}, key=str)
+
+
+def is_ours(kind: str, name: str) -> bool:
+    """Whether a name of a kind ("task", "model", "method") is taken by Wardround, so that no plug-in can have it."""
+    if kind == "task":
+        return TASKS.ours(name) is not None
+    return (MODELS.ours(name) if kind == "model" else METHODS.ours(name)) is not None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -180,6 +147,7 @@ __all__ = [
     "TASKS",
     "Rows",
     "installed_methods",
+    "is_ours",
     "load",
     "nearest",
     "row_of",

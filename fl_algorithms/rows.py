@@ -62,13 +62,14 @@ class TaskRow:
 @dataclass(frozen=True)
 class ModelRow:
     """A network. ``implementation`` is called with its settings, its inputs and the number of outputs; inputs are the
-    number of columns, or an image's shape (channels, *size).
+    number of columns, or an image's shape (channels, *size). One of a library is called with its name there first.
     """
 
     name: str
     settings: type[NetworkSettings]
     implementation: str
     takes: str = COLUMNS
+    within: str = ""  # the name within its library
 
 
 @dataclass(frozen=True)

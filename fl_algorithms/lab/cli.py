@@ -83,6 +83,25 @@ def init(
 
 
 @app.command()
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file of PyTorch, or of safetensors.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="Where to write the tensors.")],
+    study: Annotated[
+        Path | None, typer.Option("--study", metavar="STUDY.toml", help="Take what fits this study, by its names.")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Without a study: before each name.")] = "",
+    gray: Annotated[bool, typer.Option("--gray", help="A first layer for colors becomes one for gray.")] = False,
+    force: ForceOption = False,
+    setting: SetOption = None,
+    variant: VariantOption = "",
+) -> None:
+    """Write the weights of a torchvision or timm checkpoint as a safetensors file; code in it is never run."""
+    from fl_algorithms.lab.cli_convert import run_convert
+
+    run_convert(checkpoint, out, study, prefix, setting, variant, gray=gray, force=force)
+
+
+@app.command()
 def public_data(
     study: StudyArgument,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The set: a CSV or .npz file, or a folder of images.")],

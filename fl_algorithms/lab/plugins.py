@@ -1,17 +1,15 @@
 """What ``fl-lab plugins`` prints: what other distributions bring here, with its digest, and what is in its way."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_algorithms.plugins import GROUPS
-from fl_algorithms.registry import METHODS, MODELS, TASKS
+from fl_algorithms.registry import is_ours
 from wardround.cli import say
 from wardround.local import distributions
 from wardround.local.distributions import Distribution
 from wardround.records.plugins import Plugin
-
-OWN: Mapping[str, Mapping[str, object]] = {"task": TASKS, "model": MODELS, "method": METHODS}
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def brought() -> list[Brought]:
 
 
 def _problem(kind: str, name: str, count: int, found: Distribution) -> str:
-    if name in OWN[kind]:
+    if is_ours(kind, name):
         return f"Wardround has a {kind} of that name, which every study means"
     if count > 1:
         return "another plug-in brings one of that name too"

@@ -132,11 +132,12 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
         (BODY_AND_HEAD, rows.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
         (DEPTHS, rows.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
         (DEPTHS, rows.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
-        (TWO_EXTRACTORS, rows.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, rows.IMAGES, 'model `fenda_images` has: `name = "fenda_images"` in [model]'),
         (TWO_EXTRACTORS, rows.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
             NORM_LAYERS, rows.MASKS,
-            'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
+            "models `unet`, `resunet`, `unetpp`, `fcn`, `monai_unet` and `fenda_masks` have: "
+            '`name = "unet"` in [model]',
         ),
     ],
 )  # fmt: skip

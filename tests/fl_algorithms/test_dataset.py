@@ -182,8 +182,8 @@ def study(monkeypatch: pytest.MonkeyPatch) -> ResolvedStudy:
     model = replace(
         registry.MODELS["mlp"], name="flat", implementation="tests.fl_algorithms.test_dataset:flat", takes="images"
     )
-    monkeypatch.setitem(registry.TASKS._own, row.name, row)
-    monkeypatch.setitem(registry.MODELS._own, "flat", model)
+    monkeypatch.setitem(registry.TASKS, row.name, row)
+    monkeypatch.setitem(registry.MODELS, "flat", model)
     tables = {
         "study": {"name": "own", "sites": ["ash", "birch"], "rounds": 2},
         "task": {"name": "own", "shape": [2, 3], "classes": ["no", "yes"]},
