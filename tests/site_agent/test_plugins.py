@@ -95,6 +95,8 @@ def test_a_person_lets_code_of_others_run_here_and_it_is_named_everywhere(
     assert refusal.hint == f"if this hospital trusts that code, write the line into `allow` of [plugins] in {policy}"
     assert denied in command.denied("policy", "explain", STUDY).message
     assert denied in command.denied("data", "check", "patients", "--study", STUDY).message
+    assert denied in command.denied("data", "fit", "patients", "--study", STUDY).message
+    assert denied in command.denied("data", "fit", "patients", "--study", STUDY, "--send").message
     assert site.trainer.asked == []
 
     edit(policy, f"# {line}", line)
