@@ -3,12 +3,15 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.system.conftest import ROOT, lab_run, sites_of
+from fl_algorithms.lab import run
+from tests.plugin_world import on_the_path
+from tests.system.conftest import ROOT, sites_of
 from tools.world import World, in_parallel
 
 PLUGIN = ROOT / "examples" / "plugin"
@@ -18,14 +21,14 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(tmp_path: Path) -> Iterator[Path]:
     """The example, installed in a folder that all processes of the test search."""
     target, source = tmp_path / "site-packages", tmp_path / "plugin"
     shutil.copytree(PLUGIN, source)  # what builds a wheel leaves files beside its sources
     line = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*line, "--target", target, source], check=True, stdin=subprocess.DEVNULL)
-    monkeypatch.setenv("PYTHONPATH", str(target), prepend=":")
-    return target
+    with on_the_path(target):
+        yield target
 
 
 @pytest.fixture
@@ -46,6 +49,16 @@ def data(tmp_path: Path) -> Path:
 
 def test_it_has_fewer_than_60_lines_of_python() -> None:
     assert sum(len(file.read_text().splitlines()) for file in PLUGIN.rglob("*.py")) < 60
+
+
+def test_the_page_shows_its_network_as_it_is() -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    network = page[page.index("class BreathNet(nn.Module)") :].partition("```")[0]
+    code = (PLUGIN / "breaths" / "code.py").read_text()
+    assert [line for line in network.splitlines() if line not in code.splitlines()] == []
+    points = page[page.index('[project.entry-points."wardround.models"]') :].partition("```")[0]
+    metadata = (PLUGIN / "pyproject.toml").read_text()
+    assert [line for line in points.splitlines() if line not in metadata.splitlines()] == []
 
 
 def test_two_sites_train_it_to_the_same_bits_as_the_lab(installed: Path, data: Path, tmp_path: Path) -> None:
@@ -74,4 +87,4 @@ def test_two_sites_train_it_to_the_same_bits_as_the_lab(installed: Path, data: P
         assert (status["state"], status["round"]) == ("finished", 2)
         (row,) = world.site_json(SITES[0], "status")["studies"]
         assert row["plugins"][0].startswith("breaths 1.0, SHA-256 ")
-    assert status["model_digest"] == lab_run(STUDY, data)["digests"][0]
+    assert status["model_digest"] == run(STUDY, data).digests[0]
