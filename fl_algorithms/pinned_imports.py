@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from wardround.errors import NeedsPerson
-from wardround.local.distributions import Distribution, refuse_changed
+from wardround.local.distributions import IMPORTABLE, Distribution, refuse_changed
 
 
 class _Source(SourceFileLoader):
@@ -112,7 +112,7 @@ def _admit_again(distributions: tuple[Distribution, ...]) -> Admitted:
 
 
 def _spec(fullname: str, distribution: Distribution) -> ModuleSpec | None:
-    """Where RECORD has this module; None where it has none, as of a folder without ``__init__``."""
+    """Where RECORD has this module; None where it has none."""
     place = fullname.replace(".", "/")
     package, module = f"{place}/__init__.py", f"{place}.py"
     for path in (package, module):
@@ -125,6 +125,10 @@ def _spec(fullname: str, distribution: Distribution) -> ModuleSpec | None:
         if path in distribution.files:
             extension = _Extension(fullname, str(distribution.folder / path), distribution.files[path])
             return spec_from_file_location(fullname, distribution.folder / path, loader=extension)
+    if any(path.startswith(f"{place}/") and path.endswith(IMPORTABLE) for path in distribution.files):
+        inner = ModuleSpec(fullname, None, is_package=True)  # a folder inside a package, without ``__init__``
+        inner.submodule_search_locations = [str(distribution.folder / place)]
+        return inner
     return None
 
 

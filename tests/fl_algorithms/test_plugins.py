@@ -161,6 +161,13 @@ def test_an_implementation_that_cannot_be_imported_names_its_plugin(folder: Path
         load(row.implementation)
 
 
+def test_a_plugin_may_have_packages_in_packages_and_folders_without_init(folder: Path) -> None:
+    inner = {"lungnets/parts/deep/block.py": "WIDTH = 3\n", "lungnets/more/__init__.py": "", "lungnets/more/x.py": ""}
+    uses = "from lungnets.parts.deep.block import WIDTH\nimport lungnets.more.x\nassert WIDTH == 3\n"
+    install(folder, files={**FILES, **inner, "lungnets/__init__.py": uses + NET})
+    assert resolve(written()).model.name == "lungnet"
+
+
 def test_two_plugins_that_bring_one_row_are_both_named(folder: Path) -> None:
     install(folder)
     points = {"wardround.models": {"lungnet": "kidneys:LUNGNET"}}

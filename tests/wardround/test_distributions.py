@@ -64,10 +64,11 @@ def found_after(folder: Path, **change: Any) -> Distribution:
         ({"files": {"lungnets.pth": "import os\n"}}, f"it brings `lungnets.pth`, {AT_START}"),
         ({"files": {"sitecustomize.py": ""}}, f"it brings `sitecustomize.py`, {AT_START}"),
         ({"files": {"site_agent/gateway/more.py": ""}}, "it brings `site_agent/gateway/more.py`, a file among our own"),
+        ({"files": {"lung/nets.py": ""}}, "its package `lung` has no __init__.py, so that others can add to it"),
         ({"files": {}}, "its RECORD lists no file that could be imported"),
         ({"version": "soon/er"}, "its metadata name no version of the usual form"),
     ],
-    ids=["no hash", "other hash", "twice", "too short", "no table", "pth", "sitecustomize", "ours", "empty", "version"],
+    ids=["no hash", "other hash", "twice", "short", "no table", "pth", "sitecustomize", "ours", "shared", "empty", "version"],
 )  # fmt: skip
 def test_what_cannot_be_pinned_says_why(folder: Path, change: dict[str, Any], fault: str) -> None:
     if "version" in change:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePosixPath
 
 from wardround.errors import BadData
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MISMATCH = "DECLINED_MODEL_MISMATCH"
 OUR_PACKAGES = frozenset({"wardround", "coordinator", "site_agent", "fl_algorithms"})
 AT_EVERY_START = frozenset({"sitecustomize.py", "usercustomize.py"})  # and *.pth: each Python process executes them
+IMPORTABLE = (".py", *EXTENSION_SUFFIXES)
 ABOUT = frozenset({"METADATA", "entry_points.txt"})  # what counts of its own folder of metadata
 
 
@@ -192,8 +194,11 @@ def _refuse_reach(files: Mapping[str, str]) -> None:
     for path in files:
         if path in AT_EVERY_START or (path.endswith(".pth") and "/" not in path):
             raise BadData(f"it brings `{path[:120]}`, which every Python process executes at its start")
+        top, slash, _ = path.partition("/")
         if _top(path) in OUR_PACKAGES:
             raise BadData(f"it brings `{path[:120]}`, a file among our own")
+        if slash and path.endswith(IMPORTABLE) and f"{top}/__init__.py" not in files:
+            raise BadData(f"its package `{top[:80]}` has no __init__.py, so that others can add to it")
     if not any(not _about(path) for path in files):
         raise BadData("its RECORD lists no file that could be imported")
 
