@@ -68,7 +68,7 @@ def found_after(folder: Path, **change: Any) -> Distribution:
         ({"files": {}}, "its RECORD lists no file that could be imported"),
         ({"version": "soon/er"}, "its metadata name no version of the usual form"),
     ],
-    ids=["no hash", "other hash", "twice", "short", "no table", "pth", "sitecustomize", "ours", "shared", "empty", "version"],
+    ids=["no hash", "other hash", "twice", "short", "no table", "pth", "start", "ours", "shared", "empty", "version"],
 )  # fmt: skip
 def test_what_cannot_be_pinned_says_why(folder: Path, change: dict[str, Any], fault: str) -> None:
     if "version" in change:
