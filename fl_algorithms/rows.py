@@ -54,6 +54,11 @@ class TaskRow:
     classes: bool = False
     smaller_is_better: frozenset[str] = SMALLER_IS_BETTER
 
+    @property
+    def kinds(self) -> bool:
+        """Whether each row is of a kind, so that kinds may be drawn equally often."""
+        return self.classes or issubclass(self.settings, SurvivalTarget)
+
     def range_of(self, metric: str) -> tuple[float, float] | None:
         """The lowest and highest value of a metric; None where nobody said."""
         return self.ranges.get(metric, LOSS_RANGE if metric == VAL_LOSS else None)

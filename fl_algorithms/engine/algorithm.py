@@ -326,6 +326,12 @@ def fit_outputs(context: Context, networks: Networks, validation_logits: Tensor)
     return context.task.fit_outputs(outputs_of, data)
 
 
+def kinds_of(context: Context) -> Tensor | None:
+    """What each training row is, where the study draws each kind equally often."""
+    balanced = context.study.training.sampling == "balanced"
+    return context.task.kinds(context.data.train.y) if balanced else None
+
+
 def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
     """``x`` in its order, in pieces of bounded size."""
     size = EVALUATION_BATCH

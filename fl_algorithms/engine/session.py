@@ -5,28 +5,43 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, validation_loss
+from fl_algorithms.engine.algorithm import (
+    Context,
+    Downlink,
+    algorithm_of,
+    compute_logits,
+    evaluation_parts,
+    fit_outputs,
+    kinds_of,
+    validation_loss,
+)
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
+from fl_algorithms.engine.early_stopping import EarlyStop, mean_loss
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
+from fl_algorithms.engine.schedule import rate_factor
 from fl_algorithms.engine.training import (
+    Batch,
     Batches,
     Networks,
     Optimizers,
     Phase,
     Progress,
+    Watch,
+    clip_gradients,
     flat_key,
     only_trainable,
     run_steps,
     seeded,
     trainable_parameters,
+    watched,
 )
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
@@ -185,12 +200,15 @@ class SiteSession:
             for name, tensor in (own or {}).items():
                 live[name].copy_(tensor)
 
-    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
+    def train(
+        self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
+    ) -> RoundResult:
         """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
             progress: called with (steps done, steps in all) of each phase now and then.
+            watch: called with (phase, loss) of each step: a scalar without gradient, on the device.
 
         Raises:
             BadData: ``base`` is not the shared tensors.
@@ -201,7 +219,7 @@ class SiteSession:
         algorithm.before_round(context)
         context.optimizers.begin_round()
         for phase in algorithm.phases(context):
-            self._run(phase, progress)
+            self._run(phase, progress, watch)
         algorithm.after_round(context)
         checkpoints += self._compete(round_number, trained=True)
         uplink = algorithm.to_send(context)
@@ -307,33 +325,78 @@ class SiteSession:
                 best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
         return best
 
-    def _run(self, phase: Phase, progress: Progress | None) -> None:
+    def _run(self, phase: Phase, progress: Progress | None, watch: Watch | None) -> None:
         context, study = self._context, self._context.study
         place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
         x, y = context.data.train.x, context.data.train.y
+        kinds = kinds_of(context)
         if phase.rows is not None:
-            (x, y), place = phase.rows, {}
+            (x, y), place, kinds = phase.rows, {}, None
             study = _of_own_rows(study, phase.batch_size, len(y))
-        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device)
+        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device, kinds)
         parameters = trainable_parameters(context.networks, phase.trainable)
         optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
         steps = _steps(phase, study, batches.per_epoch)
         loss = phase.loss or context.algorithm.loss
         purpose = f"noise.{phase.name}" if phase.name else "noise"
         noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
-        after_backward, after_step = context.algorithm.after_backward, context.algorithm.after_step
+        after_step = context.algorithm.after_step
+        stop = self._early_stop(phase, parameters)
         with seeded(noise), only_trainable(context.networks, parameters):
-            run_steps(
+            context.steps += run_steps(
                 batches,
                 steps,
                 optimizer,
-                lambda batch: loss(context, batch),
-                None if after_backward is None else lambda batch: after_backward(context, batch),
+                lambda batch: watched(phase.name, loss(context, batch), watch),
+                self._after_backward(parameters),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
                 context.device,
+                self._before_step(steps),
+                None if stop is None else stop.after,
             )
-        context.steps += steps
+            if stop is not None:
+                stop.go_back()
+
+    def _before_step(self, steps: int) -> Callable[[int], None] | None:
+        """The study's schedule of the learning rate."""
+        context, schedule = self._context, self._context.study.training.schedule
+        if schedule.is_constant:
+            return None
+        rounds, number = context.study.study.rounds, context.round_number
+        return lambda step: context.optimizers.scale(rate_factor(schedule, rounds, number, step, steps))
+
+    def _after_backward(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Batch], None] | None:
+        """The method's edit of the gradient, and the study's bound on it."""
+        context, hook = self._context, self._context.algorithm.after_backward
+        norm = context.study.training.clip_norm
+        if hook is None and norm is None:
+            return None
+
+        def edit(batch: Batch) -> None:
+            if hook is not None:
+                hook(context, batch)
+            clip_gradients(parameters.values(), norm)
+
+        return edit
+
+    def _early_stop(self, phase: Phase, parameters: dict[str, nn.Parameter]) -> EarlyStop | None:
+        """What ends the steps on the site's own rows early, if the study says so."""
+        context, settings = self._context, self._context.study.training.early_stopping
+        if settings is None or phase.rows is not None:
+            return None
+        split, loss = context.data.validation, phase.loss or context.algorithm.loss
+
+        def parts() -> Iterator[Batch]:
+            start = 0
+            for x in evaluation_parts(split.x):
+                yield Batch(context.device.bring(x), context.device.bring(split.y[start : start + len(x)]))
+                start += len(x)
+
+        def loss_now() -> float:
+            return mean_loss(lambda batch: loss(context, batch), parts())
+
+        return EarlyStop(settings, context.networks, parameters, loss_now)
 
     def _judge(self, networks: Networks) -> _Judgement:
         """The networks on the validation split."""

@@ -9,7 +9,7 @@ from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
 
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
-TABLES = ({"table": "train.csv", "test": "test.csv"},)
+TABLES = ({"table": "train.csv", "test": "test.csv", "mapping": "mapping.toml"},)
 ARRAYS = {"arrays": "train.npz", "test": "test.npz"}
 LABELED = {
     "images": "images", "labels": "labels.csv", "test_images": "test_images", "test_labels": "test_labels.csv",
@@ -25,9 +25,10 @@ LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED), 
 def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
-    Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
-    masks: with the folder masks, and perhaps patients.csv) and the same names with ``test_`` before them. What a
-    plug-in's own code reads is train and test, files with any ending or folders. What is for testing may be absent.
+    Tables are train.csv and test.csv, and mapping.toml where the columns are the site's own. Images are train.npz and
+    test.npz, or the folder images with labels.csv (for masks: with the folder masks, and perhaps patients.csv) and the
+    same names with ``test_`` before them. What a plug-in's own code reads is train and test, files of any ending or
+    folders. What is for testing may be absent.
 
     Args:
         test: False leaves out what is for testing.

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_algorithms.tasks.findings import Finding
 from fl_algorithms.tasks.source import Source as Source
 
 
@@ -125,11 +124,19 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What does not fit in a site's files, all of it, and what a person should know of the rest."""
+class Draft:
+    """A mapping file to be edited.
 
-    findings: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
+    Attributes:
+        columns: how many columns the study reads.
+        as_they_are: how many of them need no mapping.
+        open: how many a person must fill in.
+    """
+
+    text: str
+    columns: int
+    as_they_are: int
+    open: int
 
 
 class Task(Protocol):
@@ -198,6 +205,11 @@ class Task(Protocol):
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
         """What a model says of rows to be predicted. ``fit`` is what ``fit_outputs`` gave for it."""
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        """What each sample is, for drawing each kind equally often: int64 (n,), its class, or whether it has the event;
+        None where samples are of no kinds.
+        """
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """How many samples are of each kind, by name: of each class, with an event. For the site's own eyes."""
 
@@ -246,11 +258,11 @@ class ReadsPublicData(Protocol):
 
 
 @runtime_checkable
-class Examines(Protocol):
-    """What a task may also offer: to say at once all that does not fit, and to draft a mapping for what does not."""
+class TakesMapping(Protocol):
+    """What a task may also offer: to read a site's files by its mapping, the role ``mapping``, and to draft one."""
 
-    def examine(self, source: Source) -> Examined:
-        """What ``Task.load`` would refuse in the files of ``source``, and what it would warn of.
+    def draft_mapping(self, source: Source) -> Draft:
+        """A mapping of the table of ``source``, for the hospital to edit. It has column names and codes of the site's.
 
         Raises:
             BadData: a file cannot be read as a table at all.

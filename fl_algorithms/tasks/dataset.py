@@ -57,6 +57,9 @@ class DatasetTask(Judged):
         self.settings = settings
         self.input_shape: tuple[int, ...] = settings.shape
         self.objective = objective_of(settings)
+        if isinstance(self.objective, ClassObjective):  # see ``fl_algorithms.tasks.base.Classifies``
+            self.classes: tuple[str, ...] = self.objective.classes
+            self.probabilities: Callable[[Tensor], Tensor] = self.objective.probabilities
 
     def open(self, path: Path) -> Dataset[Any]:
         """The rows at ``path``. To be replaced where they depend on ``self.settings``."""
@@ -134,17 +137,6 @@ class DatasetTask(Judged):
         """See ``fl_algorithms.tasks.base.ReadsPublicData``."""
         split = self._read(path).split
         return PublicData(split.x, split.y if labeled else None)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Of a task of classes."""
-        assert isinstance(self.objective, ClassObjective)
-        return self.objective.classes
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, classes), of a task of classes."""
-        assert isinstance(self.objective, ClassObjective)
-        return self.objective.probabilities(logits)
 
     def _read(self, path: Path) -> "CheckedRows":
         return checked_rows(self._open(path), self.settings, str(path))

@@ -93,11 +93,13 @@ def _words(entry: Entry) -> str:
         case ReceiptEntry():
             return _receipt_words(entry)
         case DeclareEntry():
-            return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip()
+            counted = f", {entry.num_examples} rows" if entry.num_examples is not None else ""
+            return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip() + counted + _by_words(entry.by)
         case ConsentEntry():
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
-            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}"
+            plugins = "".join(f", code of plug-in {row.name} {row.version}" for row in entry.plugins or ())
+            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}{plugins}"
         case SessionEntry():
             sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
             return f"{entry.event} {entry.peer or ''}{sent}"

@@ -19,14 +19,16 @@ from site_agent.gateway.consent.account import Account, account
 from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
+from site_agent.gateway.consent.recorded import consent_entry, person_entry
 from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
+from site_agent.gateway.fitting import declaration_of_fit, fit_of, form_of
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
-from site_agent.gateway.requests import ReleaseDecision, Waiting
+from site_agent.gateway.requests import Fit, ReleaseDecision, Waiting
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
 from site_agent.state.journal import Journal
@@ -38,7 +40,7 @@ from wardround.local import durable
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.ledger import entries
-from wardround.records.trainer import Check, Checked, Describe, Described
+from wardround.records.trainer import Check, Checked, Describe, Described, Examine
 from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -223,6 +225,33 @@ class CommandHandler:
             self._state.save_consent(withdrawn)
         return withdrawn
 
+    def fit(self, study: str, data: str, person: Person) -> Fit:
+        """Tell the coordinator whether the data called ``data`` fits a study that nobody approved yet.
+
+        What is said is one word and, where it fits, the number of usable rows in the form of the study's counts.
+
+        Raises:
+            UsageProblem: no such study, or it is over.
+            NotPermitted: the policy does not let it be said.
+            WardroundError: what the trainer says; or the coordinator cannot be reached, after the ledger's line.
+        """
+        offer = self._state.offer(study)
+        if offer.state in ENDED:
+            raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
+        self._policy.refuse_fit(study, form_of(offer).counts)
+        refuse_plugins(offer.plugins, study, self._state.policy)
+        fit = fit_of(
+            offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
+        )
+        declaration = declaration_of_fit(offer, fit)
+        with self._session.use() as connection:
+            self._ledger.append(entries.DeclareEntry(
+                study=study, revision=offer.revision, standing=declaration.status.value,
+                num_examples=fit.rows if fit.fits else None, by=person_entry(person),
+            ))  # fmt: skip
+            connection.declare(declaration)
+        return fit
+
     def waiting(self, study: str, round_: int) -> Waiting:
         """The update that waits for a person.
 
@@ -259,7 +288,7 @@ class CommandHandler:
             entry = entries.ReleasedEntry if decision == entries.ReleasedEntry.type else entries.RejectedEntry
             self._ledger.append(entry(
                 study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=_in_ledger(person),
+                by=person_entry(person),
             ))  # fmt: skip
             self._ledger.sign()
 
@@ -294,7 +323,7 @@ class CommandHandler:
             CannotWrite: the ledger does not take it; the site is still a member.
         """
         with self._lock:
-            self._ledger.append(entries.LeftEntry(by=_in_ledger(person)))
+            self._ledger.append(entries.LeftEntry(by=person_entry(person)))
             self._ledger.sign()
             self._state.save_left(person)
 
@@ -357,23 +386,10 @@ class CommandHandler:
                 )
 
     def _record(self, consent: Consent, event: str, person: Person) -> None:
-        data = consent.data
-        self._ledger.append(entries.ConsentEntry(
-            event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=data.digest, exposure=consent.exposure, by=_in_ledger(person), consent_sha256=consent.digest,
-            network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
-            plugins=tuple(
-                entries.PluginRow(name=plugin.name, version=plugin.version, sha256=plugin.sha256)
-                for plugin in consent.plugins
-            ) or None,
-        ))  # fmt: skip
+        self._ledger.append(consent_entry(consent, event, person))
         self._ledger.sign()
 
 
 def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
     """Where this site stands in the study of a consent."""
     return Declaration(consent.study, consent.revision, consent.study_digest, status)
-
-
-def _in_ledger(person: Person) -> entries.Person:
-    return entries.Person.from_document(person.document())

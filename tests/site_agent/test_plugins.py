@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from site_agent.audit import bundle
 from site_agent.cli.main import app
 from site_agent.gateway.policy.policy import parse
 from site_agent.gateway.policy.text import differences
@@ -95,6 +96,8 @@ def test_a_person_lets_code_of_others_run_here_and_it_is_named_everywhere(
     assert refusal.hint == f"if this hospital trusts that code, write the line into `allow` of [plugins] in {policy}"
     assert denied in command.denied("policy", "explain", STUDY).message
     assert denied in command.denied("data", "check", "patients", "--study", STUDY).message
+    assert denied in command.denied("data", "fit", "patients", "--study", STUDY).message
+    assert denied in command.denied("data", "fit", "patients", "--study", STUDY, "--send").message
     assert site.trainer.asked == []
 
     edit(policy, f"# {line}", line)
@@ -107,6 +110,9 @@ def test_a_person_lets_code_of_others_run_here_and_it_is_named_everywhere(
     command.run("approve", STUDY, "--data", "patients", "--digest", shown["digest"])
     (consent,) = site.lines("consent")
     assert consent["plugins"] == [{"name": "lungnets", "version": "1.2", "sha256": digest}]
+
+    assert f"with code of plug-in lungnets 1.2 (SHA-256 {digest})" in bundle.look(site.state.root).page()
+    assert ", code of plug-in lungnets 1.2" in command.run("audit", "show")
 
     install(folder, version="1.3")
     said = command.run("status")

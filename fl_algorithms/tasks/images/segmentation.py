@@ -122,6 +122,9 @@ class SegmentationTask:
         shares = one_hot(self.likeliest(logits), len(self.classes)).flatten(2).double().mean(2)
         return Predictions(tuple(f"share_{name}" for name in self.classes), [tuple(row) for row in shares.tolist()])
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return None
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """How many masks have a pixel of each class."""
         seen = [int((y == place).flatten(1).any(1).sum()) for place in range(len(self.classes))]

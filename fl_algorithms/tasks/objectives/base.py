@@ -27,6 +27,8 @@ class Objective(Protocol):
 
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions: ...
 
+    def kinds(self, y: Tensor) -> Tensor | None: ...
+
     def counts(self, y: Tensor) -> dict[str, int]: ...
 
     def about(self, part: str, y: Tensor) -> list[str]:
@@ -60,6 +62,9 @@ class Judged:
 
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
         return self.objective.predictions(logits, fit)
+
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return self.objective.kinds(y)
 
     def counts(self, y: Tensor) -> dict[str, int]:
         return self.objective.counts(y)

@@ -97,6 +97,9 @@ class ClassObjective:
         rows = [(self.classes[place], *values) for place, values in zip(places, probabilities.tolist(), strict=True)]
         return Predictions(header, rows, notes)
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return y
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """Rows of each class."""
         counts = torch.bincount(y, minlength=len(self.classes)).tolist()

@@ -75,6 +75,9 @@ class LabelsObjective:
         kept = {**fit, "threshold": ""} if "thresholds" in fit else fit
         return Predictions(header, rows, tuple(map(threshold_note, names, thresholds, [kept] * len(names))))
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return None
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """Rows that have each label."""
         return dict(zip(self.settings.labels, [int(count) for count in y.sum(dim=0).tolist()], strict=True))

@@ -59,6 +59,9 @@ class NumberObjective:
     def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
         return Predictions(("predicted",), [(f"{value:.7g}",) for value in self.numbers(logits).tolist()])
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return None
+
     def counts(self, y: Tensor) -> dict[str, int]:
         return {}
 

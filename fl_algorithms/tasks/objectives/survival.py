@@ -112,6 +112,9 @@ class SurvivalObjective:
         rows = [(f"{value:.6g}", *row) for value, row in zip(relative.tolist(), survival, strict=True)]
         return Predictions(header, rows, tuple(notes))
 
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return y[:, 1].long()
+
     def counts(self, y: Tensor) -> dict[str, int]:
         """Rows with the event, and rows seen no longer."""
         events = int(y[:, 1].sum())
@@ -135,19 +138,17 @@ def partial_likelihood_terms(f: Tensor, y: Tensor) -> Tensor:
         f: (n,).
         y: (n, 2): time, event.
     """
-    time, event = y[:, 0].cpu(), y[:, 1].cpu() > 0
-    own = f.double().cpu()
-    shifted = own - own.detach().max()
-    _, moment = torch.unique(time, return_inverse=True)
-    moments, hazard = int(moment.max()) + 1, shifted.exp()
-    at = torch.zeros(moments, dtype=torch.float64)
-    still = at.index_add(0, moment, hazard).flip(0).cumsum(0).flip(0)
-    of_events = at.index_add(0, moment, hazard * event)
-    tied = at.index_add(0, moment, event.double())
+    time, event, own = y[:, 0].cpu(), y[:, 1].cpu() > 0, f.double().cpu()
+    moments, moment = torch.unique(time, return_inverse=True)
+    latest_first = torch.argsort(time, descending=True, stable=True)
+    log_sums = torch.logcumsumexp(own[latest_first], 0)
+    tied_rows = torch.bincount(moment, minlength=len(moments))
+    still = log_sums[tied_rows.flip(0).cumsum(0).flip(0) - 1]  # log S of each moment
     places = torch.nonzero(event).flatten()
     places = places[torch.argsort(moment[places], stable=True)]
     when = moment[places]
-    first = torch.cumsum(tied, 0).long() - tied.long()
-    order = (torch.arange(len(places)) - first[when]) / tied[when]
-    terms = torch.log(still[when] - order * of_events[when]) - shifted[places]
-    return (shifted * 0).index_add(0, places, terms).to(f.dtype).to(f.device)
+    share = torch.zeros_like(still).index_add(0, when, torch.exp(own[places] - still[when]))  # D / S
+    tied = torch.bincount(when, minlength=len(moments))
+    order = (torch.arange(len(places)) - (tied.cumsum(0) - tied)[when]) / tied[when]  # l / m
+    terms = still[when] + torch.log1p(-order * share[when]) - own[places]
+    return (own * 0).index_add(0, places, terms).to(f.dtype).to(f.device)

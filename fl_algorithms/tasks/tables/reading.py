@@ -83,13 +83,15 @@ def read_features(table: Table, settings: TableSettings, beside: Sequence[str] =
         beside: other columns of the table, whose missing cells nothing can fill: a label, a patient.
     """
     blanks, policy = settings.missing.blanks, settings.missing
-    features = [feature for feature in settings.features if _has(table, feature)]
+    unreadable = {finding.column for finding in table.absent}  # already said, of the whole column
+    features = [feature for feature in settings.features if _has(table, feature, unreadable)]
     columns = {feature.name: _read(table, feature, blanks) for feature in features}
     found = list(table.absent)
 
     # Missing values.
     gaps = {name: rows for name, column in columns.items() if (rows := column.gaps())}
-    gaps_beside = {name: rows for name in beside if (rows := gaps_in(table.columns.get(name, ()), blanks))}
+    others = [name for name in beside if name in table.columns and name not in unreadable]
+    gaps_beside = {name: rows for name in others if (rows := gaps_in(table.columns[name], blanks))}
     dropped: set[int] = set()
     if policy.policy == "drop_row":
         dropped = {row for rows in (*gaps.values(), *gaps_beside.values()) for row in rows}
@@ -143,9 +145,9 @@ def _is_blank(cell: str, blanks: Collection[str]) -> bool:
     return cell == MISSING or cell.casefold() in blanks
 
 
-def _has(table: Table, feature: Feature) -> bool:
+def _has(table: Table, feature: Feature, unreadable: Collection[str]) -> bool:
     needed = {feature.name, *([feature.until_column] if feature.until_column else [])}
-    return needed <= table.columns.keys()
+    return needed <= table.columns.keys() and needed.isdisjoint(unreadable)
 
 
 def _findings(

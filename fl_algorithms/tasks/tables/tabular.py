@@ -14,19 +14,20 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Examined, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
 from fl_algorithms.tasks.objectives import objective_of
 from fl_algorithms.tasks.objectives.base import Judged
 from fl_algorithms.tasks.objectives.classes import ClassObjective
 from fl_algorithms.tasks.tables import advice
+from fl_algorithms.tasks.tables.draft import draft
 from fl_algorithms.tasks.tables.encoding import Preprocessing, encode, fit, scale_of
 from fl_algorithms.tasks.tables.mapping import read_mapped
 from fl_algorithms.tasks.tables.reading import NO_VALUE, read_features
-from fl_algorithms.tasks.tables.rows import Rows, SiteRows, pooled, read_site, repeated
+from fl_algorithms.tasks.tables.rows import PATIENT, Rows, SiteRows, pooled, read_site, repeated
 from fl_algorithms.tasks.tables.splits import split_rows
 from fl_algorithms.tasks.tables.table import read_table
-from fl_algorithms.tasks.tables.targets import names_at_site, target_of
+from fl_algorithms.tasks.tables.targets import names_at_site, target_of, words_of
 from wardround.errors import BadData
 
 
@@ -59,13 +60,13 @@ class TableTask(Judged):
         data, fitted = self._site_data(pooled(sites), site, seed, validation_fraction)
         return data, {name: self._split(both.test, fitted) for name, both in sites.items() if both.test is not None}
 
-    def examine(self, source: Source) -> Examined:
-        """See ``fl_algorithms.tasks.base.Examines``."""
-        try:
-            both = self._read(source)
-        except DoesNotFit as error:
-            return Examined(error.findings, ())
-        return Examined((), (*(note for part in both.parts for note in part.notes), *repeated(both.rows, both.test)))
+    def draft_mapping(self, source: Source) -> Draft:
+        """See ``fl_algorithms.tasks.base.TakesMapping``."""
+        patient = self.settings.patient or (PATIENT if source.patient else "")
+        names = names_at_site(self.settings, source.label)
+        labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
+        who = (patient, source.patient) if patient else None
+        return draft(source.path("table"), self.settings, labels, who)
 
     def at(self, data: SiteData) -> Self:
         """With the loss weighed by the site's classes, where the study balances them."""

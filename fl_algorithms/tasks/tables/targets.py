@@ -67,6 +67,12 @@ def names_at_site(settings: TableSettings, label: str) -> dict[str, str]:
     return dict.fromkeys(targets, "")
 
 
+def words_of(settings: TableSettings, target: str) -> tuple[str, ...]:
+    """What may stand in a column of targets; () where it holds numbers."""
+    times = isinstance(settings, SurvivalSettings) and target == settings.time
+    return () if times else settings.target_levels
+
+
 @dataclass(frozen=True)
 class ClassColumn:
     """int64 (n,): the index of the class."""

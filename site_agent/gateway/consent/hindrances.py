@@ -12,6 +12,7 @@ from site_agent.state.directory import SiteState
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from wardround.errors import BadData, WardroundError
+from wardround.local import distributions
 from wardround.records.plugins import refuse_other
 from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatFiles
 
@@ -46,9 +47,13 @@ def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> lis
 
 
 def _plugins(consent: Consent) -> list[str]:
-    """By their metadata, as this process finds them; the trainer looks at their files too before it imports them."""
+    """By the metadata of those that this process finds: they may be installed for the trainer alone, which looks at
+    their files too before it imports them.
+    """
     changes = []
     for plugin in consent.plugins:
+        if distributions.find(plugin.name) is None:
+            continue
         try:
             refuse_other(plugin)
         except BadData as error:

@@ -70,6 +70,12 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
     return decisions
 
 
+def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> list[Decision]:
+    """The decision on the word that this site's data fits a study, with its rows in the form ``counts``."""
+    request = StudyRequest(study, coordinator, (), (), 1, counts, None)
+    return [_study(policy, request), _counts(policy, request)]
+
+
 def plugin_decisions(policy: Policy, plugins: Iterable[Plugin]) -> list[Decision]:
     """The decision on each plug-in that a study would run here."""
     return [_plugin(policy, plugin) for plugin in plugins]

@@ -22,7 +22,7 @@ class Layout:
     wants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-TABLE = Layout("a table", ("table", "label"), ("test",))
+TABLE = Layout("a table", ("table", "label"), ("test", "mapping", "patient"))
 ARRAYS = Layout("arrays", ("arrays",), ("test_arrays", "label", "patient"))
 LABELLED = Layout(
     "images with labels", ("images", "labels"), ("test_images", "test_labels", "label", "image", "patient"),
@@ -40,7 +40,7 @@ OWN = Layout("files of a plug-in's own", ("files",), ("test_files",))
 LAYOUTS = (TABLE, ARRAYS, LABELLED, MASKED, OWN)
 PATHS = (
     "table", "test", "arrays", "test_arrays",
-    "images", "labels", "masks", "test_images", "test_labels", "test_masks",
+    "images", "labels", "masks", "test_images", "test_labels", "test_masks", "mapping",
     "files", "test_files",
 )  # fmt: skip
 COLUMNS = ("label", "image", "patient")

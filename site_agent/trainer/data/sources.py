@@ -47,6 +47,7 @@ class DataSource(Strict):
     """What a hospital trains on: absolute paths in one of ``layouts.LAYOUTS``, columns, and the digest at ``data add``.
 
     Attributes:
+        mapping: the file that says how this site's table becomes the study's; a part of the data's digest.
         label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
         public_data: this site's copy of the public data set of the studies trained with this data.
         weights: what the private tensors begin with; no part of the data's digest, for the consent has its own.
@@ -65,6 +66,7 @@ class DataSource(Strict):
     test_masks: str | None = None
     files: str | None = None
     test_files: str | None = None
+    mapping: str | None = None
     label: str = ""
     image: str = ""
     patient: str = ""
@@ -185,6 +187,16 @@ def name_public_data(state: Path, name: str, path: Path) -> None:
     add(state, name, named, replace=True)
 
 
+def name_mapping(state: Path, name: str, path: Path, digest: str) -> None:
+    """Write into data.toml that ``path`` is the mapping of data ``name``, whose digest is then ``digest``.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+    """
+    named = source(state, name).model_copy(update={"mapping": str(path), "digest": digest})
+    add(state, name, named, replace=True)
+
+
 def digest_now(named: DataSource) -> str:
     """The digest of the files as they are at this moment.
 
@@ -192,8 +204,11 @@ def digest_now(named: DataSource) -> str:
         BadData: one cannot be read.
     """
     if named.layout is layouts.TABLE:
-        paths = named.paths
-        return data_digest(_sha256(paths["table"]), _sha256(paths["test"]) if "test" in paths else None, named.label)
+        digests = {role: _sha256(path) for role, path in named.paths.items()}
+        return data_digest(
+            digests["table"], digests.get("test"), named.label,
+            patient=named.patient, mapping_sha256=digests.get("mapping"),
+        )  # fmt: skip
     from fl_algorithms.tasks.images.sets import source_digest
 
     digest_of = files_digest if named.layout is layouts.OWN else source_digest

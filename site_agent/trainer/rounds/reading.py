@@ -26,7 +26,8 @@ def load(study: Installed, name: str, source: DataSource) -> SiteData:
         )  # fmt: skip
         return data if path is None else replace(data, public_data=read_public_data(study.file, study.task, path))
     except BadData as error:
-        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
+        error.code = DATA_INVALID
+        raise
 
 
 def load_weights(study: Installed, path: str) -> OwnWeights:
