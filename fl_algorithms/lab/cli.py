@@ -139,6 +139,9 @@ def run_study(
     variant: VariantOption = "",
     alone: AloneOption = False,
     weights: WeightsOption = None,
+    private_weights: Annotated[
+        Path | None, typer.Option(metavar="FILE.safetensors", help="Start what stays at each site from these tensors.")
+    ] = None,
     sample: Annotated[float, typer.Option(help="Share of the sites that each round asks.")] = 1.0,
     dropout: Annotated[float, typer.Option(help="Chance that a site that is asked does not answer.")] = 0.0,
     delay_s: Annotated[float, typer.Option(help="Median seconds to an answer; late after `round_deadline_s`.")] = 0.0,
@@ -161,7 +164,9 @@ def run_study(
         _initial(resolved, weights)
     hardware = Hardware(device, workers)
     there = Participation(sample, dropout, delay_s, delay_spread)
-    cli_run.run_and_print(resolved, data, seeds, out, hardware, weights, there, jobs, executor, per_card, as_json)
+    cli_run.run_and_print(
+        resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json
+    )
 
 
 @app.command()

@@ -19,7 +19,7 @@ from fl_algorithms.lab.convert import fitted, renamed, theirs, unwrapped
 from fl_algorithms.lab.weights import weighted
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
-from tests.fl_algorithms.image_toys import IMAGES, image_study
+from tests.fl_algorithms.image_toys import IMAGES, image_study, packed
 from tests.fl_algorithms.test_weights import STUDY, lab
 from wardround.errors import BadData, CannotWrite
 from wardround.records.study import StudyFile
@@ -248,6 +248,26 @@ def test_the_command_reads_apart_and_says_what_it_took(tmp_path: Path) -> None:
     assert lab("init", file, "--out", tmp_path / "initial.safetensors", "--weights", out).exit_code == 0
     with pytest.raises(CannotWrite, match="exists already; nothing was written"):
         lab("convert", path, out, "--study", file)
+
+
+def test_the_lab_begins_what_stays_with_a_file_too(tmp_path: Path) -> None:
+    file, weights, name = tmp_path / "study.toml", tmp_path / "w.safetensors", "private_extractor.conv1.weight"
+    plain, two = (
+        'name = "resnet10"\nwidth = 0.0625',
+        'name = "fenda_images"\nshared = { name = "resnet10", width = 0.0625 }',
+    )
+    text = STUDY.replace(plain, two).replace('"fedbn"', '"fenda"').replace("local_steps = 1", "local_steps = 0")
+    file.write_text(text)
+    safetensors.torch.save_file({name: torch.full((4, 1, 3, 3), 0.5)}, weights)
+    for seed, site in enumerate(("ash", "birch")):
+        packed(tmp_path / "data" / site / "train.npz", seed=seed)
+    found = []
+    for number, options in enumerate(((), ("--private-weights", weights))):
+        lab("run", file, "--data", tmp_path / "data", "--out", tmp_path / f"{number}", *options)
+        (model,) = (tmp_path / f"{number}").rglob("ash*/latest.safetensors")
+        found.append(safetensors.torch.load_file(model)[name])
+    assert torch.equal(found[1], torch.full_like(found[1], 0.5))
+    assert not torch.equal(*found)
 
 
 def _halved(tensor: Tensor) -> Tensor:

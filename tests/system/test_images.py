@@ -87,7 +87,7 @@ metrics = ["val_loss", "dice"]
 [algorithm]
 """
 BLOCKS = COMMON.format(name="blocks") + MASKS + 'name = "fedavg"\n'
-# FENDA-FL: two small residual networks with a soup of the shared one; and two U-Nets, the private one narrower.
+# FENDA-FL: a network of ours beside one of torchvision, with a soup of the shared one; and two U-Nets.
 OF_TWO = {
     "fenda-images": """
 [task]
@@ -100,6 +100,7 @@ classes = ["round", "oval"]
 [model]
 name = "fenda_images"
 shared = { name = "resnet10", width = 0.0625 }
+private = { name = "torchvision:shufflenet_v2_x0_5" }
 
 [algorithm]
 name = "fenda"
