@@ -17,7 +17,7 @@ from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
 from fl_algorithms.engine.phases import Watch, refuse_single_rows, run_phase
-from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress
+from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, flat_key
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.study import ResolvedStudy, SiteStudy
@@ -275,7 +275,7 @@ class SiteSession:
         """Copies of all that the next round needs beside the download."""
         context = self._context
         tensors = {
-            f"private/{key.replace('/', '.')}": at_home(tensor)
+            f"private/{flat_key(key)}": at_home(tensor)
             for key, tensor in all_tensors(context.networks).items()
             if key not in self._brought
         }
@@ -305,7 +305,7 @@ class SiteSession:
                 raise BadData(f"the kept state has a tensor `{name}` of no known part")
             parts[part][key] = tensor
         live = all_tensors(context.networks)
-        private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in self._brought}
+        private = {flat_key(key): tensor for key, tensor in live.items() if key not in self._brought}
         restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
         context.kept = {key: context.device.bring(tensor.clone()) for key, tensor in parts["kept"].items()}

@@ -49,7 +49,7 @@ def run_batched(
             for study, of_study, start, to in zip(studies, data, begun, told, strict=True)
         ]
         for run in runs:
-            run.begin(None)
+            run.begin(None, {})
         together = Together()
         for round_number in range(1, rounds + 1):
             _round(runs, together, round_number)

@@ -36,6 +36,7 @@ class Plan:
         where: the cards that they have.
         command: what repeats it, for the record.
         engine: "batched" trains all sites and seeds as one batch of models, in this process; its bits are others.
+        private_weights: each site's own tensors start from these.
         make: makes one run; in this process, where it is no function of a module.
         digests: of each site's data.
     """
@@ -54,6 +55,7 @@ class Plan:
     engine: EngineName = "plain"
     make: Make = run_seed
     digests: Digests = data_digests
+    private_weights: Path | None = None
 
     @property
     def numbers(self) -> range:
@@ -63,7 +65,9 @@ class Plan:
     def request(self, seed: int, like: Mapping[str, Any]) -> Request:
         study = self.study.changed(study={"seed": seed})
         keep = None if self.out is None else run_folder.seed_folder(self.out, seed)
-        return Request(study, self.folder, self.hardware, self.weights, self.participation, keep, like)
+        return Request(
+            study, self.folder, self.hardware, self.weights, self.participation, keep, like, self.private_weights
+        )
 
 
 def _nothing(*_: object) -> None:
@@ -178,6 +182,7 @@ def _refuse_batched(plan: Plan) -> None:
         (plan.participation != EVERYONE, "--sample, --dropout and --delay-s"),
         (plan.jobs > 1 or plan.executor != "processes", "--jobs and --executor"),
         (plan.hardware != Hardware(), "--device and --workers"),
+        (plan.private_weights is not None, "--private-weights"),
     ):
         if there:
             raise UsageProblem(
