@@ -16,8 +16,8 @@ from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, comp
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
-from fl_algorithms.engine.phases import Watch, refuse_single_rows, run_phase
-from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, flat_key
+from fl_algorithms.engine.phases import refuse_single_rows, run_phase
+from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, Watch, flat_key
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.study import ResolvedStudy, SiteStudy

@@ -220,7 +220,7 @@ class _Call(nn.Module):
         self._context, self._loss = context, loss
 
     def forward(self, base: Downlink, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        task = self._context.task if weight is None else _Weighed(self._context.task, weight)
+        task: Any = self._context.task if weight is None else _Weighed(self._context.task, weight)
         return self._loss(replace(self._context, base=base, task=task), Batch(x, y))
 
 

@@ -217,10 +217,10 @@ def _to_tensorboard(runs: Sequence[Exported], out: Path) -> list[Path]:
     made = []
     for run in runs:
         path = out / run.group / f"seed-{run.seed}"
-        with SummaryWriter(str(path)) as writer:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(path)) as writer:
             for name, values in run.series.items():
                 for step, value in values:
-                    writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-            writer.add_text("settings", "\n\n".join(f"{key} = {value}" for key, value in run.settings.items()))  # type: ignore[no-untyped-call]
+                    writer.add_scalar(name, value, step)
+            writer.add_text("settings", "\n\n".join(f"{key} = {value}" for key, value in run.settings.items()))
         made.append(path)
     return made

@@ -160,9 +160,7 @@ class Run:
         """As it is between two rounds."""
         sites = {site: session.export_state() for site, session in self.sessions.items()}
         kept = {site: dict(kinds) for site, kinds in self._kept.items()}
-        return RunState(
-            self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites
-        )  # fmt: skip
+        return RunState(self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites)
 
     def round(self, round_number: int, progress: Progress | None) -> None:
         """Train where the round asks for it, and average."""
@@ -176,21 +174,23 @@ class Run:
         )
         results = {}
         for place, site in enumerate(there.accepted):
-            losses: dict[str, list[Tensor]] = {}
-            result = self.sessions[site].train(
-                round_number,
-                self.base(round_number, site),
-                watch=lambda phase, loss, to=losses: to.setdefault(phase, []).append(loss),
-            )
+            result, losses = self._watched(round_number, site)
             results[site] = result
-            self.trained(
-                round_number, site, result, {name: at_home(torch.stack(of)).tolist() for name, of in losses.items()}
-            )
+            self.trained(round_number, site, result, losses)
             if progress is not None and place + 1 < len(there.accepted):
                 progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
         self.close(round_number, results)
         if progress is not None:
             progress(round_number, rounds)
+
+    def _watched(self, round_number: int, site: str) -> tuple[RoundResult, dict[str, list[float]]]:
+        """The site's round, and phase -> the loss of each step."""
+        losses: dict[str, list[Tensor]] = {}
+        base = self.base(round_number, site)
+        result = self.sessions[site].train(
+            round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
+        )
+        return result, {phase: at_home(torch.stack(of)).tolist() for phase, of in losses.items()}
 
     def base(self, round_number: int, site: str) -> Downlink:
         """What ``site`` downloads in a round."""
@@ -221,8 +221,7 @@ class Run:
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
         self._accounts.append(account)
-        sites = self._study.study.sites
-        self._curves.averaged(round_number, sites, results.keys() - account.left_out.keys())
+        self._curves.averaged(round_number, self._study.study.sites, results.keys() - account.left_out.keys())
         self.closed = round_number
 
     def end(self) -> Outcome:

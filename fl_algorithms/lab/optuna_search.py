@@ -61,4 +61,4 @@ def _distribution(among: Among) -> "BaseDistribution":
 
 
 def _told(among: Among, value: object) -> object:
-    return value if isinstance(among, Range) else among.index(value)  # type: ignore[arg-type]
+    return value if isinstance(among, Range) else among.index(value)

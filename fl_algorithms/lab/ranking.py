@@ -7,7 +7,7 @@ from fl_algorithms.lab import tables
 from fl_algorithms.lab.plots import KIND_LABELS
 from fl_algorithms.lab.results import PREFERRED, Results
 from fl_algorithms.lab.tables import NONE, Stat
-from fl_algorithms.rows import SMALLER_IS_BETTER
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
 from wardround.pages.blocks import Answer, Claim, Grid
 
 NAMED = 6  # labels in one sentence

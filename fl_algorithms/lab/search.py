@@ -209,7 +209,7 @@ def _done(
 
 
 def _trial(asked: Asked, number: int, settings: Settings, results: Sequence[bytes | Failed], began: float) -> Trial:
-    kind, found = "", []
+    kind, found = "", list[dict[str, Any]]()
     for run, result in enumerate(results):
         seed = asked.job(number, settings, run).seed
         if isinstance(result, Failed):

@@ -173,8 +173,8 @@ def run_together(requests: Sequence[Request], progress: Progress | None = None) 
     outcomes = run_batched(studies, task, data, progress, [start_of(request) for request in requests], curves)
     seconds = (time.perf_counter() - wall) / len(requests)
     return [
-        kept_result(request, task, *one, seconds)
-        for request, *one in zip(requests, outcomes, data, made_of, curves, strict=True)
+        kept_result(request, task, outcome, sites, mine, own_curves, seconds)
+        for request, outcome, sites, mine, own_curves in zip(requests, outcomes, data, made_of, curves, strict=True)
     ]
 
 

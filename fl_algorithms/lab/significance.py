@@ -22,7 +22,7 @@ from fl_algorithms.lab.statistics import (
     size,
     wilcoxon,
 )
-from fl_algorithms.rows import SMALLER_IS_BETTER
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
 from wardround.pages.blocks import Grid
 
 NONE = "–"

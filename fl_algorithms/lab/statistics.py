@@ -40,7 +40,7 @@ def paired_t(a: Sequence[float], b: Sequence[float]) -> Tested:
     differences = _differences(a, b)
     if len(differences) < 2 or (deviation := stdev(differences)) == 0:
         return Tested(len(differences), None, None, None)
-    from scipy.special import stdtr  # type: ignore[import-untyped]
+    from scipy.special import stdtr
 
     effect = fmean(differences) / deviation
     t = effect * sqrt(len(differences))
@@ -52,7 +52,7 @@ def wilcoxon(a: Sequence[float], b: Sequence[float]) -> Tested:
     differences = [difference for difference in _differences(a, b) if difference]
     if not differences:
         return Tested(0, None, None, None)
-    from scipy import stats  # type: ignore[import-untyped]
+    from scipy import stats
 
     ranks = stats.rankdata(np.abs(differences))
     up = float(ranks[np.array(differences) > 0].sum())

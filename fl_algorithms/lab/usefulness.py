@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fl_algorithms.lab.tuning import Run
-from fl_algorithms.rows import SMALLER_IS_BETTER
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
 
 Score = float | None
 Sites = Mapping[str, Mapping[str, Score]]  # site -> metric -> score
