@@ -93,7 +93,7 @@ def _words(entry: Entry) -> str:
         case ReceiptEntry():
             return _receipt_words(entry)
         case DeclareEntry():
-            counted = f", {entry.rows} rows" if entry.rows is not None else ""
+            counted = f", {entry.num_examples} rows" if entry.num_examples is not None else ""
             return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip() + counted + _by_words(entry.by)
         case ConsentEntry():
             network = f", network {entry.network}" if entry.network is not None else ""

@@ -230,8 +230,7 @@ class CommandHandler:
         Raises:
             UsageProblem: no such study, or it is over.
             NotPermitted: the policy does not let it be said.
-            WardroundError: what the trainer says; or the coordinator cannot be reached, and nothing was sent or the
-                ledger has one line more than what arrived.
+            WardroundError: what the trainer says; or the coordinator cannot be reached, after the ledger's line.
         """
         offer = self._state.offer(study)
         if offer.state in ENDED:
@@ -244,7 +243,7 @@ class CommandHandler:
         with self._session.use() as connection:
             self._ledger.append(entries.DeclareEntry(
                 study=study, revision=offer.revision, standing=declaration.status.value,
-                rows=fit.rows if fit.fits else None, by=_in_ledger(person),
+                num_examples=fit.rows if fit.fits else None, by=_in_ledger(person),
             ))  # fmt: skip
             connection.declare(declaration)
         return fit

@@ -45,7 +45,7 @@ def test_the_coordinator_hears_one_word_and_one_number_and_the_ledger_has_them_f
     assert (told.study, told.status, told.rows, told.code, told.round) == (STUDY, pb.FITS, 100, 0, 0)
     assert told.digest.hex() == world.digest
     [line] = world.lines("declare")
-    assert (line["standing"], line["rows"], line["by"]["name"]) == ("fits", 100, DPO.name)
+    assert (line["standing"], line["num_examples"], line["by"]["name"]) == ("fits", 100, DPO.name)
     assert world.state.consent(STUDY) is None  # nothing was approved by it
     assert world.verdict().first_bad is None
 
@@ -58,7 +58,7 @@ def test_of_data_that_does_not_fit_nothing_but_that_is_told(world: SiteWorld) ->
     assert (last_declared(world).status, last_declared(world).rows) == (pb.DOES_NOT_FIT, 0)
     assert b"fever" not in b"".join(world.coordinator.heard)
     [line] = world.lines("declare")
-    assert "rows" not in line
+    assert "num_examples" not in line
 
 
 def test_without_a_policy_nothing_is_told(world: SiteWorld) -> None:

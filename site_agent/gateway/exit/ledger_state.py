@@ -107,7 +107,7 @@ class LedgerState:
                 if resend.sent is not None and resend.upload_id in self.charges:
                     self.sent(resend.upload_id, resend.sent)
                 self._charge(line.ts, resend, resend.try_)
-            case DeclareEntry(rows=int()):
+            case DeclareEntry(num_examples=int()):
                 self.numbers[line.ts[:10]] += 1
             case PolicyEntry() as policy:
                 self.policy = policy.sha256 or ""

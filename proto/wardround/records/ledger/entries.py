@@ -198,7 +198,7 @@ class ConsentEntry(_Entry):
 class DeclareEntry(LimitedEntry):
     """What was declared to the coordinator: where this site stands in a study.
 
-    ``rows`` and ``by`` are of the word that its data fits, which a person sent.
+    ``num_examples`` (rows) and ``by`` are of the word that its data fits, which a person sent.
     """
 
     type = "declare"
@@ -208,7 +208,7 @@ class DeclareEntry(LimitedEntry):
     round: int | None = None
     attempt: int | None = None
     code: str | None = None
-    rows: int | None = None
+    num_examples: int | None = None
     by: Person | None = None
 
 
