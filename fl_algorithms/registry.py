@@ -24,11 +24,19 @@ from fl_algorithms.settings.models import (
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import (
     MultilabelSettings,
+    OrdinalSettings,
     RegressionSettings,
     SurvivalSettings,
     TabularSettings,
 )
-from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
+from fl_algorithms.settings.targets import (
+    CLASS_METRICS,
+    LABEL_METRICS,
+    NUMBER_METRICS,
+    ORDINAL_METRICS,
+    RANGES,
+    SURVIVAL_METRICS,
+)
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
     MonaiUnetSettings,
@@ -92,6 +100,7 @@ MODELS: Mapping[str, ModelRow] = {
 TABLES = "fl_algorithms.tasks.tables.tabular"
 TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
 REGRESSION = TaskRow("regression", RegressionSettings, f"{TABLES}:TableTask", NUMBER_METRICS, ranges=RANGES)
+ORDINAL = TaskRow("ordinal", OrdinalSettings, f"{TABLES}:TableTask", ORDINAL_METRICS, ranges=RANGES)
 MULTILABEL = TaskRow("multilabel", MultilabelSettings, f"{TABLES}:TableTask", LABEL_METRICS, ranges=RANGES)
 SURVIVAL = TaskRow("survival", SurvivalSettings, f"{TABLES}:TableTask", SURVIVAL_METRICS, ranges=RANGES)
 IMAGE_CLASSES = TaskRow(
@@ -107,7 +116,7 @@ SEGMENTATION = TaskRow(
     "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
     RANGES,
 )  # fmt: skip
-TASKS = (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
+TASKS = (TABULAR, ORDINAL, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
 
 
 @functools.cache  # a scan of the installed distributions takes milliseconds
