@@ -209,6 +209,11 @@ def refusal(folder: Path, text: str) -> WardroundError:
             "suite.toml: `tent` in [protocol] needs networks with norm layers, row `fedavg` has none",
             'model `mlp` has, with hidden layers and `norm = "batch"` in [model]', id="tent-without-norms",
         ),
+        pytest.param(
+            HEAD + "[protocol]\ntent = true\n" + FEDAVG + """set = ["task.name='regression'"]\n""",
+            "suite.toml: `tent` in [protocol] adapts to the classes of rows, task `regression` of row `fedavg` has none",
+            "leave `tent` out of [protocol]", id="tent-without-classes",
+        ),
     ],
 )  # fmt: skip
 def test_a_fault_in_a_suite_is_said_with_its_row_and_key(text: str, message: str, hint: str, tmp_path: Path) -> None:
