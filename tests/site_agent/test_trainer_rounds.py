@@ -393,6 +393,16 @@ def test_best_global_model_is_kept_where_the_method_has_one(tmp_path: Path) -> N
     assert {kind: row.digest for kind, row in again.items()} == {kind: row.digest for kind, row in rows.items()}
 
 
+def test_a_loss_that_is_not_finite_declines_the_round_by_a_code_and_leaves_no_update(hospital: Hospital) -> None:
+    request = hospital.round(1)
+    request["base_digest"] = hospital.stage_base(request["base"], scale=3.4e38)  # finite, as a gateway lets it through
+    with pytest.raises(BadData) as refused:
+        hospital.answer(request)
+    assert refused.value.message == "the loss is not finite in the first batch already"
+    assert refused.value.code == "DECLINED_TRAINING_FAILED"
+    assert [path.name for path in (hospital.state / "staging").iterdir()] == [request["base"]]
+
+
 @pytest.mark.parametrize("kind", ["latest", "best_local"])
 def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     hospital: Hospital, tmp_path: Path, kind: str
