@@ -26,6 +26,7 @@ from fl_algorithms.tasks.objectives.labels import LabelsObjective
 from fl_algorithms.tasks.objectives.numbers import NumberObjective
 from fl_algorithms.tasks.objectives.ordinal import OrdinalObjective, log_probabilities
 from fl_algorithms.tasks.objectives.survival import SurvivalObjective, partial_likelihood_terms
+from fl_algorithms.tasks.tables.tabular import TabularTask
 from wardround.errors import BadData, NeedsPerson
 from wardround.records.study import StudyFile
 
@@ -451,3 +452,44 @@ def test_a_metric_of_two_classes_is_none_of_several() -> None:
         study_of(task, reported={"metrics": ["calibration_slope"]})
     found = study_of({**task, "classes": ["a", "b"]}, reported={"metrics": ["calibration_slope", "r2"][:1]})
     assert found.reported.ranges == {"calibration_slope": (-10.0, 10.0)}
+
+
+# Two classes.
+
+
+def two_classes(**changes: Any) -> TabularTask:
+    study = study_of({"name": "tabular", "label": "sepsis", "classes": ["no", "yes"], **changes})
+    task = task_of(study)
+    assert isinstance(task, TabularTask)
+    return task
+
+
+def labels_only(*y: int) -> SiteData:
+    split = Split(torch.zeros(len(y), 2), torch.tensor(y))
+    return SiteData(split, split, None, "0" * 64)
+
+
+def test_class_weights_of_a_table_are_of_the_sites_own_training_rows() -> None:
+    logits, y = torch.tensor([[0.3], [-0.2]]), torch.tensor([0, 1])
+    plain, balanced = two_classes(), two_classes(class_weights="balanced").at(labels_only(0, 0, 0, 1))
+    weighed = [4 / (2 * 3) * float(plain.losses(logits, y)[0]), 4 / (2 * 1) * float(plain.losses(logits, y)[1])]
+    assert balanced.losses(logits, y).tolist() == pytest.approx(weighed)
+    assert float(balanced.loss(logits, y)) == pytest.approx(sum(weighed) / 2)
+    given = two_classes(class_weights=[1.0, 5.0])
+    assert given.losses(logits, y)[1] == pytest.approx(5 * float(plain.losses(logits, y)[1]))
+    assert plain.headline == "auc"
+
+
+def test_a_threshold_is_chosen_on_the_validation_rows_or_a_half() -> None:
+    data, logits = labels_only(0, 0, 0, 1), torch.tensor([[-4.0], [-3.0], [-3.5], [-1.0]])
+    fit = two_classes().fit_outputs(lambda split: logits, data)
+    said = two_classes().predictions(logits, fit)
+    assert [row[0] for row in said.rows] == ["no", "no", "no", "yes"]
+    between = (1 / (1 + math.exp(3)) + 1 / (1 + math.exp(1))) / 2
+    where = "chosen on this site's 4 validation rows for the best balanced accuracy"
+    assert said.notes == (f"`yes` is predicted from a probability of {between:.6f} on, {where}",)
+    half = two_classes(threshold="half")
+    assert half.fit_outputs(lambda split: logits, data) == {}
+    assert {row[0] for row in half.predictions(logits, {}).rows} == {"no"}
+    note = "`yes` is predicted from a probability of 0.500000 on, as the study says"
+    assert half.predictions(logits, {}).notes == (note,)
