@@ -26,7 +26,7 @@ from fl_algorithms.engine.device import CPU, Device, device_of
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
 from fl_algorithms.methods.settings import MeanSettings, MethodSettings
 from fl_algorithms.rows import COLUMNS
-from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Inputs, OwnSizes, PublicData, RowByRow, SiteData, Split, Task, in_parts
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
@@ -130,14 +130,11 @@ class Context:
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""
-        split = self.data.validation
-        return validation_loss(compute_logits(self.algorithm, networks, split.x), split, self.task, self.study)
+        return mean_loss(judged(self.algorithm, networks, self.data.validation, self.task).losses, self.study)
 
     def headline(self, networks: Networks) -> float | None:
         """The task's headline metric on the site's validation split; None where it is undefined."""
-        split = self.data.validation
-        logits = compute_logits(self.algorithm, networks, split.x)
-        return self.task.metrics(logits, split.y)[self.task.headline]
+        return judged(self.algorithm, networks, self.data.validation, self.task).metrics[self.task.headline]
 
 
 Hook = Callable[[Context], None]
@@ -309,12 +306,70 @@ def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
     return in_parts(x, size)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A model on a split. ``logits`` and ``y`` are of all rows; or ``rows`` what each counts for, see ``RowByRow``."""
+
+    task: Task
+    logits: Tensor | None = None
+    y: Tensor | None = None
+    rows: Tensor | None = None
+
+    @property
+    def losses(self) -> Tensor:
+        """Of each row, (n,), float64."""
+        if self.rows is not None:
+            return self.rows[:, 0]
+        assert self.logits is not None
+        assert self.y is not None
+        return self.task.losses(self.logits, self.y).to(torch.float64)
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The task's, over all rows."""
+        if self.rows is not None:
+            assert isinstance(self.task, RowByRow)
+            return self.task.overall(self.rows)
+        assert self.logits is not None
+        assert self.y is not None
+        return self.task.metrics(self.logits, self.y)
+
+
+def judged(algorithm: Algorithm, networks: Networks, split: Split, task: Task) -> Judged:
+    """``networks``, in evaluation mode, on ``split``. Where a task judges row by row, one piece's logits are in memory
+    at a time.
+    """
+    if not isinstance(task, RowByRow):
+        return Judged(task, compute_logits(algorithm, networks, split.x), split.y)
+    return Judged(task, rows=torch.cat([task.judgements(*part) for part in _judged_parts(algorithm, networks, split)]))
+
+
+def _judged_parts(algorithm: Algorithm, networks: Networks, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits and labels of a split in its order, on the CPU."""
+
+    def infer(x: Tensor) -> Tensor:
+        return compute_logits(algorithm, networks, x)
+
+    if isinstance(split.x, OwnSizes):
+        for place in range(len(split)):
+            yield split.x.judged(place, infer)
+        return
+    start = 0
+    for part in evaluation_parts(split.x):
+        yield infer(part), split.y[start : start + len(part)]
+        start += len(part)
+
+
 def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:
-    """The mean loss of a split, by ``loss_reduction``: over its samples, or over the means of its batches.
+    """``mean_loss`` of a split, from the logits of all its rows."""
+    return mean_loss(task.losses(logits, split.y).to(torch.float64), study)
+
+
+def mean_loss(losses: Tensor, study: StudyFile) -> float:
+    """The mean loss of rows, by ``loss_reduction``: over its samples, or over the means of its batches.
 
     "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.
     """
-    losses = task.losses(logits, split.y).to(torch.float64)
     if study.checkpoints.loss_reduction == "batch_mean":
         losses = torch.stack([part.mean() for part in torch.split(losses, study.training.batch_size)])
     return float(losses.mean())

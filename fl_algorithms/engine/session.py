@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms import catalog
-from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
+from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, judged, mean_loss
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
@@ -106,6 +106,10 @@ class Restored:
     def logits(self, x: Inputs) -> Tensor:
         """(n, outputs) for ``x`` (n, features)."""
         return compute_logits(self._algorithm, self.networks, x)
+
+    def metrics(self, split: Split) -> dict[str, float | None]:
+        """The task's, of all rows of ``split``."""
+        return judged(self._algorithm, self.networks, split, self._task).metrics
 
     def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features)."""
@@ -331,9 +335,9 @@ class SiteSession:
 
     def _judge(self, networks: Networks, split: Split) -> _Judgement:
         context = self._context
-        logits = compute_logits(context.algorithm, networks, split.x)
-        loss = validation_loss(logits, split, context.task, context.study)
-        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y))
+        found = judged(context.algorithm, networks, split, context.task)
+        loss = mean_loss(found.losses, context.study)
+        return _Judgement(loss if math.isfinite(loss) else None, found.metrics)
 
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
         """The networks as they are now. ``judged`` is what the validation split said of them."""

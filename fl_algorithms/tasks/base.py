@@ -47,6 +47,30 @@ class FromFiles(Protocol):
         """``augmented`` of arrays, to be pickled; None where the rows are in memory, so that workers would not help."""
 
 
+@runtime_checkable
+class OwnSizes(Protocol):
+    """What rows may also offer: images of their own sizes, seen in pieces, with labels of their own.
+
+    Each row has an image; the row itself, what a network is fed, is a piece of it, and ``augmented`` gives the piece's
+    labels. The split's ``y`` says nothing then but how many rows there are.
+    """
+
+    @property
+    def images(self) -> int:
+        """How many there are; several rows may be of one."""
+
+    @property
+    def pixels_by_class(self) -> Tensor:
+        """Of each image, (images, classes), int64."""
+
+    def judged(self, place: int, infer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The logits (1, outputs, *sides) and the labels (1, *sides) of the whole image of row ``place``.
+
+        Args:
+            infer: logits of rows, (k, *shape); both on the CPU.
+        """
+
+
 Inputs = Tensor | Rows  # of a split: (n, features), or what makes (n, *shape)
 
 
@@ -62,7 +86,7 @@ def in_parts(x: Inputs, size: int) -> Iterator[Tensor]:
 @dataclass(frozen=True)
 class Split:
     """Rows used for one purpose: ``x`` float32 (n, features), standardized, or ``Rows``; ``y`` int64 (n,), class
-    indices, or uint8 (n, *size), those of each pixel.
+    indices, or uint8 (n, *size), those of each pixel; of rows that are ``OwnSizes`` zeros (n,).
     """
 
     x: Inputs
@@ -153,6 +177,17 @@ class Task(Protocol):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of each class: (n, classes), rows sum to 1; (n, classes, *size) for masks."""
+
+
+@runtime_checkable
+class RowByRow(Protocol):
+    """What a task may also offer: scores made of each row's own, so that a split's logits are never held at once."""
+
+    def judgements(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What each row counts for: (n, k), float64; the first column is its loss."""
+
+    def overall(self, judgements: Tensor) -> dict[str, float | None]:
+        """``Task.metrics`` of all rows together, from their ``judgements`` in the split's order."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from fl_algorithms import catalog
+from fl_algorithms.tasks.base import OwnSizes, Split
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds.installing import Studies
@@ -50,13 +51,13 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     warnings = list(data.warnings)
     if data.digest != source.digest:
         warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
-    labels = torch.cat([data.train.y, data.validation.y])
-    classes = study.task.classes
+    parts, classes = (data.train, data.validation), study.task.classes
+    counts = [sum(of) for of in zip(*(_counts(part, len(classes)) for part in parts), strict=True)]
     return Checked.model_validate({
-        "digest": data.digest, "rows": len(labels), "train_rows": len(data.train),
-        "validation_rows": len(data.validation), "test_rows": None if data.test is None else len(data.test),
+        "digest": data.digest, "rows": sum(map(_size, parts)), "train_rows": _size(data.train),
+        "validation_rows": _size(data.validation), "test_rows": None if data.test is None else _size(data.test),
         "gives": catalog.task(study.file).gives,
-        "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
+        "classes": dict(zip(classes, counts, strict=True)),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
     })  # fmt: skip
@@ -66,8 +67,15 @@ def _row(spec: TensorSpec) -> TensorRow:
     return TensorRow(bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=list(spec.shape), bytes=spec.bytes)
 
 
-def _counts(y: torch.Tensor, classes: int) -> list[int]:
+def _size(split: Split) -> int:
+    """Rows; of images that are seen in pieces, the images."""
+    return split.x.images if isinstance(split.x, OwnSizes) else len(split)
+
+
+def _counts(split: Split, classes: int) -> list[int]:
     """How many rows are of each class; of masks, how many have a pixel of it."""
-    if y.ndim == 1:
-        return [int(count) for count in torch.bincount(y, minlength=classes)]
-    return [int((y == place).flatten(1).any(1).sum()) for place in range(classes)]
+    if isinstance(split.x, OwnSizes):
+        return [int(count) for count in (split.x.pixels_by_class > 0).sum(0)]
+    if split.y.ndim == 1:
+        return [int(count) for count in torch.bincount(split.y, minlength=classes)]
+    return [int((split.y == place).flatten(1).any(1).sum()) for place in range(classes)]

@@ -16,6 +16,7 @@ from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored
 from fl_algorithms.rows import COLUMNS, MASKS
 from fl_algorithms.tasks.base import Inputs, Task
+from fl_algorithms.tasks.images.reading import Origin
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import protected
@@ -28,7 +29,6 @@ from wardround.records.study import StudyFile
 from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
-PART = 16  # images whose masks are in memory together
 BYTE = 255
 
 
@@ -50,7 +50,7 @@ def predict(state: Path, request: Predict) -> Predicted:
     task = task_of(study)
     x, names = task.read_new(path, kept.preprocessing())
     restored = Restored(study, task, from_bytes(kept.model.read_bytes()))
-    write(restored, task, x, names, path, out, force=request.force)
+    write(restored, task, x, names, out, force=request.force)
     return Predicted(rows=len(names), out=str(out))
 
 
@@ -93,7 +93,6 @@ def write(
     task: Task,
     x: Inputs,
     names: Sequence[int | str],
-    given: Path,
     out: Path,
     *,
     force: bool = False,
@@ -102,17 +101,14 @@ def write(
 
     A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
     the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
-    ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
-
-    Args:
-        given: what ``x`` was read from.
+    ``mask``; of a NIfTI file or a DICOM series NAME.nii.gz, which lies where its image does.
 
     Raises:
         BadData: two images would have the same mask's name.
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(restored, task, x, names, given, out, force)
+        _write_masks(restored, task, x, names, out, force)
         return
     probabilities = restored.probabilities(x)
     text = io.StringIO(newline="")
@@ -131,39 +127,34 @@ def _write_masks(
     task: SegmentationTask,
     x: Inputs,
     names: Sequence[int | str],
-    given: Path,
     out: Path,
     force: bool,
 ) -> None:
-    from fl_algorithms.tasks.images.files import mask_at, stem
-    from fl_algorithms.tasks.images.nifti import NIFTI
+    from fl_algorithms.tasks.images.files import stem
     from fl_algorithms.tasks.images.rows import ImageRows
+    from fl_algorithms.tasks.images.volumes.patches import PatchRows
 
-    assert isinstance(x, ImageRows)
+    assert isinstance(x, ImageRows | PatchRows)
     stems = [stem(str(name)) for name in names]
     if len(set(stems)) < len(stems):
         twice = next(name for name in stems if stems.count(name) > 1)
         raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
-    for places in torch.split(torch.arange(len(x)), PART):
-        classes = task.likeliest(restored.logits(x.take(places))).to(torch.uint8).numpy()
-        for place, mask in zip(places.tolist(), classes, strict=True):
-            whole = numbers[mask_at(mask, x.sides[place], task.settings.fit)]
-            image = given / str(names[place])
-            _write_mask(out, stems[place], whole, image if image.name.lower().endswith(NIFTI) else None, force)
+    for name, (classes, origin) in zip(stems, task.masks(x, restored.logits), strict=True):
+        _write_mask(out, name, numbers[classes], origin, force)
 
 
-def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None, force: bool) -> None:
-    """``image``: the NIfTI file that the mask is of."""
+def _write_mask(out: Path, name: str, mask: NDArray[Any], origin: Origin, force: bool) -> None:
+    """``origin``: of its image."""
     from PIL import Image
 
-    from fl_algorithms.tasks.images.nifti import grid, packed_mask
+    from fl_algorithms.tasks.images.nifti import packed_mask
 
     packed, ending = io.BytesIO(), ".png" if mask.ndim == 2 else ".npz"
-    if image is not None:
+    if origin.places is not None and origin.affine is not None:
         ending = ".nii.gz"
-        packed.write(packed_mask(mask if mask.ndim == 3 else mask[None], grid(image)[1]))
+        packed.write(packed_mask(mask if mask.ndim == 3 else mask[None], origin.places, origin.affine))
     elif ending == ".png":
         Image.fromarray(mask).save(packed, "PNG")
     else:

@@ -100,13 +100,16 @@ class Described(Answer):
 
 
 class Inspected(Answer):
-    """What data holds, without a study. ``columns`` is None of images, ``patients`` where no column names them."""
+    """What data holds, without a study. ``columns`` is None of images, ``patients`` where no column names them; of
+    images, ``forms`` says of their kind, modality, size and spacing how often each is there.
+    """
 
     digest: Digest
     rows: Count
     test_rows: Count | None
     columns: Count | None
     patients: Count | None
+    forms: dict[str, dict[str, Count]] = Field(default_factory=dict)
     weights: NoDigest
 
 
