@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from fl_algorithms import catalog
 from fl_algorithms.tasks.base import OwnSizes, Split
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
@@ -56,7 +55,7 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     return Checked.model_validate({
         "digest": data.digest, "rows": sum(map(_size, parts)), "train_rows": _size(data.train),
         "validation_rows": _size(data.validation), "test_rows": None if data.test is None else _size(data.test),
-        "gives": catalog.task(study.file).gives,
+        "gives": study.file.task.row.gives,
         "classes": dict(zip(classes, counts, strict=True)),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
