@@ -1,5 +1,6 @@
 """Volumes as hospitals have them: spacings, windows, each image's own scale, and pieces to train on and to judge."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,25 @@ from pydantic import ValidationError
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits, judged
 from fl_algorithms.engine.partition import build, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Window
 from fl_algorithms.settings.segmentation import Patches, SegmentationSettings
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import OwnSizes, Source, Split
 from fl_algorithms.tasks.images.intensity import normalized, windowed
+from fl_algorithms.tasks.images.reading import decoded, files_of
 from fl_algorithms.tasks.images.segmentation import dice_by_class
 from fl_algorithms.tasks.images.volumes.patches import PatchRows, filled_up
-from fl_algorithms.tasks.images.volumes.spacing import lengths_of, respaced, spaced_grid, spaced_sides
+from fl_algorithms.tasks.images.volumes.spacing import lengths_of, respaced, spaced_sides
 from fl_algorithms.tasks.images.volumes.windows import in_windows
 from fl_algorithms.tasks.selection import chosen, joined
 from tests.fl_algorithms.image_toys import MASKS, image_study, image_task, load, mask_task, packed, settings_of
-from tests.fl_algorithms.volume_toys import ball, write_nifti
+from tests.fl_algorithms.volume_toys import ball, write_nifti, write_series
 from wardround.errors import BadData
 from wardround.records.schema import check
+from wardround.records.study import StudyFile
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "organs.toml"
 PIECES: dict[str, Any] = {"size": [8, 8, 8], "fit": "patches"}
 SIDES = [(10, 12, 9), (8, 9, 14), (6, 12, 12), (12, 7, 8)]  # none that 4 divides in all directions, some below a piece
 
@@ -62,12 +68,9 @@ def test_a_mask_has_the_nearest_voxels_class_and_comes_back_as_it_was() -> None:
     assert np.array_equal(respaced(finer, (1.0, 0.5, 1.0), (2.0, 1.0, 3.0), mask.shape, nearest=True), mask)
 
 
-def test_the_grid_of_a_new_spacing_keeps_the_first_voxel_and_the_directions() -> None:
-    places = np.array([[0.7, 0, 0.1, 5], [0, 0.8, 0, -3], [-0.2, 0, 3.0, 9], [0, 0, 0, 1]])
-    new = spaced_grid(places, (1.0, 1.0, 1.0))
-    assert lengths_of(new) == pytest.approx((1.0, 1.0, 1.0))
-    assert np.array_equal(new[:, 3], places[:, 3])
-    assert np.allclose(new[:3, 0] * np.linalg.norm(places[:3, 0]), places[:3, 0])
+def test_the_lengths_of_voxels_are_those_of_their_grid() -> None:
+    askew = np.array([[0.6, 0, 0, 5], [0.8, 2, 0, -3], [0, 0, 3.0, 9], [0, 0, 0, 1]])
+    assert lengths_of(askew) == pytest.approx((3.0, 2.0, 1.0))
 
 
 def test_two_scanners_of_one_patient_agree_at_the_studys_spacing(tmp_path: Path) -> None:
@@ -348,3 +351,38 @@ def test_settings_that_cannot_be_meant_are_refused(name: str) -> None:
 def test_pieces_of_an_image_have_no_class() -> None:
     with pytest.raises(ValidationError, match="the class of an image is not that of its pieces"):
         image_task(fit="patches")
+
+
+# The example
+
+
+def example(**task: Any) -> ResolvedStudy:
+    """examples/organs.toml, made small enough for 16 voxels a side."""
+    tables = tomllib.loads(EXAMPLE.read_text())
+    tables.pop("variants")
+    tables["study"] |= {"rounds": 2, "threads": 1}
+    tables["task"] |= {"size": [8, 8, 8], "spacing": [1.0, 1.0, 1.0], "cache_mib": 64, **task}
+    tables["model"] |= {"widths": [4, 8]}
+    tables["training"] |= {"local_epochs": 6, "learning_rate": 0.03}
+    return resolve(StudyFile.model_validate(tables), lab=True)
+
+
+def test_the_example_learns_from_series_of_slices_at_one_hospital_and_nifti_files_at_another(tmp_path: Path) -> None:
+    for place in range(6):
+        volume, mask = ball(place)
+        series = write_series(tmp_path / "north" / "images" / f"p{place}", volume, (1.0, 1.0, 1.0))
+        slices = files_of("", series)
+        affine = decoded(slices, mask_task(**PIECES).settings).affine
+        write_nifti(tmp_path / "north" / "masks" / f"p{place}.nii.gz", mask, affine=affine)
+        volume, mask = ball(place + 10)
+        for part, array in (("images", volume[::2]), ("masks", mask[::2])):  # thicker slices
+            write_nifti(tmp_path / "south" / part / f"{place}.nii.gz", array, (2.0, 1.0, 1.0))
+    study = example()
+    task = task_of(study)
+    data = load_sites(study, task, tmp_path)
+    assert data["south"].validation.x.judged(0, lambda x: x)[1].shape == (1, 15, 16, 16)
+    outcome = run_federation(study, task, data)
+    for site in ("north", "south"):
+        latest = outcome.checkpoints[site]["latest"]
+        assert latest.score > 0.6
+        assert 0 <= latest.scores["hausdorff95"] < 16

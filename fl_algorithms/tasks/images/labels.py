@@ -66,7 +66,7 @@ class PackedMasks:
     def of(cls, masks: Iterable[NDArray[np.uint8]], classes: int) -> "PackedMasks":
         packed, counts = [], []
         for mask in masks:
-            packed.append((zlib.compress(np.ascontiguousarray(mask), 1), mask.shape))
+            packed.append((zlib.compress(mask.tobytes(), 1), mask.shape))
             counts.append(np.bincount(mask.ravel(), minlength=classes))
         return cls(packed, np.stack(counts))
 

@@ -27,13 +27,6 @@ def spaced_sides(sides: tuple[int, ...], lengths: Lengths, wanted: Lengths) -> t
     )
 
 
-def spaced_grid(places: NDArray[np.float64], wanted: Lengths) -> NDArray[np.float64]:
-    """The grid of a volume that was brought to ``wanted``."""
-    lengths = lengths_of(places)
-    factors = [1.0 if _alike(old, new) else new / old for old, new in zip(lengths, wanted, strict=True)]
-    return places @ np.diag([*reversed(factors), 1.0])
-
-
 def respaced(
     array: Array, lengths: Lengths, wanted: Lengths, sides: tuple[int, ...], *, nearest: bool = False, first: int = 0
 ) -> Array:
@@ -55,10 +48,11 @@ def respaced(
 def _along(array: Array, axis: int, side: int, step: float, nearest: bool) -> Array:
     at = np.clip(np.arange(side) * step, 0, array.shape[axis] - 1)
     if nearest:
-        return np.take(array, np.rint(at).astype(np.int64), axis=axis)
+        near: Array = np.take(array, np.rint(at).astype(np.int64), axis=axis)
+        return near
     low = np.floor(at).astype(np.int64)
     weight = (at - low).astype(np.float32).reshape([-1 if dim == axis else 1 for dim in range(array.ndim)])
-    out = np.take(array, low, axis=axis)
+    out: Array = np.take(array, low, axis=axis)
     beyond = np.take(array, np.minimum(low + 1, array.shape[axis] - 1), axis=axis)
     out += weight * (beyond - out)
     return out
