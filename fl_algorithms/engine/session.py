@@ -31,7 +31,7 @@ from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
+from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task, samples
 from wardround.errors import BadData
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -67,7 +67,7 @@ class RoundResult:
 
     Attributes:
         uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
-        num_examples: rows of the training split.
+        num_examples: rows of the training split; of pieces of images, the images.
         num_validation: rows of the validation split.
         metrics: of the downloaded model, with the private parts, on the validation split; "val_loss" among them.
         checkpoints: to be kept now, in place of an older one of the same kind.
@@ -350,7 +350,7 @@ class SiteSession:
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
     ) -> RoundResult:
         data = self._context.data
-        return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
+        return RoundResult(uplink, samples(data.train), samples(data.validation), metrics, tuple(checkpoints))
 
 
 def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:

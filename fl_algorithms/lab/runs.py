@@ -142,10 +142,12 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
 
 
 def _rows(data: "SiteData") -> dict[str, int]:
+    from fl_algorithms.tasks.base import samples
+
     return {
-        "train": len(data.train),
-        "validation": len(data.validation),
-        "test": 0 if data.test is None else len(data.test),
+        "train": samples(data.train),
+        "validation": samples(data.validation),
+        "test": 0 if data.test is None else samples(data.test),
     }
 
 

@@ -96,6 +96,11 @@ class Split:
         return int(self.y.shape[0])
 
 
+def samples(split: Split) -> int:
+    """How many there are to be counted: rows, or the images that rows are pieces of."""
+    return split.x.images if isinstance(split.x, OwnSizes) else len(split)
+
+
 @dataclass(frozen=True)
 class PublicData:
     """A study's public data set as each party reads it: no patients, the same rows in the same order everywhere.

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits, judged
-from fl_algorithms.engine.partition import build, task_of
+from fl_algorithms.engine.partition import build, initial_model, task_of
+from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Window
@@ -24,7 +26,18 @@ from fl_algorithms.tasks.images.volumes.patches import PatchRows, filled_up
 from fl_algorithms.tasks.images.volumes.spacing import lengths_of, respaced, spaced_sides
 from fl_algorithms.tasks.images.volumes.windows import in_windows
 from fl_algorithms.tasks.selection import chosen, joined
-from tests.fl_algorithms.image_toys import MASKS, image_study, image_task, load, mask_task, packed, settings_of
+from tests.fl_algorithms.image_toys import (
+    MASKS,
+    image_study,
+    image_task,
+    load,
+    mask_task,
+    masked,
+    packed,
+    pictures,
+    settings_of,
+)
+from tests.fl_algorithms.toys import bundles
 from tests.fl_algorithms.volume_toys import ball, write_nifti, write_series
 from wardround.errors import BadData
 from wardround.records.schema import check
@@ -95,8 +108,6 @@ def test_images_that_do_not_say_their_spacing_are_refused_where_the_study_has_on
     source = Source({"arrays": packed(tmp_path / "a.npz", images=np.zeros((4, 8, 8, 8)), masks=np.zeros((4, 8, 8, 8)))})
     if kind == "png":
         source = volumes(tmp_path)
-        from PIL import Image
-
         (tmp_path / "images" / "0.nii.gz").unlink()
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "images" / "0.png")
     with pytest.raises(BadData, match="it does not say how far apart its voxels are") as caught:
@@ -287,6 +298,43 @@ def test_a_federation_of_pieces_gives_the_same_model_twice(tmp_path: Path) -> No
     first, second = (run_federation(study, task, load_sites(study, task, tmp_path)) for _ in range(2))
     assert first.digest == second.digest != first.initial_digest
     assert 0 <= first.checkpoints["ash"]["latest"].scores["dice"] <= 1
+
+
+def test_a_sites_examples_are_its_images_and_not_their_pieces(tmp_path: Path) -> None:
+    for site in ("ash", "birch"):
+        volumes(tmp_path / site)
+    study = image_study({**MASKS, **PIECES}, {"name": "unet", "widths": [2, 4]}, local_steps=1)
+    task = task_of(study)
+    data = load_sites(study, task, tmp_path)["ash"]
+    result = SiteSession(study, "ash", task, data).train(1, bundles(initial_model(study)))
+    assert result.num_examples + result.num_validation == 8
+    assert len(data.train) == 4 * result.num_examples
+
+
+def test_central_training_sees_the_pieces_of_all_sites_and_judges_each_sites_volumes(tmp_path: Path) -> None:
+    sources = {site: volumes(tmp_path / site) for site in ("ash", "birch")}
+    task = mask_task(**PIECES)
+    data, _ = task.load_pooled(sources, site="pool", seed=1, validation_fraction=0.25)
+    assert isinstance(data.train.x, OwnSizes)
+    assert isinstance(data.validation.x, OwnSizes)
+    assert (data.train.x.images, data.validation.x.images) == (12, 4)
+    own = load(task, sources["birch"])
+    assert isinstance(own.train.x, OwnSizes)
+    known = {tuple(row) for row in own.train.x.pixels_by_class.tolist()}
+    assert known & {tuple(row) for row in data.train.x.pixels_by_class.tolist()}
+
+
+def test_large_flat_images_may_be_seen_in_pieces_too(tmp_path: Path) -> None:
+    source = masked(tmp_path)
+    images, masks = pictures(1, side=21)
+    for folder, array in (("images", images[0]), ("masks", masks[0])):
+        Image.fromarray(array).save(tmp_path / folder / "011.png")
+    data = load(mask_task(fit="patches", augment={"quarter_turns": True}, mean=[0.0], std=[1.0]), source)
+    x, y = data.train.x.augmented(torch.arange(len(data.train)), data.train.y, 1)
+    assert (x.shape[1:], y.shape[1:]) == ((1, 8, 8), (8, 8))
+    assert torch.equal(x[:, 0] > 0.35, y == 1)
+    sides = {tuple(data.validation.x.judged(place, lambda x: x)[1].shape[1:]) for place in range(3)}
+    assert sides <= {(8, 8), (21, 21)}
 
 
 # The loss

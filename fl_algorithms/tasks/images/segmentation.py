@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.tasks.base import OwnSizes, SiteData, Source, Split
+from fl_algorithms.tasks.base import OwnSizes, SiteData, Source, Split, samples
 from fl_algorithms.tasks.images.files import mask_at
 from fl_algorithms.tasks.images.labels import Labels, LabelSource, masks_among
 from fl_algorithms.tasks.images.reading import Origin
@@ -73,7 +73,7 @@ class SegmentationTask:
         """Raises BadData: there is none among the training images."""
         if not int(_images_with(data.train, len(self.classes))[1:].sum()):
             raise BadData(
-                f"no mask of the {_images(data.train)} training images has anything but `{self.classes[0]}`",
+                f"no mask of the {samples(data.train)} training images has anything but `{self.classes[0]}`",
                 hint="`values` in [task] says what a mask's numbers mean; are they the right masks?",
             )
         return data
@@ -214,7 +214,7 @@ def hausdorff95(predicted: NDArray[np.bool_], mask: NDArray[np.bool_], spacing: 
 
     The definition is that of MONAI's ``compute_hausdorff_distance``.
     """
-    from scipy.ndimage import binary_erosion, distance_transform_edt
+    from scipy.ndimage import binary_erosion, distance_transform_edt  # type: ignore[import-untyped]  # ships no types
 
     if not predicted.any() or not mask.any():
         return math.nan
@@ -231,10 +231,6 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 def _mean(values: Tensor) -> float | None:
     """None of no values, or where one is no number."""
     return float(values.mean()) if len(values) and torch.isfinite(values).all() else None
-
-
-def _images(split: Split) -> int:
-    return split.x.images if isinstance(split.x, OwnSizes) else len(split)
 
 
 def _pixels(split: Split, classes: int) -> Tensor:

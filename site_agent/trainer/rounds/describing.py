@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from fl_algorithms.tasks.base import OwnSizes, Split
+from fl_algorithms.tasks.base import OwnSizes, Split, samples
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds.installing import Studies
@@ -53,8 +53,8 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     parts, classes = (data.train, data.validation), study.task.classes
     counts = [sum(of) for of in zip(*(_counts(part, len(classes)) for part in parts), strict=True)]
     return Checked.model_validate({
-        "digest": data.digest, "rows": sum(map(_size, parts)), "train_rows": _size(data.train),
-        "validation_rows": _size(data.validation), "test_rows": None if data.test is None else _size(data.test),
+        "digest": data.digest, "rows": sum(map(samples, parts)), "train_rows": samples(data.train),
+        "validation_rows": samples(data.validation), "test_rows": None if data.test is None else samples(data.test),
         "gives": study.file.task.row.gives,
         "classes": dict(zip(classes, counts, strict=True)),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
@@ -64,11 +64,6 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
 
 def _row(spec: TensorSpec) -> TensorRow:
     return TensorRow(bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=list(spec.shape), bytes=spec.bytes)
-
-
-def _size(split: Split) -> int:
-    """Rows; of images that are seen in pieces, the images."""
-    return split.x.images if isinstance(split.x, OwnSizes) else len(split)
 
 
 def _counts(split: Split, classes: int) -> list[int]:
