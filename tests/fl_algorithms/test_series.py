@@ -168,6 +168,12 @@ def at(height: float, folder: Path) -> str:
     return next(p.name for p in folder.iterdir() if float(dcmread(p).ImagePositionPatient[2]) == height)
 
 
+def garbage(folder: Path) -> None:
+    data = slice_file(VOLUME[0], (-7.0, 5.0, 5.0))
+    assert data.count(b"-7.0\\5.0\\5.0") == 1
+    (folder / "zz").write_bytes(data.replace(b"-7.0\\5.0\\5.0", b"Can\\ary\\Yel!"))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "two series": (other_series, "{}/zz: of another series than IM0000 beside it", "a folder of its own"),
     "a localizer": (localizer, "in another direction than IM0000 beside it (90 degrees between", "take it out"),
@@ -181,6 +187,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no directions": (no_directions, "{}/zz: it does not say where it lies: its directions are none", "again"),
     "one slice": (alone, "{}: one slice alone", "is the export complete"),
     "several frames": (of_frames, "{}/zz: a slice in colors, or of several frames", "export it as gray"),
+    "garbage": (garbage, "{}/zz: damaged or cut off (", "export or copy it again"),
     "cut off": (cut_off, "{}/zz: damaged or cut off (", "export or copy it again"),
 }
 

@@ -115,6 +115,12 @@ def test_images_that_do_not_say_their_spacing_are_refused_where_the_study_has_on
     assert "give NIfTI files or DICOM series" in caught.value.hint
 
 
+def test_a_volume_that_the_studys_spacing_makes_endless_is_refused(tmp_path: Path) -> None:
+    task = mask_task(size=[8, 8, 8], fit="crop", spacing=[0.01, 0.01, 0.01])
+    with pytest.raises(BadData, match=r"0\.nii\.gz: 901 x 1101 x 801 voxels at the study's spacing, the study takes"):
+        load(task, volumes(tmp_path))
+
+
 # Windows, and each image's own scale
 
 

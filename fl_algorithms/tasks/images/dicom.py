@@ -17,7 +17,7 @@ import io
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,18 @@ def dicom(path: Path, data: bytes, max_pixels: int, *, mask: bool) -> NDArray[An
     return _quietly(path, data, partial(_pixels, path, data, max_pixels, mask))
 
 
-def header_of(path: Path, data: bytes, keywords: Sequence[str]) -> Any:
-    """The elements called ``keywords`` of a file's header, as pydicom has them; no other is looked at.
+def header_of(path: Path, data: bytes, keywords: Sequence[str]) -> Mapping[str, Any]:
+    """What a file's header has under ``keywords``, None where nothing; no other element is looked at.
 
     Raises:
         BadData: it is no such file, or damaged. NeedsPerson: pydicom is not installed.
     """
-    return _quietly(path, data, partial(_header, path, data, keywords))
+
+    def read() -> dict[str, Any]:
+        header = _header(path, data, keywords)
+        return {keyword: header.get(keyword) for keyword in keywords}
+
+    return _quietly(path, data, read)
 
 
 def _quietly(path: Path, data: bytes, decoded: Callable[[], Result]) -> Result:

@@ -205,11 +205,14 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, max_bytes: int) -> 
     return array
 
 
-def fitted_to(path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask: bool = False) -> Array:
+def fitted_to(
+    path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask: bool = False, filling: float | None = None
+) -> Array:
     """``array`` (*sides, channels) brought to ``size`` (*size, channels); a mask's (*sides) to (*size).
 
     Images are resized by area-weighted bilinear interpolation, masks by the nearest pixel. A volume is cut or filled
-    up with its smallest number around the middle; a mask with class number 0. For "patches" they stay as they are.
+    up with ``filling``, or its smallest number, around the middle; a mask with class number 0. For "patches" they stay
+    as they are.
 
     Raises:
         BadData: it has another number of dimensions, or another size where ``fit`` is "exact".
@@ -230,7 +233,7 @@ def fitted_to(path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask
     if fit == "exact":
         raise BadData(f"{path}: {found} pixels, the study wants {wanted}", hint="resize it, or ask for another `fit`")
     if len(size) == 3:
-        return _cut_or_fill(array, size, 0 if mask else array.min())
+        return _cut_or_fill(array, size, 0 if mask else array.min() if filling is None else filling)
     box = _middle(sides, size) if fit == "crop" else (0.0, 0.0, float(sides[1]), float(sides[0]))
     planes = [array] if mask else [array[..., channel] for channel in range(array.shape[-1])]
     resized = [_resized(plane, size, box, mask) for plane in planes]

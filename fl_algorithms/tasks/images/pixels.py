@@ -22,6 +22,7 @@ from fl_algorithms.tasks.images.reading import Digests, Files, Origin, decoded, 
 from wardround.errors import BadData
 
 DECODERS = min(8, os.cpu_count() or 1)  # threads; what they give does not depend on their number
+VOLUMES = min(2, DECODERS)  # decoded at a time: each takes several times its size
 MIB = 1 << 20
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -147,7 +148,7 @@ def pixels_of_files(
         image = prepared(path, found.array, origin, settings)
         return image if room.take(image.nbytes) else None, origin, replace(files, content=b"")
 
-    read = _each(one, list(files.items()), DECODERS)
+    read = _each(one, list(files.items()), DECODERS if len(settings.size) == 2 else VOLUMES)
     images = [image for image, _, _ in read if image is not None]
     kept: Sequence[Array] | Array | None = None
     if len(images) == len(files):

@@ -3,6 +3,7 @@
 An image is one file or, in a study of volumes, the folder of a DICOM series.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def decoded(files: Files, settings: PixelSettings, *, mask: bool = False) -> Dec
 
 
 def origin_of(path: Path, image: Decoded | Array, settings: PixelSettings) -> Origin:
-    """Raises BadData: the study wants a spacing, and the image does not say its own."""
+    """Raises BadData: the study wants a spacing, and the image does not say its own; or would be too large in that."""
     if not isinstance(image, Decoded):
         image = Decoded(image)
     sides = tuple(image.array.shape[:-1])
@@ -119,6 +120,12 @@ def origin_of(path: Path, image: Decoded | Array, settings: PixelSettings) -> Or
             hint="give NIfTI files or DICOM series; or the study leaves `spacing` out of [task]",
         )
     spaced = spaced_sides(sides, lengths_of(image.places), settings.spacing)
+    if math.prod(spaced) > settings.max_pixels:
+        raise BadData(
+            f"{path}: {' x '.join(map(str, spaced))} voxels at the study's spacing, the study takes "
+            f"{settings.max_pixels:,}",
+            hint="is its own spacing right? then the study's author raises `max_pixels` or `spacing` in [task]",
+        )
     return Origin(sides, spaced, image.places, image.affine)
 
 
@@ -135,7 +142,8 @@ def prepared(path: Path, array: Array, origin: Origin, settings: PixelSettings) 
         out = respaced(out, lengths_of(origin.places), settings.spacing, origin.spaced)
     if intensity.changes(settings):
         out = intensity.adjusted(unit(out), settings)
-    return np.ascontiguousarray(np.moveaxis(fitted_to(path, out, settings.size, settings.fit), -1, 0))
+    filling = 0.0 if settings.normalize == "foreground" else None
+    return np.ascontiguousarray(np.moveaxis(fitted_to(path, out, settings.size, settings.fit, filling=filling), -1, 0))
 
 
 def prepared_mask(path: Path, mask: Array, origin: Origin, settings: PixelSettings) -> Array:

@@ -102,10 +102,9 @@ def _form(path: Path) -> dict[str, str]:
         with Image.open(path, formats=(PILLOW[kind],)) as image:
             return {"kind": PILLOW[kind], "size": _text((image.height, image.width))}
     header = header_of(path, read_bytes(path), ("Modality", "Rows", "Columns", "NumberOfFrames"))
-    frames = int(header.get("NumberOfFrames") or 1)
-    sides = (int(header.get("Rows") or 0), int(header.get("Columns") or 0))
+    frames, sides = int(header["NumberOfFrames"] or 1), (int(header["Rows"] or 0), int(header["Columns"] or 0))
     size = _text((frames, *sides) if frames > 1 else sides)
-    return {"kind": "DICOM", "modality": _known(str(header.get("Modality", ""))), "size": size}
+    return {"kind": "DICOM", "modality": _known(str(header["Modality"])), "size": size}
 
 
 def _known(modality: str) -> str:

@@ -93,7 +93,7 @@ class PatchRows:
         """Of each pixel of a row's image, (outputs, *sides): all windows of it, averaged."""
         settings = self._settings
         image = self._pixels.image(int(self._places[place // self.per_image]))
-        filled, inside = filled_up(image, settings.size, image.min())
+        filled, inside = filled_up(image, settings.size, self._filling(image))
         x = self._standardized(torch.from_numpy(filled.copy())[None])[0]
         return in_windows(x, settings.size, settings.patches, infer)[(slice(None), *inside)]
 
@@ -112,7 +112,7 @@ class PatchRows:
         assert self._masks is not None
         own, size, how = int(self._places[place // self.per_image]), self._settings.size, self._settings.patches
         image = self._pixels.image(own)
-        image, inside = filled_up(image, size, image.min())
+        image, inside = filled_up(image, size, self._filling(image))
         mask = np.zeros(image.shape[1:], dtype=np.uint8)
         mask[inside] = self._masks[own]
         room = np.array(mask.shape) - size
@@ -125,9 +125,13 @@ class PatchRows:
 
     def _middle(self, place: int) -> Array:
         size, image = self._settings.size, self._pixels.image(int(self._places[place // self.per_image]))
-        filled, _ = filled_up(image, size, image.min())
+        filled, _ = filled_up(image, size, self._filling(image))
         starts = [(side - wanted) // 2 for side, wanted in zip(filled.shape[1:], size, strict=True)]
         return filled[(slice(None), *(slice(start, start + side) for start, side in zip(starts, size, strict=True)))]
+
+    def _filling(self, image: Array) -> float:
+        """What lies around an image: its smallest number, or 0 where that is the background's."""
+        return 0.0 if self._settings.normalize == "foreground" else float(image.min())
 
     def _standardized(self, x: Tensor) -> Tensor:
         return x.sub_(self._mean).div_(self._std)

@@ -11,6 +11,7 @@ None of it is kept but the grid, and none but lengths in mm is ever shown.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.tasks.images.decoding import require_pixels
+from fl_algorithms.tasks.images.decoding import guarded, require_pixels
 from fl_algorithms.tasks.images.dicom import dicom, header_of
 from fl_algorithms.tasks.images.files import DICOM_MAGIC, unit
 from wardround.errors import BadData, NeedsPerson
@@ -125,7 +126,7 @@ def headers_of(folder: Path, files: Mapping[str, bytes]) -> tuple[list[Slice], s
     """
     slices = sorted_slices(folder, [_slice(folder, name, data) for name, data in files.items()])
     first = slices[0].name
-    return slices, str(header_of(folder / first, files[first], ("Modality",)).get("Modality", ""))
+    return slices, str(header_of(folder / first, files[first], ("Modality",))["Modality"])
 
 
 def sorted_slices(folder: Path, slices: Sequence[Slice]) -> list[Slice]:
@@ -178,26 +179,29 @@ def grid_of(slices: Sequence[Slice]) -> Vector:
 
 def _is_slice(path: Path) -> bool:
     with path.open("rb") as file:
-        return int(header_of(path, file.read(), ("NumberOfFrames",)).get("NumberOfFrames") or 1) == 1
+        return int(header_of(path, file.read(), ("NumberOfFrames",))["NumberOfFrames"] or 1) == 1
 
 
 def _slice(folder: Path, name: str, data: bytes) -> Slice:
-    path = folder / name
+    return guarded(folder / name, partial(_place_of, folder / name, data))
+
+
+def _place_of(path: Path, data: bytes) -> Slice:
     header = header_of(path, data, READ)
     for keyword, length in zip(PLACE, (3, 6, 2), strict=True):
-        value = header.get(keyword)
+        value = header[keyword]
         if value is None or len(value) != length or not np.isfinite(np.array(value, dtype=float)).all():
             raise BadData(
                 f"{path}: it does not say where it lies ({keyword})",
                 hint="a localizer or a report? then take it out; else export the series again",
             )
-    position, directions, step = (np.array(header[keyword].value, dtype=float) for keyword in PLACE)
+    position, directions, step = (np.array(header[keyword], dtype=float) for keyword in PLACE)
     across, down = directions[:3], directions[3:]
     sizes = [float(np.linalg.norm(across)), float(np.linalg.norm(down))]
     if max(abs(size - 1) for size in sizes) > 0.01 or abs(float(across @ down)) > 0.01 or min(step) <= 0:
         raise BadData(f"{path}: it does not say where it lies: its directions are none", hint="export the series again")
     return Slice(
-        name, str(header.get("SeriesInstanceUID", "")), (int(header.get("Rows", 0)), int(header.get("Columns", 0))),
+        path.name, str(header["SeriesInstanceUID"]), (int(header["Rows"] or 0), int(header["Columns"] or 0)),
         position, across / sizes[0], down / sizes[1], (float(step[1]), float(step[0])),
     )  # fmt: skip
 
