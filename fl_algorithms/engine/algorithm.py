@@ -12,10 +12,9 @@ one round in ``context.scratch``.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
 import torch
@@ -23,18 +22,17 @@ from torch import Tensor, nn
 
 from fl_algorithms import registry
 from fl_algorithms.engine.device import CPU, Device, device_of
+from fl_algorithms.engine.judging import Judged, evaluation_parts, judged_by, reduced_loss
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
 from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.rows import COLUMNS
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Inputs, OwnSizes, PublicData, RowByRow, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task
 from wardround.errors import BadData
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
-EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
-EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
 
 
 Names = Callable[[nn.Module], Collection[str]]  # chooses among the names of a network's state
@@ -128,11 +126,15 @@ class Context:
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""
-        return mean_loss(judged(self.algorithm, networks, self.data.validation, self.task).losses, self.study)
+        return reduced_loss(judged(self.algorithm, networks, self.data.validation, self.task).losses, self.study)
 
     def headline(self, networks: Networks) -> float | None:
-        """The task's headline metric on the site's validation split; None where it is undefined."""
-        return judged(self.algorithm, networks, self.data.validation, self.task).metrics[self.task.headline]
+        """The task's headline metric on the site's validation split, an error with its sign turned, so that more is
+        better; None where it is undefined.
+        """
+        found, name = judged(self.algorithm, networks, self.data.validation, self.task), self.task.headline
+        score = found.metrics(fit_outputs(self, networks, found))[name]
+        return -score if score is not None and name in self.study.task.row.smaller_is_better else score
 
 
 Hook = Callable[[Context], None]
@@ -147,12 +149,10 @@ def nothing(context: Context) -> None:
 
 
 def study_network(study: SiteStudy, task: Task) -> nn.Module:
-    """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
-    settings = study.model.settings
-    outputs = 1 if len(task.classes) == 2 else len(task.classes)
+    """The network that [model] names, for the task's inputs and outputs."""
     row, shape = study.model.row, task.input_shape
     inputs = shape[0] if row.takes == COLUMNS else shape
-    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
+    network: nn.Module = registry.load(row.implementation)(study.model.settings, inputs, task.outputs)
     return network
 
 
@@ -296,78 +296,26 @@ def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tenso
         return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
 
 
-def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
-    """``x`` in its order, in pieces of bounded size."""
-    size = EVALUATION_BATCH
-    if not isinstance(x, Tensor):
-        size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
-    return in_parts(x, size)
+def fit_outputs(context: Context, networks: Networks, validation: Judged) -> dict[str, Any]:
+    """``Task.fit_outputs`` of these networks, which were judged on the validation split. Nothing is fitted to outputs
+    that are judged row by row.
+    """
+    data, validation_logits = context.data, validation.logits
+    if validation_logits is None:
+        return {}
+
+    def outputs_of(split: Split) -> Tensor:
+        return validation_logits if split is data.validation else compute_logits(context.algorithm, networks, split.x)
+
+    return context.task.fit_outputs(outputs_of, data)
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A model on a split. ``logits`` and ``y`` are of all rows; or ``rows`` what each counts for, see ``RowByRow``."""
-
-    task: Task
-    logits: Tensor | None = None
-    y: Tensor | None = None
-    rows: Tensor | None = None
-
-    @property
-    def losses(self) -> Tensor:
-        """Of each row, (n,), float64."""
-        if self.rows is not None:
-            return self.rows[:, 0]
-        assert self.logits is not None
-        assert self.y is not None
-        return self.task.losses(self.logits, self.y).to(torch.float64)
-
-    @property
-    def metrics(self) -> dict[str, float | None]:
-        """The task's, over all rows."""
-        if self.rows is not None:
-            assert isinstance(self.task, RowByRow)
-            return self.task.overall(self.rows)
-        assert self.logits is not None
-        assert self.y is not None
-        return self.task.metrics(self.logits, self.y)
+def kinds_of(context: Context) -> Tensor | None:
+    """What each training row is, where the study draws each kind equally often."""
+    balanced = context.study.training.sampling == "balanced"
+    return context.task.kinds(context.data.train.y) if balanced else None
 
 
 def judged(algorithm: Algorithm, networks: Networks, split: Split, task: Task) -> Judged:
-    """``networks``, in evaluation mode, on ``split``. Where a task judges row by row, one piece's logits are in memory
-    at a time.
-    """
-    if not isinstance(task, RowByRow):
-        return Judged(task, compute_logits(algorithm, networks, split.x), split.y)
-    return Judged(task, rows=torch.cat([task.judgements(*part) for part in _judged_parts(algorithm, networks, split)]))
-
-
-def _judged_parts(algorithm: Algorithm, networks: Networks, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits and labels of a split in its order, on the CPU."""
-
-    def infer(x: Tensor) -> Tensor:
-        return compute_logits(algorithm, networks, x)
-
-    if isinstance(split.x, OwnSizes):
-        for place in range(len(split)):
-            yield split.x.judged(place, infer)
-        return
-    start = 0
-    for part in evaluation_parts(split.x):
-        yield infer(part), split.y[start : start + len(part)]
-        start += len(part)
-
-
-def validation_loss(logits: Tensor, split: Split, task: Task, study: ResolvedStudy) -> float:
-    """``mean_loss`` of a split, from the logits of all its rows."""
-    return mean_loss(task.losses(logits, split.y).to(torch.float64), study)
-
-
-def mean_loss(losses: Tensor, study: ResolvedStudy) -> float:
-    """The mean loss of rows, by ``loss_reduction``: over its samples, or over the means of its batches.
-
-    "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.
-    """
-    if study.checkpoints.loss_reduction == "batch_mean":
-        losses = torch.stack([part.mean() for part in torch.split(losses, study.training.batch_size)])
-    return float(losses.mean())
+    """``networks``, in evaluation mode, on ``split``."""
+    return judged_by(lambda x: compute_logits(algorithm, networks, x), split, task)

@@ -208,7 +208,7 @@ class Asked:
         if not self.takes(site, split):
             return self._undefined()
         networks = with_batch_statistics(self.model(site, tensors).networks)
-        return judged(self.algorithm, networks, split, self.task).metrics
+        return judged(self.algorithm, networks, split, self.task).metrics()
 
     def adapting(self, protocol: Protocol) -> Judge:
         """Every metric of the model under Tent. The rows come in an order that is the same in every run of the seed."""

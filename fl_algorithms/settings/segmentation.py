@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fl_algorithms.settings.images import PixelSettings, Weights, check_weights
-from fl_algorithms.settings.tabular import Level, check_levels
+from fl_algorithms.settings.images import PixelSettings
+from fl_algorithms.settings.targets import Level, Weights, check_levels, check_weights
 from wardround.records.schema import Strict
 
 
@@ -33,7 +33,7 @@ class SegmentationSettings(PixelSettings):
     class_weights: Weights = "none"
     patches: Patches = Patches()
     hausdorff: bool = False  # also the 95th percentile of the distance between the masks' surfaces; takes a while
-    metric: Literal["dice"] = "dice"
+    headline: Literal["dice"] = "dice"  # what a checkpoint's score is
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -48,6 +48,11 @@ class SegmentationSettings(PixelSettings):
                 f"`values` has {len(set(self.values))} different numbers, there are {len(self.classes)} classes"
             )
         return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that a study may report."""
+        return ("dice", "hausdorff95") if self.hausdorff else ("dice",)
 
     @property
     def mask_values(self) -> tuple[int, ...]:

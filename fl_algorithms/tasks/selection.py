@@ -85,6 +85,10 @@ class SelectedImages(Selected):
     def pixels_by_class(self) -> Tensor:
         return torch.cat([self._part(place).pixels_by_class[own][None] for place, own in enumerate(self._own())])
 
+    def middle(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        pieces = [self._part(place).middle(self._places[place][None]) for place in places.tolist()]
+        return torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
+
     def judged(self, place: int, infer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         return self._part(place).judged(int(self._places[place]), infer)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.tasks.base import OwnSizes, SiteData, Source, Split, samples
+from fl_algorithms.tasks.base import OutputsOf, OwnSizes, Predictions, Scores, SiteData, Source, Split, samples
 from fl_algorithms.tasks.images.files import mask_at
 from fl_algorithms.tasks.images.labels import Labels, LabelSource, masks_among
 from fl_algorithms.tasks.images.reading import Origin
@@ -33,7 +33,8 @@ class SegmentationTask:
         self.settings = settings
         self.input_shape: tuple[int, ...] = settings.input_shape
         self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
+        self.headline: str = settings.headline
+        self.outputs = 1 if len(settings.classes) == 2 else len(settings.classes)
         self._weights = weights
         if weights is None and not isinstance(settings.class_weights, str):
             self._weights = torch.tensor(settings.class_weights)
@@ -143,7 +144,7 @@ class SegmentationTask:
         """The mean of ``losses``: a scalar."""
         return self.losses(logits, y).mean()
 
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
+    def metrics(self, logits: Tensor, y: Tensor, fit: Mapping[str, Any] | None = None) -> Scores:
         """dice: see ``dice``, with the likeliest class of each pixel; of several foreground classes also each alone, as
         ``dice_CLASS``. hausdorff95: see there; the mean over the images and classes that have both.
         """
@@ -165,16 +166,33 @@ class SegmentationTask:
             columns.append(torch.tensor(rows, dtype=torch.float64).reshape(len(y), classes - 1))
         return torch.cat([column.cpu() for column in columns], dim=1)
 
-    def overall(self, judgements: Tensor) -> dict[str, float | None]:
+    def overall(self, judgements: Tensor) -> Scores:
         """See ``fl_algorithms.tasks.base.RowByRow``."""
         foreground = self.classes[1:]
         dices, distances = judgements[:, 1 : 1 + len(foreground)], judgements[:, 1 + len(foreground) :]
-        found: dict[str, float | None] = {"dice": _mean(dices.mean(1))}
+        found: Scores = {"dice": _mean(dices.mean(1))}
         if len(foreground) > 1:
             found |= {f"dice_{name}": _mean(dices[:, place]) for place, name in enumerate(foreground)}
         if self.settings.hausdorff:
             found["hausdorff95"] = _mean(distances[~torch.isnan(distances)])
         return found
+
+    def fit_outputs(self, outputs_of: OutputsOf, data: SiteData) -> dict[str, Any]:
+        """Nothing: the likeliest class of each pixel counts."""
+        return {}
+
+    def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
+        """Of each mask the share of its pixels in each class; the masks themselves are ``likeliest``'s."""
+        shares = one_hot(self.likeliest(logits), len(self.classes)).flatten(2).double().mean(2)
+        return Predictions(tuple(f"share_{name}" for name in self.classes), [tuple(row) for row in shares.tolist()])
+
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return None
+
+    def counts(self, y: Tensor) -> dict[str, int]:
+        """How many masks have a pixel of each class."""
+        seen = [int((y == place).flatten(1).any(1).sum()) for place in range(len(self.classes))]
+        return dict(zip(self.classes, seen, strict=True))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(n, classes, *size), float32."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.settings.images import PixelSettings
+from fl_algorithms.tasks.findings import where
 from fl_algorithms.tasks.images.decoding import Array
 from fl_algorithms.tasks.images.files import ARRAYS, files_in, read_arrays, read_bytes, sha256
 from fl_algorithms.tasks.images.labels import Labels, LabelSource, ReadLabels, paired, rows_of
@@ -17,7 +18,7 @@ from fl_algorithms.tasks.images.pixels import MIB, ByPlace, pixels_of_arrays, pi
 from fl_algorithms.tasks.images.reading import Digests as Pairs
 from fl_algorithms.tasks.images.reading import Origin, decoded, files_of, flattened, images_in
 from fl_algorithms.tasks.source import Source
-from fl_algorithms.tasks.tables.table import read_table, where
+from fl_algorithms.tasks.tables.table import read_table
 from wardround.errors import BadData
 from wardround.signing import canonical
 

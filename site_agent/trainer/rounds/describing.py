@@ -1,10 +1,11 @@
 """What a study would do at this site, before anybody approved it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from fl_algorithms.tasks.base import OwnSizes, Split, samples
+from fl_algorithms.tasks.base import Classifies, OwnSizes, Split, Task, samples
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds.installing import Studies
@@ -50,13 +51,12 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     warnings = list(data.warnings)
     if data.digest != source.digest:
         warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
-    parts, classes = (data.train, data.validation), study.task.classes
-    counts = [sum(of) for of in zip(*(_counts(part, len(classes)) for part in parts), strict=True)]
+    parts = (data.train, data.validation)
     return Checked.model_validate({
         "digest": data.digest, "rows": sum(map(samples, parts)), "train_rows": samples(data.train),
         "validation_rows": samples(data.validation), "test_rows": None if data.test is None else samples(data.test),
         "gives": study.file.task.row.gives,
-        "classes": dict(zip(classes, counts, strict=True)),
+        "classes": _counts(study.task, parts),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
     })  # fmt: skip
@@ -66,10 +66,10 @@ def _row(spec: TensorSpec) -> TensorRow:
     return TensorRow(bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=list(spec.shape), bytes=spec.bytes)
 
 
-def _counts(split: Split, classes: int) -> list[int]:
-    """How many rows are of each class; of masks, how many have a pixel of it."""
-    if isinstance(split.x, OwnSizes):
-        return [int(count) for count in (split.x.pixels_by_class > 0).sum(0)]
-    if split.y.ndim == 1:
-        return [int(count) for count in torch.bincount(split.y, minlength=classes)]
-    return [int((split.y == place).flatten(1).any(1).sum()) for place in range(classes)]
+def _counts(task: Task, parts: Sequence[Split]) -> dict[str, int]:
+    """How many rows, or images, are of each kind; of masks, how many have a pixel of it."""
+    whole = [part.x for part in parts if isinstance(part.x, OwnSizes)]
+    if not whole or not isinstance(task, Classifies):
+        return task.counts(torch.cat([part.y for part in parts]))
+    seen = (torch.cat([images.pixels_by_class for images in whole]) > 0).sum(0)
+    return {name: int(count) for name, count in zip(task.classes, seen, strict=True)}

@@ -73,7 +73,15 @@ class PatchRows:
 
     def take(self, places: Tensor) -> Tensor:
         """The middle of each row's image."""
-        return self._standardized(torch.from_numpy(np.stack([self._middle(place) for place in places.tolist()])))
+        images = [self._pixels.image(self._image_of(place)) for place in places.tolist()]
+        pieces = [_middle(image, self._settings.size, self._filling(image)) for image in images]
+        return self._standardized(torch.from_numpy(np.stack(pieces)))
+
+    def middle(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``fl_algorithms.tasks.base.OwnSizes``."""
+        assert self._masks is not None
+        masks = [self._masks[self._image_of(place)][None] for place in places.tolist()]
+        return self.take(places), torch.from_numpy(np.stack([_middle(one, self._settings.size, 0)[0] for one in masks]))
 
     def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Pieces (k, *shape) and their masks, uint8 (k, *size). ``y`` is not looked at: a piece's mask is its own."""
@@ -86,13 +94,13 @@ class PatchRows:
     def judged(self, place: int, infer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """See ``fl_algorithms.tasks.base.OwnSizes``."""
         assert self._masks is not None
-        own = int(self._places[place // self.per_image])
+        own = self._image_of(place)
         return self.logits(place, infer)[None], torch.from_numpy(self._masks[own].copy())[None]
 
     def logits(self, place: int, infer: Callable[[Tensor], Tensor]) -> Tensor:
         """Of each pixel of a row's image, (outputs, *sides): all windows of it, averaged."""
         settings = self._settings
-        image = self._pixels.image(int(self._places[place // self.per_image]))
+        image = self._pixels.image(self._image_of(place))
         filled, inside = filled_up(image, settings.size, self._filling(image))
         x = self._standardized(torch.from_numpy(filled.copy())[None])[0]
         return in_windows(x, settings.size, settings.patches, infer)[(slice(None), *inside)]
@@ -110,7 +118,7 @@ class PatchRows:
         side.
         """
         assert self._masks is not None
-        own, size, how = int(self._places[place // self.per_image]), self._settings.size, self._settings.patches
+        own, size, how = self._image_of(place), self._settings.size, self._settings.patches
         image = self._pixels.image(own)
         image, inside = filled_up(image, size, self._filling(image))
         mask = np.zeros(image.shape[1:], dtype=np.uint8)
@@ -123,11 +131,9 @@ class PatchRows:
         box = tuple(slice(start, start + side) for start, side in zip(corner.tolist(), size, strict=True))
         return image[(slice(None), *box)], mask[box]
 
-    def _middle(self, place: int) -> Array:
-        size, image = self._settings.size, self._pixels.image(int(self._places[place // self.per_image]))
-        filled, _ = filled_up(image, size, self._filling(image))
-        starts = [(side - wanted) // 2 for side, wanted in zip(filled.shape[1:], size, strict=True)]
-        return filled[(slice(None), *(slice(start, start + side) for start, side in zip(starts, size, strict=True)))]
+    def _image_of(self, place: int) -> int:
+        """The place of a row's image among all."""
+        return int(self._places[place // self.per_image])
 
     def _filling(self, image: Array) -> float:
         """What lies around an image: its smallest number, or 0 where that is the background's."""
@@ -168,3 +174,13 @@ def filled_up(image: Array, size: Sequence[int], filling: Any) -> tuple[Array, t
     out = np.full((len(image), *wide), filling, dtype=image.dtype)
     out[(slice(None), *inside)] = image
     return out, inside
+
+
+def _middle(image: Array, size: Sequence[int], filling: Any) -> Array:
+    """The middle of ``image`` (channels, *sides): (channels, *size)."""
+    filled, _ = filled_up(image, size, filling)
+    starts = [(side - wanted) // 2 for side, wanted in zip(filled.shape[1:], size, strict=True)]
+    middle: Array = filled[
+        (slice(None), *(slice(start, start + side) for start, side in zip(starts, size, strict=True)))
+    ]
+    return middle
