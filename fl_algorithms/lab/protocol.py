@@ -253,7 +253,8 @@ class Asked:
         return value if math.isfinite(value) else None
 
     def _undefined(self) -> Scores:
-        return dict.fromkeys(self.study.task.row.metrics)
+        task = self.study.task
+        return dict.fromkeys(getattr(task.settings, "metrics", task.row.metrics))
 
     def misses_norms(self) -> bool:
         """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""

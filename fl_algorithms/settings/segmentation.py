@@ -51,8 +51,9 @@ class SegmentationSettings(PixelSettings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that a study may report."""
-        return ("dice", "hausdorff95") if self.hausdorff else ("dice",)
+        """All that it has; those of single classes have no range, so a study does not report them."""
+        each = tuple(f"dice_{name}" for name in self.classes[1:]) if len(self.classes) > 2 else ()
+        return ("dice", *each, *(("hausdorff95",) if self.hausdorff else ()))
 
     @property
     def mask_values(self) -> tuple[int, ...]:
