@@ -3,20 +3,25 @@
 What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
+from collections.abc import Callable
+
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of
 from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, ModelRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.schema import check
+from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile
 
 Network = Choice[ModelRow, NetworkSettings]
+Form = Callable[[StudyFile, str], ResolvedStudy]
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
 
-def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> ResolvedStudy:
+def resolve(
+    study: StudyFile, *, lab: bool = False, source: str = "study.toml", form: Form = ResolvedStudy
+) -> ResolvedStudy:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
     [public_data] is left out where the method has no use for it, so that one file can be run with methods of both
@@ -25,6 +30,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     Args:
         lab: also take the methods that run only in the lab.
         source: the file's name, for messages.
+        form: what looks up what the study names, where that is not installed but brought, as a notebook does.
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
@@ -32,7 +38,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             what the method needs, images of several sizes where it needs one, an assignment of a network that the study
             does not have or to a site that is not in it, or a method that runs only in the lab.
     """
-    asked = ResolvedStudy(study, source)
+    asked = form(study, source)
     method, task = asked.method, asked.task
     if method.row.lab_only and not lab:
         raise BadData(
@@ -43,15 +49,17 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
         where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
-        row = row_of(MODELS, own, "model", where)
-        network = Choice(row, check(row.settings, own.settings, source, table))
+        network = asked.model
+        if label != DEFAULT_NETWORK:
+            row = row_of(MODELS, own, "model", where)
+            network = Choice(row, check(row.settings, own.settings, source, table))
         _refuse_misfit(asked, network, where, table)
         _refuse_unfit(asked, network, where)
         networks[label] = network.named()
     _refuse_unknown_assignment(study, source)
     _refuse_without_public_data(asked, source)
     _refuse_different_sizes(asked, source)
-    return ResolvedStudy(
+    return form(
         study.model_copy(
             update={
                 "task": task.named(),
@@ -59,7 +67,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
                 "networks": dict(sorted(networks.items())),
                 "assigned": dict(sorted(study.assigned.items())),
                 "algorithm": method.named(),
-                "reported": _with_ranges(study.reported, task.row, source),
+                "reported": _with_ranges(study.reported, task, source),
                 "limits": _filled(study),
                 "public_data": study.public_data if method.row.public_data else None,
             }
@@ -68,13 +76,14 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     )
 
 
-def _with_ranges(reported: ReportedSection, row: TaskRow, source: str) -> ReportedSection:
+def _with_ranges(reported: ReportedSection, task: Choice[TaskRow, Strict], source: str) -> ReportedSection:
     """With the range of each reported metric, as the study narrows it or as the task has it."""
+    row, metrics = task.row, getattr(task.settings, "metrics", task.row.metrics)
     for name in reported.metrics:
-        if name not in (VAL_LOSS, *row.metrics):
+        if name not in (VAL_LOSS, *metrics):
             raise BadData(
                 f"{source}: `metrics` in [reported] names `{name}`, which task `{row.name}` does not have",
-                hint=nearest(name, (VAL_LOSS, *row.metrics)),
+                hint=nearest(name, (VAL_LOSS, *metrics)),
             )
     for name in reported.ranges:
         if name not in reported.metrics:
@@ -185,6 +194,25 @@ def _refuse_unfit(study: ResolvedStudy, network: Network, source: str) -> None:
         )
     training = study.training
     plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+    if training.sampling == "balanced" and not study.task.row.kinds:
+        raise BadData(
+            f'{source}: `sampling = "balanced"` in [training] draws classes equally often, and the rows of task '
+            f"`{study.task.name}` are of none",
+            hint='`sampling = "shuffled"`',
+        )
+    if study.method.settings.compares_classes and not (study.task.row.classes or study.task.row.gives == MASKS):
+        raise BadData(
+            f"{source}: algorithm `{row.name}` as it is set compares the classes of rows, task `{study.task.name}` has "
+            "none",
+            hint=study.method.settings.without_classes,
+        )
+    steady = training.schedule.is_constant and training.clip_norm is None and training.early_stopping is None
+    if row.plain_sgd and not steady:
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs the same step everywhere, [training] has a `schedule`, a "
+            "`clip_norm` or `early_stopping`",
+            hint="leave them out of [training]",
+        )
     if row.plain_sgd and not plain:
         found = f"{training.optimizer}, momentum {training.momentum:g}, weight decay {training.weight_decay:g}"
         raise BadData(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.study import ResolvedStudy
@@ -82,21 +83,38 @@ def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
     """The job's result file. A failure is recorded, so that the other jobs go on."""
     try:
         return json.dumps(perform(job, folder, hardware), indent=1, ensure_ascii=False, allow_nan=False).encode()
+    except Diverged as error:
+        return _without_loss(job) if job.tuning else Failed(error.message, error.hint)
     except WardroundError as error:
         return Failed(error.message, error.hint)
     except Exception as error:
         return Failed(f"a fault in the program: {type(error).__name__}: {error}", trace=traceback.format_exc())
 
 
+def _without_loss(job: Job) -> bytes:
+    """The result of a tuning run that left the finite numbers: its point is not chosen."""
+    result = {
+        "format": FORMAT, "row": job.row, "kind": job.kind, "tuning": True, "point": job.point,
+        "settings": job.settings, "seed": job.seed, "diverged": True, "rows": {}, "checkpoints": {},
+    }  # fmt: skip
+    return json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False).encode()
+
+
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
-    from fl_algorithms.engine.device import device_for, make_deterministic
+    from fl_algorithms.engine.device import deterministic
+
+    with deterministic(job.study.study.threads):
+        return _performed(job, folder, hardware)
+
+
+def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
+    from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study
-    make_deterministic(study.study.threads)
     device = device_for(hardware)
     task = task_of(study)
     rows: dict[str, dict[str, int]] = {}
@@ -108,7 +126,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
         outcome = run_central(study, task, folder, job.normalisation, device=device)
     else:
         sites = load_sites(study, task, folder, test=not job.tuning)
-        rows = {site: _rows(site_data) for site, site_data in sites.items()}
+        rows = {site: rows_of(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
         outcome = run_federation(study, task, sites, device=device)
         protocol = job.protocol
@@ -141,7 +159,8 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
     }
 
 
-def _rows(data: "SiteData") -> dict[str, int]:
+def rows_of(data: "SiteData") -> dict[str, int]:
+    """How many rows each split has."""
     return {
         "train": len(data.train),
         "validation": len(data.validation),

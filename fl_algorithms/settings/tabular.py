@@ -5,11 +5,9 @@ All sites share it, so that the same column means the same input everywhere, wha
 
 import datetime
 import re
-from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -17,45 +15,19 @@ from pydantic import (
     model_validator,
 )
 
+from fl_algorithms.settings.targets import (
+    ClassTarget,
+    LabelsTarget,
+    Level,
+    NumberTarget,
+    SurvivalTarget,
+    check_levels,
+    level,
+    repeated,
+)
 from wardround.records.schema import Strict
 
-Metric = Literal["accuracy", "balanced_accuracy", "auc", "macro_f1"]
-
 _ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_WHOLE_OR_DECIMAL = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?")
-
-
-def level(text: str) -> str:
-    """A category or class in the form in which two are compared: "3", "3.0" and " 3 " are all "3".
-
-    Case counts, and so does an exponent: a code such as "3E1" is not the number 30.
-    """
-    text = text.strip()
-    number = _WHOLE_OR_DECIMAL.fullmatch(text)
-    if number is None:
-        return text
-    whole, part = number["whole"].lstrip("0") or "0", (number["part"] or "").rstrip("0")
-    written = f"{whole}.{part}" if part else whole
-    return f"-{written}" if number["sign"] == "-" and written != "0" else written
-
-
-def _text(value: Any) -> Any:
-    """TOML's ``categories = [1, 2, 3]`` is as good as text; a boolean is not a number here."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Level = Annotated[str, BeforeValidator(_text)]
-
-
-def _repeated(texts: list[str]) -> str | None:
-    return next((text for text, count in Counter(texts).items() if count > 1), None)
-
-
-def check_levels(levels: tuple[str, ...], what: str) -> None:
-    if not all(text.strip() for text in levels):
-        raise ValueError(f"{what} has an empty entry")
-    if twice := _repeated([level(text) for text in levels]):
-        raise ValueError(f"{what} has `{twice}` twice")
 
 
 def check_column(name: str, what: str) -> str:
@@ -193,7 +165,7 @@ class Missing(Strict):
             raise ValueError('policy "median" needs `indicators`: the features that may be missing')
         if self.policy != "median" and self.indicators:
             raise ValueError(f'`indicators` belong to policy "median", the policy is "{self.policy}"')
-        if twice := _repeated(list(self.indicators)):
+        if twice := repeated(list(self.indicators)):
             raise ValueError(f"indicator `{twice}` stands twice")
         return self
 
@@ -239,14 +211,21 @@ class TableSettings(Strict):
     @model_validator(mode="after")
     def _features(self) -> Self:
         names = [feature.name for feature in self.features]
-        if twice := _repeated(names):
+        if twice := repeated(names):
             raise ValueError(f"feature `{twice}` stands twice")
         if self.patient in names:
             raise ValueError(f"`{self.patient}` is the patient and a feature")
         for name in self.missing.indicators:
             if name not in names:
                 raise ValueError(f"indicator `{name}` is no feature")
-        for text in (text for feature in self.features for text in feature.categories):
+        for target in self.targets:
+            if target in names:
+                raise ValueError(f"`{target}` is the label and a feature")
+            if target == self.patient:
+                raise ValueError(f"`{target}` is the label and the patient")
+        if twice := repeated(list(self.targets)):
+            raise ValueError(f"`{twice}` is to be predicted twice")
+        for text in (*self.target_levels, *(text for feature in self.features for text in feature.categories)):
             check_no_blank(text, self.missing)
         for feature in self.features:
             kept = self.missing.policy != "drop_row" and feature.name not in self.missing.indicators
@@ -255,9 +234,19 @@ class TableSettings(Strict):
                     f'feature `{feature.name}`: `outside = "missing"` needs [task.missing] to say what a missing value '
                     'becomes: policy "drop_row", or "median" with its indicator'
                 )
-        if twice := _repeated(list(self.columns)):
+        if twice := repeated(list(self.columns)):
             raise ValueError(f"two inputs are called `{twice}`")
         return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of what is to be predicted, as the study names them."""
+        return ()
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        """The words that may stand in those columns; () where they hold numbers."""
+        return ()
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -292,28 +281,81 @@ class TableSettings(Strict):
         return len(self.columns)
 
 
-class TabularSettings(TableSettings):
-    """[task] of a study whose task is ``tabular``.
-
-    Attributes:
-        label: the class's column in the lab's data; a hospital may call its own otherwise.
-        classes: of two, the last is the positive one.
-        stratified: whether the validation part has each class's share of the rows.
-        metric: what a checkpoint's score is.
-    """
+class LabelSettings(TableSettings):
+    """One column is to be predicted: ``label`` in the lab's data; a hospital may call its own otherwise."""
 
     label: str = Field(min_length=1)
-    classes: tuple[Level, ...] = Field(min_length=2)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.label,)
+
+
+class TabularSettings(LabelSettings, ClassTarget):
+    """[task] of a study whose task is ``tabular``: the class in a column.
+
+    Attributes:
+        stratified: whether the validation part has each class's share of the rows.
+    """
+
     stratified: bool = False
-    metric: Metric = "accuracy"
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return self.classes
+
+
+class RegressionSettings(LabelSettings, NumberTarget):
+    """[task] of a study whose task is ``regression``: the number in a column."""
+
+
+class MultilabelSettings(TableSettings, LabelsTarget):
+    """[task] of a study whose task is ``multilabel``: a column for each finding.
+
+    Attributes:
+        absent, present: what stands in a finding's column where it is not there, and where it is.
+    """
+
+    absent: Level = "0"
+    present: Level = "1"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return (self.absent, self.present)
 
     @model_validator(mode="after")
-    def _label(self) -> Self:
-        if self.label in (feature.name for feature in self.features):
-            raise ValueError(f"`{self.label}` is the label and a feature")
-        if self.label == self.patient:
-            raise ValueError(f"`{self.label}` is the label and the patient")
-        check_levels(self.classes, "`classes`")
-        for text in self.classes:
-            check_no_blank(text, self.missing)
+    def _absent_and_present(self) -> Self:
+        check_levels(self.target_levels, "`absent` and `present`")
+        return self
+
+
+class SurvivalSettings(TableSettings, SurvivalTarget):
+    """[task] of a study whose task is ``survival``: a column of times, and one that says whether the event happened.
+
+    Attributes:
+        censored, happened: what stands in the column ``event`` of a patient who was seen no longer, and of one with it.
+        stratified: whether the validation part has the events' share of the rows.
+    """
+
+    time: str = Field(min_length=1)
+    event: str = Field(min_length=1)
+    censored: Level = "0"
+    happened: Level = "1"
+    stratified: bool = True
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.time, self.event)
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return (self.censored, self.happened)
+
+    @model_validator(mode="after")
+    def _censored_and_happened(self) -> Self:
+        check_levels(self.target_levels, "`censored` and `happened`")
         return self

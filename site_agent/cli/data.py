@@ -64,6 +64,8 @@ def data_add(
     test_masks: Annotated[Path | None, _file("Their masks.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images, and labels or masks, as arrays of one file.", "FILE.npz")] = None,
     test_arrays: Annotated[Path | None, _file("Such a file held out, for scores.", "FILE.npz")] = None,
+    files: Annotated[Path | None, _file("What a plug-in's own code reads: a file or a folder.", "PATH")] = None,
+    test_files: Annotated[Path | None, _file("The same held out, for scores.", "PATH")] = None,
     mapping: Annotated[
         Path | None, _file("How the table becomes a study's; `data map` drafts one.", "FILE.toml")
     ] = None,
@@ -83,6 +85,7 @@ def data_add(
     paths = {
         "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
         "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
+        "files": files, "test_files": test_files,
         "mapping": mapping,
     }  # fmt: skip
     named = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
@@ -104,6 +107,8 @@ def data_add(
 
 def _counted(inspected: records.Inspected) -> str:
     """What an inspection counted, as a person reads it."""
+    if inspected.rows is None:
+        return "files that a plug-in reads; `site-agent data check` says what is in them"
     what = "images" if inspected.columns is None else "rows"
     counted = f"{inspected.rows} {what}"
     if inspected.columns is not None:
@@ -171,11 +176,12 @@ def data_check(
     if as_json:
         cli.print_json({"study": study, "data": name, "fits": True, **checked.to_document()})
         return
-    what = "rows" if checked.gives == "columns" else "images"
+    what = "images" if checked.gives in ("images", "masks") else "rows"
     rows = f"{checked.rows} {what}: {checked.train_rows} to train, {checked.validation_rows} to validate"
     print(rows + ("" if checked.test_rows is None else f"; {checked.test_rows} held out for scores"))
-    classes = ", ".join(f"{label}: {count}" for label, count in checked.classes.items())
-    print(f"masks with: {classes}" if checked.gives == "masks" else f"classes: {classes}")
+    counts = ", ".join(f"{label}: {count}" for label, count in checked.classes.items())
+    if counts:
+        print(f"{'masks with' if checked.gives == 'masks' else 'classes'}: {counts}")
     if checked.weights is not None:
         print(begins_with(checked.weights))
     for warning in checked.warnings:
@@ -273,27 +279,30 @@ def predict(
     table: Annotated[Path | None, _file("Patients, with the study's columns.", "NEW.csv")] = None,
     images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
+    files: Annotated[Path | None, _file("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Predict classes or masks of new patients with one of this hospital's models, in an isolated process."""
+    """Predict for new patients with one of this hospital's models, in an isolated process."""
     _check_kind(checkpoint)
-    given = {"table": table, "images": images, "arrays": arrays}
+    given = {"table": table, "images": images, "arrays": arrays, "files": files}
     paths = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
     if len(paths) != 1:
         named = " and ".join(map(layouts.option, paths)) or "none"
-        raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {named}")
+        raise UsageProblem(f"one of `--table`, `--images`, `--arrays` and `--files` is needed, found {named}")
     if _may_read(state):
         outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
     request = records.Predict(
         study=study, checkpoint=checkpoint, table=paths.get("table"), images=paths.get("images"),
-        arrays=paths.get("arrays"), out=str(_absolute(out)), force=force,
+        arrays=paths.get("arrays"), files=paths.get("files"), out=str(_absolute(out)), force=force,
     )  # fmt: skip
     predicted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
     if as_json:
         cli.print_json(predicted.to_document())
         return
     cli.say(f"{predicted.rows} predictions written to {predicted.out}")
+    for note in predicted.notes:
+        cli.say(note)
 
 
 def _print_checkpoints(rows: list[records.Checkpoint]) -> None:

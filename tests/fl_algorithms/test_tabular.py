@@ -63,7 +63,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_it_is_a_task(table: Path) -> None:
-    found: Task = task(metric="auc")
+    found: Task = task(headline="auc")
     assert (found.input_shape, found.classes, found.headline) == ((3,), ("no", "yes"), "auc")
 
 
@@ -305,7 +305,11 @@ def test_multiclass_losses_and_probabilities_are_a_softmax() -> None:
     share = [math.exp(k) / sum(math.exp(j) for j in (1, 2, 3)) for k in (1, 2, 3)]
     assert three.losses(logits, y).tolist() == pytest.approx([-math.log(share[1])])
     assert three.probabilities(logits)[0].tolist() == pytest.approx(share)
-    assert three.metrics(logits, y) == {"accuracy": 0.0, "balanced_accuracy": 0.0, "auc": None, "macro_f1": 0.0}
+    brier = sum((p - (k == 1)) ** 2 for k, p in enumerate(share))
+    assert three.metrics(logits, y) == {
+        "accuracy": 0.0, "balanced_accuracy": 0.0, "auc": None, "macro_f1": 0.0, "auprc": None,
+        "brier": pytest.approx(brier), "calibration_slope": None, "calibration_intercept": None,
+    }  # fmt: skip
 
 
 def test_a_logit_too_small_for_float32_probabilities_is_still_the_class_that_it_leans_to() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.settings.images import PixelSettings
-from fl_algorithms.settings.tabular import level
+from fl_algorithms.settings.targets import level
 from fl_algorithms.tasks.findings import where
 from fl_algorithms.tasks.images.files import Array, files_in, fitted_to, stem
 from fl_algorithms.tasks.tables.table import Table

@@ -1,12 +1,10 @@
 """What a hospital is told of its tables at its own terminal: one sentence for each thing, whatever its columns."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from fl_algorithms.tasks.base import Split
 from fl_algorithms.tasks.findings import Finding, listed, rows_of
 from fl_algorithms.tasks.tables.encoding import Preprocessing
 from fl_algorithms.tasks.tables.rows import Rows
@@ -29,16 +27,6 @@ def about_columns(rows: Rows, fitted: Preprocessing) -> Iterator[str]:
     if same:
         tell = "is the same in every row, so it is" if len(same) == 1 else "are the same in every row, so they are"
         yield f"{rows.path.name}: {listed(same)} {tell} 0 for the model, in the test table too"
-
-
-def about_classes(part: str, split: Split, classes: Sequence[str]) -> Iterator[str]:
-    """A part that has one class only."""
-    present = torch.unique(split.y).tolist()
-    if len(present) == 1:
-        yield (
-            f"The {part} ({len(split)} rows) has one class only, `{classes[present[0]]}`: "
-            "AUC is undefined there and left out of means"
-        )
 
 
 def sentences(findings: Iterable[Finding]) -> Iterator[str]:

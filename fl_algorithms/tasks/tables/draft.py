@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_algorithms.settings.tabular import Feature, TableSettings, level
+from fl_algorithms.settings.tabular import Feature, TableSettings
+from fl_algorithms.settings.targets import level
 from fl_algorithms.tasks.base import Draft
 from fl_algorithms.tasks.tables.mapping import UNITS
 from fl_algorithms.tasks.tables.reading import NO, YES, date_of, number_of, range_text

@@ -26,7 +26,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fl_algorithms.settings.tabular import Level, check_column, iso_date, level
+from fl_algorithms.settings.tabular import check_column, iso_date
+from fl_algorithms.settings.targets import Level, level
 from fl_algorithms.tasks.findings import DoesNotFit, Finding
 from fl_algorithms.tasks.tables.reading import DAYS_A_YEAR, MISSING, number_of
 from fl_algorithms.tasks.tables.table import Table, read_present

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms.settings.tabular import Feature, TableSettings, iso_date, level
+from fl_algorithms.settings.tabular import Feature, TableSettings, iso_date
+from fl_algorithms.settings.targets import level
 from fl_algorithms.tasks.findings import Finding
 from fl_algorithms.tasks.tables.table import NUMBER, Table
 

@@ -1,23 +1,24 @@
-"""The tabular task: a CSV file per hospital, numeric and categorical columns, two or more classes.
+"""The tasks of tables: a CSV file per hospital, its columns as inputs, and one or more of them to be predicted.
 
-``table`` reads the file, ``encoding`` makes numbers of it, ``metrics`` scores; here they become tensors and splits.
+``table`` reads the file, ``encoding`` makes numbers of it, ``targets`` reads what is to be learned, an objective judges
+it; here they become tensors and splits.
 """
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
-from fl_algorithms.tasks.metrics import scores
+from fl_algorithms.tasks.objectives import objective_of
+from fl_algorithms.tasks.objectives.base import Judged
+from fl_algorithms.tasks.objectives.classes import ClassObjective
 from fl_algorithms.tasks.tables import advice
 from fl_algorithms.tasks.tables.draft import draft
 from fl_algorithms.tasks.tables.encoding import Preprocessing, encode, fit, scale_of
@@ -25,19 +26,19 @@ from fl_algorithms.tasks.tables.mapping import read_mapped
 from fl_algorithms.tasks.tables.reading import NO_VALUE, read_features
 from fl_algorithms.tasks.tables.rows import PATIENT, Rows, SiteRows, pooled, read_site, repeated
 from fl_algorithms.tasks.tables.splits import split_rows
-from fl_algorithms.tasks.tables.table import Table, read_table
-from fl_algorithms.tasks.tables.targets import classes_of
+from fl_algorithms.tasks.tables.table import read_table
+from fl_algorithms.tasks.tables.targets import names_at_site, target_of, words_of
 from wardround.errors import BadData
 
 
-class TabularTask:
+class TableTask(Judged):
     """See ``fl_algorithms.tasks.base.Task``."""
 
-    def __init__(self, settings: TabularSettings) -> None:
+    def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
         self.input_shape: tuple[int, ...] = (settings.inputs,)
-        self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
+        self.target = target_of(settings)
+        self.objective = objective_of(settings)
 
     def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """Read, check, encode and split a site's table and its test table.
@@ -62,13 +63,16 @@ class TabularTask:
     def draft_mapping(self, source: Source) -> Draft:
         """See ``fl_algorithms.tasks.base.TakesMapping``."""
         patient = self.settings.patient or (PATIENT if source.patient else "")
-        labels = {self.settings.label: (source.label, self.classes)}
-        own = (patient, source.patient) if patient else None
-        return draft(source.path("table"), self.settings, labels, own)
+        names = names_at_site(self.settings, source.label)
+        labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
+        who = (patient, source.patient) if patient else None
+        return draft(source.path("table"), self.settings, labels, who)
 
-    def at(self, data: SiteData) -> "TabularTask":
-        """Itself."""
-        return self
+    def at(self, data: SiteData) -> Self:
+        """With the loss weighed by the site's classes, where the study balances them."""
+        own = copy.copy(self)
+        own.objective = self.objective.at(data)
+        return own
 
     def fitted(self, data: SiteData) -> dict[str, Any]:
         """The statistics that ``load`` took from the site's table, as plain JSON with numbers as text."""
@@ -90,7 +94,7 @@ class TabularTask:
 
     def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: a CSV file in which every value is given."""
-        labels = [self.settings.label] if labeled else []
+        labels = self.settings.targets if labeled else ()
         strict = self.settings.missing.model_copy(update={"policy": "refuse", "indicators": ()})
         settings = self.settings.model_copy(update={"missing": strict})
         read = read_features(read_table(path, [*self.settings.read, *labels]), settings, labels)
@@ -101,37 +105,11 @@ class TabularTask:
             hint = "a public data set has every value: leave these rows out" if gap else error.hint
             raise BadData(error.message, hint=hint) from None
         encoded = encode(read.values, self.settings, scale_of(self.settings))
-        y = torch.from_numpy(classes_of(read.table, self.settings.label, self.classes)) if labeled else None
+        y = torch.from_numpy(self.target.read(read.table)) if labeled else None
         return PublicData(torch.from_numpy(encoded), y)
 
-    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy of each sample, (n,). Logits are (n, 1) for two classes, of the last; else (n, classes)."""
-        return self._cross_entropy(logits, y, "none")
-
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self._cross_entropy(logits, y, "mean")
-
-    def _cross_entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        if len(self.classes) == 2:
-            return F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction=reduction)
-        return F.cross_entropy(logits, y, reduction=reduction)
-
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
-        """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""
-        return scores(self.probabilities(logits.detach()).cpu().numpy(), y.cpu().numpy())
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, classes), float64: the likeliest class is then the same in ``metrics`` and in a file of predictions."""
-        if len(self.classes) == 2:
-            positive = torch.sigmoid(logits.double().squeeze(1))
-            return torch.stack((1 - positive, positive), dim=1)
-        return torch.softmax(logits.double(), dim=1)
-
     def _read(self, source: Source) -> SiteRows:
-        return read_site(source, self.settings, {self.settings.label: source.label}, self._targets)
-
-    def _targets(self, table: Table) -> NDArray[np.int64]:
-        return classes_of(table, self.settings.label, self.classes)
+        return read_site(source, self.settings, names_at_site(self.settings, source.label), self.target.read)
 
     def _site_data(
         self, both: SiteRows, site: str, seed: int, validation_fraction: float
@@ -140,7 +118,7 @@ class TabularTask:
         generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "split"))
         places = split_rows(
             len(rows.y), validation_fraction, generator, rows.path,
-            patients=rows.patients, strata=rows.y.tolist() if self.settings.stratified else None,
+            patients=rows.patients, strata=self.target.strata(rows.y),
         )  # fmt: skip
         fitted = fit(rows.values, self.settings, both.mapping)
         whole = self._split(rows, fitted)
@@ -154,10 +132,10 @@ class TabularTask:
             warnings=(
                 *advice.about_rows(rows),
                 *advice.about_columns(rows, fitted),
-                *advice.about_classes("training part", train, self.classes),
-                *advice.about_classes("validation part", validation, self.classes),
+                *self.objective.about("training part", train.y),
+                *self.objective.about("validation part", validation.y),
                 *(advice.about_rows(test_rows) if test_rows else ()),
-                *(advice.about_classes("test table", held_out, self.classes) if held_out else ()),
+                *(self.objective.about("test table", held_out.y) if held_out else ()),
                 *advice.sentences(repeated(rows, test_rows)),
             ),
             preprocessing=fitted.document(),
@@ -166,6 +144,20 @@ class TabularTask:
 
     def _split(self, rows: Rows, fitted: Preprocessing) -> Split:
         return Split(torch.from_numpy(encode(rows.values, self.settings, fitted)), torch.from_numpy(rows.y))
+
+
+class TabularTask(TableTask):
+    """The class in a column."""
+
+    objective: ClassObjective
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.objective.classes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(n, classes)."""
+        return self.objective.probabilities(logits)
 
 
 def _take(split: Split, rows: Tensor) -> Split:

@@ -24,11 +24,14 @@ def inspect(files: DataFiles) -> Inspected:
     weights = weights_now(named)
     if named.layout is layouts.TABLE:
         return _of_table(named, weights)
+    if named.layout is layouts.OWN:
+        digest = digest_now(named)  # what is in the files, only a plug-in knows
+        return Inspected(digest=digest, rows=None, test_rows=None, columns=None, patients=None, weights=weights)
     from fl_algorithms.tasks.images.survey import survey
 
-    trained = survey(named.files, test=False)
+    trained = survey(named.source, test=False)
     assert trained is not None
-    tested = survey(named.files, test=True)
+    tested = survey(named.source, test=True)
     return Inspected(
         digest=digest_now(named), rows=trained.images, test_rows=None if tested is None else tested.images,
         columns=None, patients=trained.patients, weights=weights,

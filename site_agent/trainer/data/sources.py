@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.public_data import require_public_data
-from fl_algorithms.tasks.source import Source
+from fl_algorithms.tasks.source import Source, files_digest
 from fl_algorithms.tasks.tables.table import data_digest
 from site_agent.trainer.data import layouts
 from wardround.errors import BadData, UsageProblem, WardroundError
@@ -64,6 +64,8 @@ class DataSource(Strict):
     test_images: str | None = None
     test_labels: str | None = None
     test_masks: str | None = None
+    files: str | None = None
+    test_files: str | None = None
     mapping: str | None = None
     label: str = ""
     image: str = ""
@@ -97,7 +99,7 @@ class DataSource(Strict):
         return [*self.paths.values(), *beside]
 
     @property
-    def files(self) -> Source:
+    def source(self) -> Source:
         """The same, as a task takes it."""
         roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
         return Source(roles, self.label, self.patient, self.image)
@@ -209,8 +211,9 @@ def digest_now(named: DataSource) -> str:
         )  # fmt: skip
     from fl_algorithms.tasks.images.sets import source_digest
 
+    digest_of = files_digest if named.layout is layouts.OWN else source_digest
     try:
-        return source_digest(named.files)
+        return digest_of(named.source)
     except BadData as error:
         raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 

@@ -56,7 +56,7 @@ def drafted(state: Path, studies: Studies, request: records.DraftMapping) -> rec
     source, out = source_of(state, request.data), Path(request.out)
     study = studies.at(request.study, request.site, source.network)
     outputs.file(out, force=False, keep=protected(state))
-    draft = _drafting(study).draft_mapping(source.files)
+    draft = _drafting(study).draft_mapping(source.source)
     text = HEAD.format(data=request.data, study=study.name) + draft.text
     outputs.write(out, text.encode(), force=False, keep=protected(state), mode=FILE_MODE)
     return records.Drafted(out=str(out), columns=draft.columns, as_they_are=draft.as_they_are, open=draft.open)

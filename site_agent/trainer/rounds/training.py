@@ -168,7 +168,7 @@ class Rounds:
 
     def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData) -> None:
         specs = specs_of(checkpoint.tensors)
-        fitted = context.study.task.fitted(data)
+        fitted = {"inputs": context.study.task.fitted(data), "outputs": checkpoint.fit}
         preprocessing = json.dumps(fitted, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False).encode()
         card = Card.model_validate({
             "study": context.study.name, "revision": context.vault.revision, "study_digest": context.study_digest,

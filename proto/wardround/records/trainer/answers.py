@@ -103,10 +103,12 @@ class Described(Answer):
 
 
 class Inspected(Answer):
-    """What data holds, without a study. ``columns`` is None of images, ``patients`` where no column names them."""
+    """What data holds, without a study. ``rows`` is None where only a plug-in can tell, ``columns`` of images,
+    ``patients`` where no column names them.
+    """
 
     digest: Digest
-    rows: Count
+    rows: Count | None
     test_rows: Count | None
     columns: Count | None
     patients: Count | None
@@ -242,10 +244,11 @@ class Exported(Answer):
 
 
 class Predicted(Answer):
-    """How many rows were predicted, and where they were written."""
+    """How many rows were predicted, where they were written, and what they rest on."""
 
     rows: Count
     out: Place
+    notes: Annotated[list[Words], Field(max_length=1024)] = Field(default_factory=list)
 
 
 class Device(Answer):

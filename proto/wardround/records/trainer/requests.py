@@ -103,6 +103,8 @@ class DataFiles(Strict):
     test_images: Path | None = None
     test_labels: Path | None = None
     test_masks: Path | None = None
+    files: Path | None = None
+    test_files: Path | None = None
     mapping: Path | None = None
     label: Name = ""
     image: Name = ""
@@ -257,7 +259,7 @@ class Export(Request[Exported]):
 
 
 class Predict(Request[Predicted]):
-    """Applies a checkpoint to the one of ``table``, ``images`` and ``arrays`` that is given."""
+    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given."""
 
     command: Literal["predict"] = "predict"
     study: Name
@@ -265,6 +267,7 @@ class Predict(Request[Predicted]):
     table: Path | None = None
     images: Path | None = None
     arrays: Path | None = None
+    files: Path | None = None
     out: Path
     force: bool = False
 
