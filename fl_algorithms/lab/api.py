@@ -16,7 +16,7 @@ from fl_algorithms.lab.executors import ExecutorName
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.progress import rounds_shown
 from fl_algorithms.lab.seeds import SeedResult
-from fl_algorithms.lab.study_run import Plan, run_study
+from fl_algorithms.lab.study_run import Plan, run_study, side_by_side
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, UsageProblem
@@ -45,8 +45,9 @@ def run(
     out: PathLike | None = None,
     participation: Participation = EVERYONE,
     weights: PathLike | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: ExecutorName = "processes",
+    per_card: int = 1,
     device: DeviceName = "cpu",
     workers: int = 0,
 ) -> "Result":
@@ -60,7 +61,8 @@ def run(
         out: keep curves and models there; a call that was stopped goes on.
         participation: who is in a round.
         weights: start from the shared tensors of this safetensors file.
-        jobs: runs side by side, each in a process.
+        jobs: runs side by side, each in a process; None: one after the other, in this one.
+        per_card: runs that share a CUDA card.
 
     Raises:
         WardroundError: as the command says it.
@@ -73,9 +75,9 @@ def run(
         Hardware(device, workers),
         None if weights is None else Path(weights),
         participation,
-        jobs,
-        executor,
+        executor=executor,
     )
+    plan = side_by_side(plan, jobs, per_card)
     with rounds_shown(seeds, plan.study.study.rounds) as rounds_told:
         made = run_study(plan, rounds_told=rounds_told)
     return Result(plan.study, tuple(made), plan.out)
