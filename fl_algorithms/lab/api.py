@@ -45,6 +45,7 @@ def run(
     out: PathLike | None = None,
     participation: Participation = EVERYONE,
     weights: PathLike | None = None,
+    private_weights: PathLike | None = None,
     jobs: int | None = None,
     executor: ExecutorName = "processes",
     per_card: int = 1,
@@ -61,6 +62,7 @@ def run(
         out: keep curves and models there; a call that was stopped goes on.
         participation: who is in a round.
         weights: start from the shared tensors of this safetensors file.
+        private_weights: start each site's own tensors from this one, which may be the same.
         jobs: runs side by side, each in a process; None: one after the other, in this one.
         per_card: runs that share a CUDA card.
 
@@ -76,6 +78,7 @@ def run(
         None if weights is None else Path(weights),
         participation,
         executor=executor,
+        private_weights=None if private_weights is None else Path(private_weights),
     )
     plan = side_by_side(plan, jobs, per_card)
     with rounds_shown(seeds, plan.study.study.rounds) as rounds_told:

@@ -25,6 +25,7 @@ def run_and_print(
     out: Path | None,
     hardware: Hardware,
     weights: Path | None,
+    private_weights: Path | None,
     participation: Participation,
     jobs: int | None,
     executor: ExecutorName,
@@ -33,7 +34,10 @@ def run_and_print(
 ) -> None:
     """Run a resolved study, say how it goes, and print its scores."""
     command = shlex.join(["fl-lab", *sys.argv[1:]])
-    asked = Plan(study, data, seeds, out, hardware, weights, participation, executor=executor, command=command)
+    asked = Plan(
+        study, data, seeds, out, hardware, weights, participation, executor=executor, command=command,
+        private_weights=private_weights,
+    )  # fmt: skip
     plan = side_by_side(asked, jobs, per_card)
     try:
         with rounds_shown(seeds, study.study.rounds) as rounds_told:

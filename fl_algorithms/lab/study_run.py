@@ -46,6 +46,7 @@ class Plan:
         where: the cards that they have, on this machine.
         card: share of a card that each has, on Ray.
         command: what repeats it, for the record.
+        private_weights: each site's own tensors start from these.
         make: makes one run; in this process, where it is no function of a module.
         digests: of each site's data.
     """
@@ -64,6 +65,7 @@ class Plan:
     command: str = ""
     make: Make = run_seed
     digests: Digests = data_digests
+    private_weights: Path | None = None
 
     @property
     def numbers(self) -> range:
@@ -73,7 +75,9 @@ class Plan:
     def request(self, seed: int, like: Mapping[str, Any]) -> Request:
         study = self.study.changed(study={"seed": seed})
         keep = None if self.out is None else run_folder.seed_folder(self.out, seed)
-        return Request(study, self.folder, self.hardware, self.weights, self.participation, keep, like)
+        return Request(
+            study, self.folder, self.hardware, self.weights, self.participation, keep, like, self.private_weights
+        )
 
 
 def _nothing(*_: object) -> None:

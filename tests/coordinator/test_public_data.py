@@ -86,7 +86,7 @@ def test_torch_is_asked_for_before_any_site_hears_of_the_study(
 
 
 def test_only_feddf_and_pfeddf_distill_here() -> None:
-    distilling = {name for name in registry.METHODS if public_data.distills(toy_study(name, **PLAIN.get(name, {})))}
+    distilling = {name for name in registry.METHODS if toy_study(name, **PLAIN.get(name, {})).distills}
     assert distilling == {"feddf", "pfeddf"}
 
 

@@ -1,15 +1,11 @@
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fl_algorithms import registry, rows
-from fl_algorithms import study as study_module
 from fl_algorithms.engine.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.server.aggregator import server_aggregator
@@ -136,11 +132,12 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
         (BODY_AND_HEAD, rows.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
         (DEPTHS, rows.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
         (DEPTHS, rows.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
-        (TWO_EXTRACTORS, rows.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, rows.IMAGES, 'model `fenda_images` has: `name = "fenda_images"` in [model]'),
         (TWO_EXTRACTORS, rows.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
             NORM_LAYERS, rows.MASKS,
-            'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
+            "models `unet`, `resunet`, `unetpp`, `fcn`, `monai_unet` and `fenda_masks` have: "
+            '`name = "unet"` in [model]',
         ),
     ],
 )  # fmt: skip
@@ -239,38 +236,6 @@ def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, An
     assert (refusal.value.message, refusal.value.hint) == (message, hint)
 
 
-@pytest.fixture
-def scanned_anew() -> Iterator[None]:
-    """The scan of the installed distributions is kept for a process's life; here it is made again, and after."""
-    registry.tasks.cache_clear()
-    yield
-    registry.tasks.cache_clear()
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    assert registry.tasks() == {**{own.name: own for own in registry.TASKS}, "spirometry": row}
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": row})
-    told = {"metrics": ["val_loss", "accuracy"]}
-    with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables(reported=told)))
-    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be reported"
-    hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
-    assert (refusal.value.message, refusal.value.hint) == (said, hint)
-    ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
-    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": ranged})
-    found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
-    assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
-
-
 def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
     told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
     study = resolve(StudyFile.model_validate(study_tables(reported=told)))
@@ -280,21 +245,11 @@ def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> 
 
 
 def test_every_metric_of_our_own_tasks_has_a_range() -> None:
-    for row in registry.TASKS:
+    for row in registry.TASKS.values():
         for name in row.metrics:
             low, high = row.range_of(name) or (0.0, 0.0)
             assert low < high, f"{row.name} has no range for {name}"
         assert row.range_of("val_loss") == (0.0, 1e6)
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    with pytest.raises(BadData) as refusal:
-        registry.tasks()
-    said = "the installed task `spirometry` (elsewhere:ROW) is not a TaskRow of that name"
-    assert (refusal.value.message, refusal.value.hint) == (said, "uninstall that distribution, or ask whoever made it")
 
 
 @pytest.mark.parametrize("name", ["heart_disease.toml", "breast_cancer.toml"])
