@@ -1,12 +1,13 @@
 """One phase of a round at one site: which rows in which batches, which parameters, how many steps, which noise."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import Context, evaluation_parts, kinds_of
+from fl_algorithms.engine.algorithm import Context, kinds_of
 from fl_algorithms.engine.early_stopping import EarlyStop, mean_loss
+from fl_algorithms.engine.judging import labeled_parts
 from fl_algorithms.engine.schedule import rate_factor
 from fl_algorithms.engine.training import (
     Batch,
@@ -123,14 +124,9 @@ def _early_stop(context: Context, phase: Phase, parameters: dict[str, nn.Paramet
         return None
     split, loss = context.data.validation, phase.loss or context.algorithm.loss
 
-    def parts() -> Iterator[Batch]:
-        start = 0
-        for x in evaluation_parts(split.x):
-            yield Batch(context.device.bring(x), context.device.bring(split.y[start : start + len(x)]))
-            start += len(x)
-
     def loss_now() -> float:
-        return mean_loss(lambda batch: loss(context, batch), parts())
+        parts = (Batch(*map(context.device.bring, part)) for part in labeled_parts(split))
+        return mean_loss(lambda batch: loss(context, batch), parts)
 
     return EarlyStop(settings, context.networks, parameters, loss_now)
 

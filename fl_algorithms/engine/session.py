@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, validation_loss
+from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
+from fl_algorithms.engine.judging import reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
 from fl_algorithms.engine.phases import refuse_single_rows, run_phase
 from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, Watch, flat_key
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Split, Task, samples
 from wardround.errors import BadData
 
 
@@ -57,7 +58,7 @@ class RoundResult:
 
     Attributes:
         uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
-        num_examples: rows of the training split.
+        num_examples: rows of the training split; of pieces of images, the images.
         num_validation: rows of the validation split.
         metrics: of the downloaded model, with the private parts, on the validation split; "val_loss" among them.
         checkpoints: to be kept now, in place of an older one of the same kind.
@@ -95,6 +96,10 @@ class Restored:
     def logits(self, x: Inputs) -> Tensor:
         """(n, outputs) for ``x`` (n, features)."""
         return compute_logits(self._algorithm, self.networks, x)
+
+    def metrics(self, split: Split) -> dict[str, float | None]:
+        """The task's, of all rows of ``split``."""
+        return judged(self._algorithm, self.networks, split, self._task).metrics()
 
     def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features). For a task of classes."""
@@ -244,8 +249,8 @@ class SiteSession:
         metrics, checkpoints = self._receive(round_number, base)
         if (tuning := context.settings.fine_tuning) is not None:
             copies = fine_tuned(context, context.networks, tuning)
-            judged = self._judge(copies)
-            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
+            validated = self._judge(copies)
+            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, validated))
         return self._result({}, metrics, checkpoints)
 
     def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
@@ -258,7 +263,7 @@ class SiteSession:
         data = self._context.data
         if checkpoint.scores or data.test is None:
             return checkpoint
-        scores = self._tested(self._networks_of(checkpoint.tensors), checkpoint.fit)
+        scores = self._tested(self._networks_of(checkpoint.tensors), data.test, checkpoint.fit)
         return replace(checkpoint, score=scores[checkpoint.metric], scores=scores)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
@@ -268,8 +273,8 @@ class SiteSession:
         context = self._context
         context.base = context.device.bring_all(best)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks)
-        return (self._checkpoint("best_global", best_round, context.networks, judged),)
+        validated = self._judge(context.networks)
+        return (self._checkpoint("best_global", best_round, context.networks, validated),)
 
     def export_state(self) -> SessionState:
         """Copies of all that the next round needs beside the download."""
@@ -328,12 +333,12 @@ class SiteSession:
         context = self._context
         context.round_number, context.base = round_number, context.device.bring_all(base)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks)
+        validated = self._judge(context.networks)
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
-            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
-            checkpoints += self._compete(round_number - 1, judged)
-        return {VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
+            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, validated))
+            checkpoints += self._compete(round_number - 1, validated)
+        return {VAL_LOSS: validated.loss, **validated.metrics}, checkpoints
 
     def _compete(self, model_round: int, downloaded: _Judgement | None = None) -> list[Checkpoint]:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces.
@@ -344,42 +349,38 @@ class SiteSession:
         context, best = self._context, list[Checkpoint]()
         for candidate in context.algorithm.candidates(context, downloaded is None):
             known = downloaded if candidate.networks is context.networks else None
-            judged = known or self._judge(candidate.networks)
+            validated = known or self._judge(candidate.networks)
             if candidate.pool != self._best_pool:
                 self._best_pool, self._best_loss = candidate.pool, None
-            if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
-                self._best_loss = judged.loss
-                best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
+            if validated.loss is not None and (self._best_loss is None or validated.loss <= self._best_loss):
+                self._best_loss = validated.loss
+                best = [self._checkpoint("best_local", model_round, candidate.networks, validated)]
         return best
 
     def _judge(self, networks: Networks) -> _Judgement:
         """The networks on the validation split."""
-        context, split = self._context, self._context.data.validation
-        logits = compute_logits(context.algorithm, networks, split.x)
-        loss = validation_loss(logits, split, context.task, context.study)
-        fit = fit_outputs(context, networks, logits)
-        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y, fit), fit)
+        context = self._context
+        found = judged(context.algorithm, networks, context.data.validation, context.task)
+        loss, fit = reduced_loss(found.losses, context.study), fit_outputs(context, networks, found)
+        return _Judgement(loss if math.isfinite(loss) else None, found.metrics(fit), fit)
 
-    def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
-        """The networks as they are now. ``judged`` is what the validation split said of them."""
+    def _checkpoint(self, kind: str, model_round: int, networks: Networks, validated: _Judgement) -> Checkpoint:
+        """The networks as they are now. ``validated`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
-        split, scores = "validation" if data.test is None else "test", judged.metrics
+        split, scores = "validation" if data.test is None else "test", validated.metrics
         if data.test is not None:
-            scores = self._tested(networks, judged.fit) if self._score_at_once else {}
+            scores = self._tested(networks, data.test, validated.fit) if self._score_at_once else {}
         return Checkpoint(
-            kind, model_round, tensors, scores.get(metric), metric, split, judged.loss, scores, judged.fit
+            kind, model_round, tensors, scores.get(metric), metric, split, validated.loss, scores, validated.fit
         )  # fmt: skip
 
-    def _tested(self, networks: Networks, fit: Mapping[str, Any]) -> dict[str, float | None]:
+    def _tested(self, networks: Networks, test: Split, fit: Mapping[str, Any]) -> dict[str, float | None]:
         """Every metric on the test split. ``fit``: what the validation split said of these networks."""
-        context = self._context
-        assert context.data.test is not None
-        logits = compute_logits(context.algorithm, networks, context.data.test.x)
-        return context.task.metrics(logits, context.data.test.y, fit)
+        return judged(self._context.algorithm, networks, test, self._context.task).metrics(fit)
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
     ) -> RoundResult:
         data = self._context.data
-        return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
+        return RoundResult(uplink, samples(data.train), samples(data.validation), metrics, tuple(checkpoints))

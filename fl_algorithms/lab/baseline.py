@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.judging import Judged
 from fl_algorithms.engine.partition import task_at
 from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.lab.statistics import resampled
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy
-from fl_algorithms.tasks.base import Classifies, SiteData, Split, Task
+from fl_algorithms.tasks.base import Classifies, RowByRow, SiteData, Split, Task
 
 STEPS = 50  # of the search for the constant of lowest loss
 DIGITS = 6  # of a score of the bootstrap: there are many of them
@@ -33,7 +34,7 @@ def baseline(task: Task, data: Mapping[str, SiteData]) -> dict[str, Any]:
 def constant_scores(task: Task, data: SiteData) -> dict[str, float | None]:
     """What the best constant answer scores where the site's models are scored; {} where there is none."""
     split = data.validation if data.test is None else data.test
-    if data.train.y.dim() > 2 or split.y.dim() > 2:  # masks
+    if isinstance(task, RowByRow):  # masks
         return {}
     outputs = _constant(task, data.train)
     return dict(task.metrics(outputs.expand(len(split), -1), split.y))
@@ -59,24 +60,22 @@ def bootstrap(
         own_task = task_at(study, task, site).at(own)
         for kind, checkpoint in sorted(kinds.items()):
             model = Restored(study.at(site), own_task, checkpoint.tensors, device)
-            for metric, scores in _resampled(
-                own_task, model.logits(split.x), split.y, checkpoint, site, draws, metrics
-            ):
+            judged = judged_by(model.logits, split, own_task)
+            for metric, scores in _resampled(judged, len(split), checkpoint, site, draws, metrics):
                 found.setdefault(kind, {}).setdefault(metric, {})[site] = scores
     return found
 
 
 def _resampled(
-    task: Task, logits: Tensor, y: Tensor, checkpoint: Checkpoint, site: str, draws: int, metrics: Sequence[str]
+    found: Judged, rows: int, checkpoint: Checkpoint, site: str, draws: int, metrics: Sequence[str]
 ) -> list[tuple[str, list[float | None]]]:
     drawn: list[dict[str, float | None]] = []
 
     def score(places: NDArray[np.int64]) -> float | None:
-        rows = torch.from_numpy(places)
-        drawn.append(dict(task.metrics(logits[rows], y[rows], checkpoint.fit)))
+        drawn.append(dict(found.at(torch.from_numpy(places)).metrics(checkpoint.fit)))
         return None
 
-    resampled(score, len(y), draws, stream_seed(0, site, 0, "protocol.bootstrap"))
+    resampled(score, rows, draws, stream_seed(0, site, 0, "protocol.bootstrap"))
     return [(metric, [_short(one.get(metric)) for one in drawn]) for metric in metrics]
 
 

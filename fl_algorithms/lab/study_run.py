@@ -1,5 +1,6 @@
 """A study run with one or more seeds: in this process or side by side, kept in a folder or not. No torch by itself."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +10,17 @@ from typing import Any, Literal
 
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import run_folder
-from fl_algorithms.lab.executors import NO_CARDS, ExecutorName, Placement, on_ray, processes
+from fl_algorithms.lab.executors import (
+    CARDS,
+    NO_CARDS,
+    ExecutorName,
+    Placement,
+    card_share,
+    cores,
+    on_ray,
+    placement,
+    processes,
+)
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests, run_seed, run_together
 from fl_algorithms.study import ResolvedStudy
@@ -33,7 +44,8 @@ class Plan:
         seeds: how many, from the study's own on.
         out: where it is kept; None: nowhere.
         jobs: runs side by side; 1: in this process.
-        where: the cards that they have.
+        where: the cards that they have, on this machine.
+        card: share of a card that each has, on Ray.
         command: what repeats it, for the record.
         engine: "batched" trains all sites and seeds as one batch of models, in this process; its bits are others.
         private_weights: each site's own tensors start from these.
@@ -51,6 +63,7 @@ class Plan:
     jobs: int = 1
     executor: ExecutorName = "processes"
     where: Placement = NO_CARDS
+    card: float = 0.0
     command: str = ""
     engine: EngineName = "plain"
     make: Make = run_seed
@@ -72,6 +85,20 @@ class Plan:
 
 def _nothing(*_: object) -> None:
     return None
+
+
+def side_by_side(plan: Plan, jobs: int | None, per_card: int) -> Plan:
+    """The plan with ``jobs`` runs at once and their cards; None: one, or on Ray one a processor.
+
+    Raises:
+        UsageProblem: more than the cards of this machine take.
+    """
+    if plan.executor == "ray":
+        return replace(plan, jobs=jobs or cores(), card=card_share(plan.hardware, per_card))
+    if (jobs or 1) == 1:
+        return plan  # in this process, on the card that torch takes first
+    where = placement(plan.hardware, per_card, os.environ.get(CARDS))
+    return replace(plan, jobs=where.jobs(jobs, 1), where=where)
 
 
 def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _nothing) -> list[SeedResult]:
@@ -109,7 +136,7 @@ def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _noth
 def pool_of(plan: Plan) -> AbstractContextManager[Executor]:
     """Where the plan's runs are made, if not in this process."""
     if plan.executor == "ray":
-        return on_ray(plan.jobs, plan.where, threads=plan.study.study.threads)
+        return on_ray(plan.jobs, threads=plan.study.study.threads, card=plan.card)
     return processes(plan.jobs, plan.where)
 
 
@@ -160,7 +187,7 @@ def _made(
         made = run_together(requests, lambda done, _: rounds_told(0, done * len(seeds), title)) if seeds else []
         yield from zip(seeds, made, strict=True)
         return
-    if plan.jobs == 1 and plan.executor == "processes" and not plan.where.cards:
+    if plan.jobs == 1 and plan.executor == "processes":
         for number, seed in enumerate(seeds, start=plan.seeds - len(seeds)):
             title = f"{plan.study.method.name}: seed {seed}"
             yield seed, plan.make(plan.request(seed, like), lambda done, _, n=number, t=title: rounds_told(n, done, t))  # type: ignore[misc]
