@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.engine.device import CPU, Device
-from fl_algorithms.engine.judging import Judged
+from fl_algorithms.engine.judging import Judged, judged_by
 from fl_algorithms.engine.partition import task_at
 from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.lab.statistics import resampled
