@@ -4,6 +4,7 @@ It touches no file and no network. The caller brings the downloaded tensors, car
 checkpoints, and stores ``export_state`` so that another process can go on with the next round bit for bit.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -186,6 +187,7 @@ class SiteSession:
             spec.key for spec in download_specs(own_study, upload_specs(own_study, algorithm, networks))
         }  # by each download
         self._score_at_once = score_at_once
+        self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors to be scored
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -263,7 +265,10 @@ class SiteSession:
         data = self._context.data
         if checkpoint.scores or data.test is None:
             return checkpoint
-        scores = self._tested(self._networks_of(checkpoint.tensors), data.test, checkpoint.fit)
+        if self._spare is None:
+            self._spare = {slot: copy.deepcopy(network) for slot, network in self._context.networks.items()}
+        restore(all_tensors(self._spare), checkpoint.tensors, "the checkpoint")
+        scores = self._tested(self._spare, data.test, checkpoint.fit)
         return replace(checkpoint, score=scores[checkpoint.metric], scores=scores)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:

@@ -191,9 +191,10 @@ class Stack:
     def _gradients(self, loss: Loss, names: Sequence[str], *, whole: bool) -> Callable[[], tuple[Tensors, Tensor]]:
         """What gives each model's gradients by ``names`` and its loss on this step's batch."""
         call = _Call(self._context, loss)
+        inside = {name: f"networks.{name.replace('/', '.', 1)}" for name in self.values}
 
         def of_one(trained: Tensors, others: Tensors, base: Any, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-            tensors = {f"networks.{key.replace('/', '.', 1)}": tensor for key, tensor in (trained | others).items()}
+            tensors = {inside[key]: tensor for key, tensor in (trained | others).items()}
             found: Tensor = functional_call(call, tensors, (base, x, y, weight))
             return found
 
