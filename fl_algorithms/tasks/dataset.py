@@ -16,9 +16,9 @@ each time it is asked for.
 
 import copy
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -222,7 +222,7 @@ class DatasetRows:
     def for_worker(self) -> "Callable[[NDArray[np.int64], NDArray[Any], int], Made] | None":
         """See ``fl_algorithms.tasks.base.FromFiles``; None where the dataset cannot be handed to another process."""
         try:
-            pickle.dumps(self._dataset)
+            ForkingPickler.dumps(self._dataset)
         except Exception:  # whatever its own code raises: the rows are then read in this process
             return None
         return WorkerRows(self._dataset, self.shape, self._name)

@@ -41,7 +41,7 @@ def test_importing_the_lab_is_cheap_and_names_what_it_has() -> None:
 
 
 def test_a_run_has_its_scores_its_curves_and_its_steps_as_frames(result: Result) -> None:
-    assert (result.seeds, len(result.digests), result.headline) == ([5, 6], 2, "auc")
+    assert (result.seeds, len(result.digests), result.headline) == ([5, 6], 2, "accuracy")
     scores = result.scores
     assert list(scores.columns) == ["seed", "site", "checkpoint", "metric", "split", "value"]
     assert set(scores["site"]) == {"ash", "birch"}
