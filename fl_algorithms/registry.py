@@ -101,8 +101,8 @@ IMAGE_CLASSES = TaskRow(
     classes=True,
 )
 SEGMENTATION = TaskRow(
-    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
-    RANGES,
+    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask",
+    ("dice", "hausdorff95"), MASKS, RANGES,
 )  # fmt: skip
 
 

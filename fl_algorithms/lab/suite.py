@@ -239,7 +239,7 @@ def load(path: Path) -> Suite:
         if parsed.protocol.tent and row.kind != "central":
             _refuse_no_norms(row, path.name)
     metric = parsed.suite.metric
-    known = first.task.row.metrics
+    known = getattr(first.task.settings, "metrics", first.task.row.metrics)
     if metric and metric not in known:
         raise BadData(
             f"{path.name}: `metric` in [suite] names `{metric}`, which the task does not have",

@@ -33,8 +33,9 @@ RANGES: Mapping[str, Range] = {
     "c_index": SHARE,
     "integrated_brier": SHARE,
     "dice": SHARE,
+    "hausdorff95": (0.0, 1e4),  # mm, or pixels
 }
-SMALLER_IS_BETTER = frozenset({"val_loss", "brier", "mae", "rmse", "integrated_brier"})
+SMALLER_IS_BETTER = frozenset({"val_loss", "brier", "mae", "rmse", "integrated_brier", "hausdorff95"})
 
 ClassMetric = Literal[
     "accuracy", "balanced_accuracy", "auc", "auprc", "brier", "calibration_slope", "calibration_intercept", "macro_f1"
@@ -104,6 +105,12 @@ def _positive(weight: Any) -> bool:
 Weights = Annotated[str | tuple[float, ...], BeforeValidator(_weights)]
 
 
+def check_weights(weights: str | tuple[float, ...], classes: tuple[str, ...]) -> None:
+    """Raises ValueError: they are numbers, but not one for each class."""
+    if not isinstance(weights, str) and len(weights) != len(classes):
+        raise ValueError(f"`class_weights` has {len(weights)} numbers, there are {len(classes)} classes")
+
+
 class ClassTarget(Strict):
     """Each row is of one of two or more classes."""
 
@@ -117,10 +124,7 @@ class ClassTarget(Strict):
     @model_validator(mode="after")
     def _classes_and_weights(self) -> Self:
         check_levels(self.classes, "`classes`")
-        if not isinstance(self.class_weights, str) and len(self.class_weights) != len(self.classes):
-            raise ValueError(
-                f"`class_weights` has {len(self.class_weights)} numbers, there are {len(self.classes)} classes"
-            )
+        check_weights(self.class_weights, self.classes)
         return self
 
     @property

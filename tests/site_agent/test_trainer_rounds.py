@@ -19,7 +19,7 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.study import ResolvedStudy
 from site_agent.handoff import staged
-from site_agent.trainer.data.sources import sources
+from site_agent.trainer.data.sources import digest_now, name_mapping, sources
 from site_agent.trainer.rounds import installing, sessions, training
 from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
@@ -255,6 +255,20 @@ def test_table_changed_since_approval_is_refused_with_the_command_that_approves_
         hospital.answer(request)
     assert refused.value.code == "DECLINED_DATA_CHANGED"
     assert refused.value.hint.startswith("`site-agent approve small --data patients`")
+
+
+def test_a_mapping_changed_since_approval_is_refused_as_a_table_is(hospital: Hospital) -> None:
+    mapping = hospital.table.with_name("mapping.toml")
+    mapping.write_text("missing = []\n")
+    named = sources(hospital.state)["patients"].model_copy(update={"mapping": str(mapping)})
+    name_mapping(hospital.state, "patients", mapping, digest_now(named))
+    run(hospital, 1, 1)
+    request, status = hospital.round(2), hospital.ask("stat_files", data="patients")["status"]
+    mapping.write_text('missing = ["50"]\n')
+    assert hospital.ask("stat_files", data="patients")["status"] != status
+    with pytest.raises(BadData, match=r"data `patients` is not what was approved for study `small`") as refused:
+        hospital.answer(request)
+    assert refused.value.code == "DECLINED_DATA_CHANGED"
 
 
 def test_table_that_is_gone_is_refused_by_name(hospital: Hospital) -> None:
