@@ -222,7 +222,7 @@ class DatasetRows:
     def for_worker(self) -> "Callable[[NDArray[np.int64], NDArray[Any], int], Made] | None":
         """See ``fl_algorithms.tasks.base.FromFiles``; None where the dataset cannot be handed to another process."""
         try:
-            ForkingPickler.dumps(self._dataset)
+            ForkingPickler.dumps(self._dataset)  # as it is handed to the worker
         except Exception:  # whatever its own code raises: the rows are then read in this process
             return None
         return WorkerRows(self._dataset, self.shape, self._name)
