@@ -46,6 +46,7 @@ CLASS_METRICS: tuple[ClassMetric, ...] = (
 )  # fmt: skip
 LABEL_METRICS = ("auc", "auprc", "brier", "macro_f1")
 NUMBER_METRICS = ("mae", "rmse", "r2")
+ORDINAL_METRICS = ("kappa", "mae", "accuracy", "macro_f1")
 SURVIVAL_METRICS = ("c_index", "integrated_brier")
 
 _WHOLE_OR_DECIMAL = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?")
@@ -130,6 +131,23 @@ class ClassTarget(Strict):
     def metrics(self) -> tuple[str, ...]:
         """Those that a study may report."""
         return CLASS_METRICS if len(self.classes) == 2 else CLASS_METRICS[:6]
+
+
+class OrdinalTarget(Strict):
+    """Each row is of one of three or more classes that have an order."""
+
+    classes: tuple[Level, ...] = Field(min_length=3, max_length=1000)  # from the least to the most
+    headline: Literal["kappa", "mae", "accuracy", "macro_f1"] = "kappa"
+
+    @model_validator(mode="after")
+    def _classes_in_order(self) -> Self:
+        check_levels(self.classes, "`classes`")
+        return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that a study may report."""
+        return ORDINAL_METRICS
 
 
 class NumberTarget(Strict):
