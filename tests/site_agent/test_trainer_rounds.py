@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -406,6 +407,16 @@ def test_best_global_model_is_kept_where_the_method_has_one(tmp_path: Path) -> N
     assert {kind: row.digest for kind, row in again.items()} == {kind: row.digest for kind, row in rows.items()}
 
 
+def test_a_loss_that_is_not_finite_declines_the_round_by_a_code_and_leaves_no_update(hospital: Hospital) -> None:
+    request = hospital.round(1)
+    request["base_digest"] = hospital.stage_base(request["base"], scale=3.4e38)  # finite, as a gateway lets it through
+    with pytest.raises(BadData) as refused:
+        hospital.answer(request)
+    assert refused.value.message == "the loss is not finite in the first batch already"
+    assert refused.value.code == "DECLINED_TRAINING_FAILED"
+    assert [path.name for path in (hospital.state / "staging").iterdir()] == [request["base"]]
+
+
 @pytest.mark.parametrize("kind", ["latest", "best_local"])
 def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     hospital: Hospital, tmp_path: Path, kind: str
@@ -413,14 +424,24 @@ def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     run(hospital, 1, 3)
     out = tmp_path / "out.csv"
     said = hospital.ask("predict", study=NAME, checkpoint=kind, table=str(hospital.test), out=str(out))
+    (note,) = said.pop("notes")
     assert said == {"rows": 20, "out": str(out)}
     with hospital.test.open() as truth, out.open() as found:
         pairs = list(zip(csv.DictReader(truth), csv.DictReader(found), strict=True))
     assert [int(row["line"]) for _, row in pairs] == list(range(2, 22))
     for _, row in pairs:
         assert float(row["probability_no"]) + float(row["probability_yes"]) == pytest.approx(1, abs=2e-6)
-    right = sum(row["ill"] == predicted["predicted"] for row, predicted in pairs)
+    likely = ["yes" if float(said["probability_yes"]) > 0.5 else "no" for _, said in pairs]
+    right = sum(row["ill"] == likelier for (row, _), likelier in zip(pairs, likely, strict=True))
     assert right / len(pairs) == listed(hospital)[kind].score
+    found = re.fullmatch(
+        r"`yes` is predicted from a probability of (0\.[0-9]+) on, chosen on this site's 12 validation rows for the "
+        r"best balanced accuracy",
+        note,
+    )
+    assert found is not None
+    for _, row in pairs:
+        assert (row["predicted"] == "yes") is (float(row["probability_yes"]) >= float(found[1]))
 
 
 def test_predictions_do_not_need_the_training_table(hospital: Hospital, tmp_path: Path) -> None:
