@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fl_algorithms import catalog, registry
 from fl_algorithms.methods.settings import ServerSettings
-from fl_algorithms.rows import COORDINATOR
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
@@ -172,9 +171,8 @@ def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
     implementation = catalog.method(study).server
     if isinstance(settings, ServerSettings) and settings.server is not None:
         implementation = "fl_algorithms.methods.fedopt.server:fedopt"
-    distills = catalog.method(study).public_data == COORDINATOR  # with networks as the study describes them
     make = registry.load(implementation)
-    aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
+    aggregator: ServerAggregator = make(settings, study, upload)
     return aggregator
 
 

@@ -20,12 +20,13 @@ import numpy as np
 
 from fl_algorithms.methods.settings import ServerOptimizer, ServerSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: ServerSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def fedopt(settings: ServerSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
     """The mean's aggregator with moments, which no site downloads."""
     server = settings.server
     if server is None:
