@@ -359,6 +359,26 @@ def coefficient_loss(c: Vector, predictions: list[Vector], i: int, rho: float) -
     return data + rho * sum((weight - 1 / len(c)) ** 2 for weight in c) / len(c)
 
 
+def released_coefficients(c: list[Vector], predictions: list[Vector], rho: float, sharpness: float) -> list[Vector]:
+    """All rows of c after a round of the code released with KT-pFL, as its loops go: github.com/cugzj/KT-pFL."""
+    moved, h = [], 1e-6
+    for i, row in enumerate(c):
+        gradient = []
+        for j in range(len(row)):
+            up, down = ([w + (k == j) * sign * h for k, w in enumerate(row)] for sign in (1, -1))
+            losses = [coefficient_loss(values, predictions, i, rho) for values in (up, down)]
+            gradient.append((losses[0] - losses[1]) / (2 * h))
+        size, rate = sum(abs(g) for g in gradient) / len(row), 1.0
+        for _ in range(5):
+            if size > 0.01:
+                size, rate = size / 5, rate / 5
+            if size < 0.01:
+                size, rate = size * 5, rate * 5
+        raised = [exp(sharpness * (w - rate * g)) for w, g in zip(row, gradient, strict=True)]
+        moved.append([value / sum(raised) for value in raised])
+    return moved
+
+
 def on_simplex(values: Vector) -> Vector:
     """The nearest point of the simplex: the threshold by bisection."""
     low, high = min(values) - 1, max(values)

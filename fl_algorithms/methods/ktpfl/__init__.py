@@ -3,6 +3,8 @@
 ``server`` has what the coordinator does.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from fl_algorithms.methods.distillation import DistillationSettings
@@ -13,7 +15,8 @@ class KtPflSettings(DistillationSettings):
     distil_batch_size: int = Field(default=256, ge=2, le=65536)
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
-    compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
+    coefficients: Literal["released", "projected"] = "released"  # as the authors' code moves them, or on the simplex
+    sharpness: float = Field(default=5.0, gt=0)  # released: of the softmax that follows each step
 
 
 ROWS = (

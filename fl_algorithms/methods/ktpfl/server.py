@@ -8,10 +8,11 @@ with p_j what site j sent, already softened, and MSE a mean over all numbers. Ea
                  5**-5 to 5**5, that brings its mean size to 0.01 at least; then c_i <- softmax(sharpness c_i)
     projected    the gradient times 1/L, with L a bound of the curvature; then the nearest point of the simplex
 
-Softened by a temperature of 10, predictions are so alike that the pull of rho outweighs what they say: "projected" ends
-within a hundredth of 1/N. What parts the rows in the authors' code is the softmax, in each round anew. Around 1/N it
-multiplies a difference by sharpness / N. With the authors' 5 and their 10 or 20 sites rows settle where steps and
-softmax balance; with fewer than 5 sites they run on, in tens of rounds, towards a single site.
+Softened by a temperature of 10, predictions are much alike, and the pull of rho outweighs what they say: "projected"
+stays within some hundredths of 1/N. In the authors' code a step never gets smaller, so weak differences sway to and fro
+and strong ones part; and the softmax, in each round anew, multiplies a difference around 1/N by sharpness / N. With the
+authors' 5 and their 10 or 20 sites rows settle where steps and softmax balance; with fewer than 5 sites they run on, in
+tens of rounds, towards a single site.
 
 Of sites that did not answer there is nothing to mix: the others' coefficients are scaled up for them in t, and c moves
 among those that answered, whose share of each row stays.
