@@ -13,7 +13,7 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSet
 from fl_algorithms.settings.vision import SeesImages
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
-from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, ReportedSection, StudyFile
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, ReportedSection, StudyFile, TrainingSection
 
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
@@ -36,6 +36,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     """
     task_settings, _, method_settings = settings_of(study, source)
     task_row, method_row = task(study), method(study)
+    study = study.model_copy(update={"training": _with_start(study.training, method_row)})
     if method_row.lab_only and not lab:
         raise BadData(
             f"{source}: algorithm `{method_row.name}` runs only in the lab",
@@ -65,6 +66,13 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             "limits": _filled(study),
             "public_data": study.public_data if method_row.public_data else None,
         }
+    )
+
+
+def _with_start(training: TrainingSection, row: MethodRow) -> TrainingSection:
+    """With how private tensors begin: as the method needs it, else each site's its own way."""
+    return training.model_copy(
+        update={"init_private": training.init_private or ("common" if row.same_start else "site")}
     )
 
 

@@ -314,7 +314,6 @@ def run_steps(
                 after_backward(batch)
             optimizer.step()
             if after_step is not None:
-                with device.arithmetic():
-                    after_step(batch)
+                after_step(batch)
             if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
                 progress(step, steps)

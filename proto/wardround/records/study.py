@@ -113,7 +113,7 @@ class TrainingSection(Strict):
     optimizer_lifetime: Literal["run", "round"] = "run"
     iterator: Literal["run", "round"] = "round"
     drop_last: bool = False
-    init_private: Literal["site", "common"] = "site"
+    init_private: Literal["site", "common"] | None = None  # None: "common" where the method needs it, else "site"
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
