@@ -139,9 +139,10 @@ def server_steps(
     b1: float,
     b2: float,
     tau: float,
+    v_0: float | None = None,
 ) -> float:
     """One weight after ``rounds`` steps of a server optimizer on ``deltas(x)``. Reddi et al. 2021, Algorithm 2."""
-    m = v = 0.0
+    m, v = 0.0, tau**2 if v_0 is None else v_0
     for _ in range(rounds):
         delta = deltas(x)
         if optimizer == "momentum":

@@ -60,6 +60,12 @@ class ServerOptimizer(Strict):
     beta1: Beta = 0.9
     beta2: Beta = 0.99  # adam and yogi
     tau: float = Field(default=1e-9, gt=0)  # all but momentum
+    v_0: float | None = Field(default=None, ge=0)  # where v begins; None: at tau^2, as the paper asks of it at least
+
+    def filled(self) -> Self:
+        if self.optimizer == "momentum" or self.v_0 is not None:
+            return self
+        return self.model_copy(update={"v_0": self.tau**2})
 
 
 class MethodSettings(Strict):
@@ -87,6 +93,10 @@ class ServerSettings(MethodSettings):
 
     server: ServerOptimizer | None = None
 
+    def filled(self, rounds: int) -> Self:
+        filled = super().filled(rounds)
+        return filled if filled.server is None else filled.model_copy(update={"server": filled.server.filled()})
+
 
 class MeanSettings(ServerSettings):
     """One that predicts with what it shares: a soup may follow the local steps."""
@@ -94,7 +104,8 @@ class MeanSettings(ServerSettings):
     soup: Soup | None = None
 
     def filled(self, rounds: int) -> Self:
-        return self if self.soup is None else self.model_copy(update={"soup": self.soup.filled(rounds)})
+        filled = super().filled(rounds)
+        return filled if filled.soup is None else filled.model_copy(update={"soup": filled.soup.filled(rounds)})
 
 
 class HeadSettings(MeanSettings):
