@@ -27,5 +27,7 @@ ROWS = (
         settings=FedMdSettings,
         server="fl_algorithms.methods.fedmd.server:fedmd",
         public_data=SITES,
+        differs="the end of the first training: after a number of passes, where the authors' code stops early "
+        "on rows for testing",
     ),
 )

@@ -32,5 +32,8 @@ ROWS = (
         public_data=SITES,
         exposure="coordinator",
         personalized="the mixture of all sites' predictions made for the site, and how much of each is in it",
+        differs="the coefficients' loss: a squared distance, as in the authors' code, where the paper has a "
+        "divergence; the private passes: as [training] says, where that code has 1 to 10, rising; the "
+        "divergence of the distillation: not divided by the classes",
     ),
 )
