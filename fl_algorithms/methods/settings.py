@@ -27,6 +27,11 @@ class Amount(Strict):
             raise ValueError("give either `steps` or `epochs`")
         return self
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it is more than nothing."""
+        return bool(self.steps or self.epochs)
+
 
 class FineTuning(Amount):
     """After the last round each site tunes a copy of what it has, with the task's plain loss and a fresh optimizer."""

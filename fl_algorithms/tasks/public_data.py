@@ -65,7 +65,16 @@ def read_public_data(study: StudyFile, task: "Task", path: Path) -> "PublicData"
     if not isinstance(task, ReadsPublicData):
         raise BadData(f"task `{study.task.name}` reads no public data set")
     _, _, settings = catalog.settings_of(study)
-    public_data = task.read_public_data(path, labeled=settings.labeled)
+    try:
+        public_data = task.read_public_data(path, labeled=settings.labeled)
+    except BadData as error:
+        if settings.labeled:
+            name = study.algorithm.name
+            classes = (
+                f"algorithm `{name}` as it is set needs the classes of these rows too; see `fl-lab methods {name}`"
+            )
+            error.hint = f"{error.hint}; {classes}" if error.hint else classes
+        raise
     if study.public_data is not None and len(public_data.x) != study.public_data.rows:
         raise BadData(
             f"{path}: {len(public_data.x)} rows, [public_data] of study `{study.study.name}` says "

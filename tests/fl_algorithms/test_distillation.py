@@ -27,8 +27,10 @@ from fl_algorithms.methods.dsfl.server import entropy_reduced
 from fl_algorithms.methods.feddf import EarlyStopping, ensemble
 from fl_algorithms.methods.feddf.ensemble import distilled, ensemble_targets
 from fl_algorithms.methods.feddf.server import require_torch
+from fl_algorithms.methods.fedmd import FedMdSettings
 from fl_algorithms.methods.ktpfl import KtPflSettings
 from fl_algorithms.methods.ktpfl.server import mean_products, moved, nearest_on_simplex, released_step
+from fl_algorithms.methods.settings import Amount
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.streams import stream_seed
@@ -343,13 +345,41 @@ def test_the_transfer_is_done_once_by_whoever_comes_late_too() -> None:
         session.train(1, consensus)
     ours, theirs = networks_of(first), networks_of(plainly)
     assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
-    assert first.export_state().meta["notes"] == {"transferred": True}
+    assert first.export_state().meta["notes"] == {"begun": True}
     steps: list[int] = []
     first.train(2, consensus, lambda step, total: steps.append(total))
     assert steps == [1, 6]  # one batch of the public rows, then [training]
     late, told = session_of(transfer), []
     late.train(3, consensus, lambda step, total: told.append(total))
     assert told == [3, 1, 6]
+
+
+@pytest.mark.parametrize("method", ["fedmd", "ktpfl"])
+def test_private_training_comes_before_the_first_exchange_and_once(method: str) -> None:
+    settings: dict[str, Any] = {"initial": {"epochs": 2}, **({"transfer": {"epochs": 3}} if method == "fedmd" else {})}
+    study, plain = study_of(method, **settings), study_of(method)
+    download = {BUNDLE[method]: {NAME[method]: torch.zeros(describe(study, "ash").upload[0].shape)}}
+
+    def steps(study: StudyFile, rounds: tuple[int, ...]) -> list[list[int]]:
+        """For each round how many steps each phase had."""
+        session, found = session_of(study), []
+        for number in rounds:
+            told: list[tuple[int, int]] = []
+            session.train(number, download, lambda *now, told=told: told.append(now))  # type: ignore[misc]
+            found.append([total for done, total in told if done == total])
+        return found
+
+    first = [3, 12] if method == "fedmd" else [12]  # a batch of the public rows, six of 22 rows in batches of 4
+    assert steps(study, (1, 2)) == [[*first, 6], [1, 6]]
+    assert steps(study, (2, 3)) == [[*first, 1, 6], [1, 6]], "who comes late begins so too, and learns what came"
+    assert steps(plain, (1,)) == [[6]]
+
+
+def test_fedmd_and_ktpfl_begin_as_their_authors_code_does_unless_told_otherwise() -> None:
+    assert FedMdSettings().initial == KtPflSettings().initial == Amount(epochs=25)
+    assert FedMdSettings().transfer == Amount(epochs=20)
+    assert FedMdSettings().labeled
+    assert not FedMdSettings(transfer=Amount(epochs=0)).labeled
 
 
 def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:

@@ -244,7 +244,7 @@ def test_a_checkpoint_predicts_new_images_of_any_size_at_its_own(folder: Path, t
 def test_each_site_reads_the_public_data_set_at_its_own_size(folder: Path) -> None:
     (folder / "public_data").mkdir()
     (folder / "public_data" / "public_data.npz").write_bytes(public_bytes())
-    study = study_of("fedmd")
+    study = study_of({"name": "fedmd", "transfer": {"epochs": 0}, "initial": {"epochs": 0}})
     data = load_sites(study, task_of(study), folder)
     shapes = {}
     for site, of_site in data.items():

@@ -45,10 +45,11 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedbabu": {"training": {"init_private": "common"}, "algorithm": {"fine_tuning": {"steps": 2}}},
     "fedbn": {"model": NORMED},
     "feddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
-    "fedmd": {"algorithm": {"transfer": {"steps": 2}}},
+    "fedmd": {"algorithm": {"transfer": {"steps": 2}, "initial": {"steps": 2}}},
     "fedrep": {"algorithm": {"train_head": {"steps": 2}}},
     "fedsoup": {"algorithm": {"soup": {"start_after": 0}}},  # so that both rounds are soup rounds
     "fenda": {"model": FENDA},
+    "ktpfl": {"algorithm": {"initial": {"steps": 2}}},
     "mhpflgb": {
         "algorithm": {"train_local": {"steps": 3}, "train_global": {"steps": 2}},
         "networks": {"deep": {"name": "mlp", "hidden": [5, 3], "norm": "batch"}},  # each site its own

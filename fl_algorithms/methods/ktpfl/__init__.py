@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from fl_algorithms.methods.distillation import DistillationSettings
+from fl_algorithms.methods.settings import Amount
 from fl_algorithms.rows import SITES, MethodRow
 
 
@@ -15,6 +16,7 @@ class KtPflSettings(DistillationSettings):
     distil_batch_size: int = Field(default=256, ge=2, le=65536)
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
+    initial: Amount = Amount(epochs=25)  # on the site's own rows, before the first exchange
     coefficients: Literal["released", "projected"] = "released"  # as the authors' code moves them, or on the simplex
     sharpness: float = Field(default=5.0, gt=0)  # released: of the softmax that follows each step
 
