@@ -38,6 +38,7 @@ from coordinator.studies.study import Study, new_study
 from coordinator.updates.admission import values_refusal
 from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
+from fl_algorithms.study import ResolvedStudy
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.records.messages import manifest_most_bytes
@@ -217,7 +218,7 @@ class Administration:
             NeedsPerson: a study of that name goes on.
             BadData: the document is no study, the tensors are not finite float32, or what distilling needs is missing.
         """
-        file = StudyFile.from_document(document)
+        file = ResolvedStudy(StudyFile.from_document(document))
         public_data_sets.prepare(file, self._context.blobs, None if public_data is None else Path(public_data))
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
@@ -234,7 +235,7 @@ class Administration:
         revision = present.revision + 1 if present else 1
         return self._created(self._add(file, manifest, revision), new=True)
 
-    def _add(self, file: StudyFile, manifest: Manifest, revision: int) -> Study:
+    def _add(self, file: ResolvedStudy, manifest: Manifest, revision: int) -> Study:
         now = int(self._context.wall_clock())
         study = new_study(file, manifest, revision, now)
         kept = begin(self._context.blobs, study.aggregator, manifest, f"kept-{study.name}-{os.getpid()}")

@@ -3,22 +3,20 @@
 What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
-from fl_algorithms.catalog import each_network, method, model, settings_of, task
-from fl_algorithms.methods.distillation import DistillationSettings
-from fl_algorithms.methods.feddf import FedDfSettings
-from fl_algorithms.methods.settings import HeadSettings, MethodSettings
+from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of
-from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, TaskRow
+from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
-from fl_algorithms.settings.vision import SeesImages
+from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.schema import Strict, check
-from wardround.records.study import DEFAULT_NETWORK, LimitsSection, Named, ReportedSection, StudyFile, TrainingSection
+from wardround.records.schema import check
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile, TrainingSection
 
+Network = Choice[ModelRow, NetworkSettings]
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
 
-def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> StudyFile:
+def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> ResolvedStudy:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
     [public_data] is left out where the method has no use for it, so that one file can be run with methods of both
@@ -34,38 +32,41 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             what the method needs, images of several sizes where it needs one, an assignment of a network that the study
             does not have or to a site that is not in it, or a method that runs only in the lab.
     """
-    task_settings, _, method_settings = settings_of(study, source)
-    task_row, method_row = task(study), method(study)
-    study = study.model_copy(update={"training": _with_start(study.training, method_row)})
-    if method_row.lab_only and not lab:
+    method = ResolvedStudy(study, source).method
+    study = study.model_copy(update={"training": _with_start(study.training, method.row)})
+    asked = ResolvedStudy(study, source)
+    task = asked.task
+    if method.row.lab_only and not lab:
         raise BadData(
-            f"{source}: algorithm `{method_row.name}` runs only in the lab",
-            hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method_row.name}`",
+            f"{source}: algorithm `{method.name}` runs only in the lab",
+            hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method.name}`",
         )
     networks = {}
-    for label, one in each_network(study).items():
+    for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
         where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
-        row = row_of(MODELS, one.model, "model", where)
-        found = check(row.settings, one.model.settings, source, table)
-        _refuse_misfit(one, task_settings, found, where, table)
-        _refuse_unfit(one, method_row, found, method_settings, where)
-        networks[label] = named(row.name, found)
+        row = row_of(MODELS, own, "model", where)
+        network = Choice(row, check(row.settings, own.settings, source, table))
+        _refuse_misfit(asked, network, where, table)
+        _refuse_unfit(asked, network, where)
+        networks[label] = network.named()
     _refuse_unknown_assignment(study, source)
-    _refuse_without_public_data(study, method_row, task_settings, method_settings, source)
-    _refuse_different_sizes(study, method_row, source)
-    reported = _with_ranges(study.reported, task_row, source)
-    return study.model_copy(
-        update={
-            "task": named(task_row.name, task_settings),
-            "model": networks.pop(DEFAULT_NETWORK),
-            "networks": dict(sorted(networks.items())),
-            "assigned": dict(sorted(study.assigned.items())),
-            "algorithm": named(method_row.name, method_settings),
-            "reported": reported,
-            "limits": _filled(study),
-            "public_data": study.public_data if method_row.public_data else None,
-        }
+    _refuse_without_public_data(asked, source)
+    _refuse_different_sizes(asked, source)
+    return ResolvedStudy(
+        study.model_copy(
+            update={
+                "task": task.named(),
+                "model": networks.pop(DEFAULT_NETWORK),
+                "networks": dict(sorted(networks.items())),
+                "assigned": dict(sorted(study.assigned.items())),
+                "algorithm": method.named(),
+                "reported": _with_ranges(study.reported, task.row, source),
+                "limits": _filled(study),
+                "public_data": study.public_data if method.row.public_data else None,
+            }
+        ),
+        source,
     )
 
 
@@ -118,47 +119,47 @@ def _filled(study: StudyFile) -> LimitsSection:
     return study.limits.model_copy(update={"norm_multiple": multiple})
 
 
-def _refuse_misfit(study: StudyFile, data: Strict, network: Strict, source: str, table: str) -> None:
-    """What the network asks of the task's data.
+def _refuse_misfit(study: ResolvedStudy, network: Network, source: str, table: str) -> None:
+    """What a network asks of the task's data.
 
     Args:
-        study: as a site with this network trains it; ``data`` are the settings of [task].
         source, table: for messages: where to look, and the network's own table.
     """
-    task_row, model_row = task(study), model(study)
-    shape: tuple[int, ...] = getattr(data, "input_shape", ())
-    given = f"task `{task_row.name}` gives {COLUMNS if task_row.gives == COLUMNS else ' x '.join(map(str, shape))}"
-    if model_row.takes != task_row.gives:
-        wanted = f"takes {model_row.takes}, {given}"
-        if COLUMNS not in (model_row.takes, task_row.gives):
-            wanted = f"is for {JUDGES[model_row.takes]}, task `{task_row.name}` asks for {JUDGES[task_row.gives]}"
-        fitting = sorted(row.name for row in MODELS.values() if row.takes == task_row.gives)
+    task, gives = study.task, study.task.row.gives
+    shape: tuple[int, ...] = getattr(task.settings, "input_shape", ())
+    given = f"task `{task.name}` gives {COLUMNS if gives == COLUMNS else ' x '.join(map(str, shape))}"
+    if network.row.takes != gives:
+        wanted = f"takes {network.row.takes}, {given}"
+        if COLUMNS not in (network.row.takes, gives):
+            wanted = f"is for {JUDGES[network.row.takes]}, task `{task.name}` asks for {JUDGES[gives]}"
+        fitting = sorted(row.name for row in MODELS.values() if row.takes == gives)
         raise BadData(
-            f"{source}: model `{model_row.name}` {wanted}",
-            hint=f"networks for task `{task_row.name}`: {', '.join(fitting)}",
+            f"{source}: model `{network.name}` {wanted}", hint=f"networks for task `{task.name}`: {', '.join(fitting)}"
         )
-    if isinstance(network, SeesImages) and network.size is not None:
+    size: tuple[int, ...] | None = getattr(network.settings, "size", None)
+    if size is not None:
         file = source.removesuffix(f": [{table}]")
-        if len(network.size) != len(shape) - 1:
+        if len(size) != len(shape) - 1:
             raise BadData(
-                f"{file}: `size` in [{table}] has {len(network.size)} numbers, that in [task] has {len(shape) - 1}",
+                f"{file}: `size` in [{table}] has {len(size)} numbers, that in [task] has {len(shape) - 1}",
                 hint="(height, width), or of volumes (depth, height, width)",
             )
-        data = check(task_row.settings, study.task.settings, f"{file}: `size` in [{table}]", "task")
+        sized = {**study.file.task.settings, "size": list(size)}
+        data = check(task.row.settings, sized, f"{file}: `size` in [{table}]", "task")
         shape = getattr(data, "input_shape", ())
         given = f"its `size` gives {' x '.join(map(str, shape))}"
-    if isinstance(network, NetworkSettings) and shape and (needs := network.misfit(shape)):
-        raise BadData(f"{source}: model `{model_row.name}` {needs}, {given}")
+    if shape and (needs := network.settings.misfit(shape)):
+        raise BadData(f"{source}: model `{network.name}` {needs}, {given}")
 
 
-def _refuse_different_sizes(study: StudyFile, row: MethodRow, source: str) -> None:
+def _refuse_different_sizes(study: ResolvedStudy, source: str) -> None:
     """A coordinator that distills asks every site's network about the same images."""
-    sizes = {label: tuple(one.task.settings.get("size", ())) for label, one in each_network(study).items()}
-    if row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
+    sizes = {label: tuple(own.file.task.settings.get("size", ())) for label, own in study.each_network().items()}
+    if study.method.row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
         return
     found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
     raise BadData(
-        f"{source}: algorithm `{row.name}` needs networks that see images of one size, found {found}",
+        f"{source}: algorithm `{study.method.name}` needs networks that see images of one size, found {found}",
         hint="`size` alike in [model] and in each of [networks], or in none of them",
     )
 
@@ -180,16 +181,16 @@ def _refuse_unknown_assignment(study: StudyFile, source: str) -> None:
 JUDGES = {IMAGES: "the class of an image", MASKS: "the class of each pixel"}
 
 
-def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: MethodSettings, source: str) -> None:
-    """What the method asks of the network and of the training."""
-    offers = network.offers if isinstance(network, NetworkSettings) else frozenset()
-    if isinstance(method, HeadSettings) and method.head != HeadSettings().head:
+def _refuse_unfit(study: ResolvedStudy, network: Network, source: str) -> None:
+    """What the method asks of a network and of the training."""
+    row, offers = study.method.row, network.settings.offers
+    if study.method.settings.head_patterns not in ((), HeadSettings().head):
         offers |= {BODY_AND_HEAD}  # the study itself says what the head is
     for need in sorted(row.needs - offers):
         raise BadData(
-            f"{source}: algorithm `{row.name}` needs a network with {need}, model `{study.model.name}` as it is set "
+            f"{source}: algorithm `{row.name}` needs a network with {need}, model `{network.name}` as it is set "
             "has none",
-            hint=need_hint(need, task(study).gives),
+            hint=need_hint(need, study.task.row.gives),
         )
     training = study.training
     plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
@@ -207,10 +208,9 @@ def _refuse_unfit(study: StudyFile, row: MethodRow, network: Strict, method: Met
         )
 
 
-def _refuse_without_public_data(
-    study: StudyFile, row: MethodRow, data: Strict, method: MethodSettings, source: str
-) -> None:
+def _refuse_without_public_data(study: ResolvedStudy, source: str) -> None:
     """What a method that works on a public data set asks of it, and of the task: the same input at every party."""
+    row, task = study.method.row, study.task
     if not row.public_data:
         return
     if study.public_data is None:
@@ -218,11 +218,11 @@ def _refuse_without_public_data(
             f"{source}: algorithm `{row.name}` needs a public data set: [public_data] with `digest` and `rows`",
             hint=f"`fl-lab public-data {source} PATH` reads one and prints that table",
         )
-    if task(study).gives == MASKS:
+    if task.row.gives == MASKS:
         raise BadData(
-            f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task(study).name}` judges pixels"
+            f"{source}: algorithm `{row.name}` compares the classes of rows, task `{task.name}` judges pixels"
         )
-    unscaled: tuple[str, ...] = getattr(data, "unscaled", ())
+    unscaled: tuple[str, ...] = getattr(task.settings, "unscaled", ())
     if unscaled:
         raise BadData(
             f"{source}: algorithm `{row.name}` needs every input on one scale at all parties, [task] gives none for "
@@ -230,18 +230,9 @@ def _refuse_without_public_data(
             + (f" and {len(unscaled) - SHOWN_NAMES} more" if len(unscaled) > SHOWN_NAMES else ""),
             hint="`mean` and `std` of each, from the literature or from the public data set itself",
         )
-    if isinstance(method, DistillationSettings) and (method.subset or 0) > study.public_data.rows:
-        raise BadData(
-            f"{source}: `subset` in [algorithm] is {method.subset}, the public data set has "
-            f"{study.public_data.rows} rows"
-        )
-    stopping, rows = method.early_stopping if isinstance(method, FedDfSettings) else None, study.public_data.rows
-    if stopping is not None and not 0 < stopping.held_out(rows) < rows - 1:
-        raise BadData(
-            f"{source}: `early_stopping` in [algorithm] holds out {stopping.held_out(rows)} of the public data set's "
-            f"{rows} rows, and needs 1 of them at least and 2 to learn from",
-            hint="another `fraction`, or a larger public data set",
-        )
+    problem, hint = study.method.settings.public_data_misfit(study.public_data.rows)
+    if problem:
+        raise BadData(f"{source}: {problem}", hint=hint)
 
 
 SHOWN_NAMES = 3
@@ -263,7 +254,3 @@ def need_hint(need: str, gives: str) -> str:
     if not fitting:
         return f"{said}, for {JUDGED[having[0].takes]}"
     return f'{said}: `name = "{fitting[0].name}"` in [model]'
-
-
-def named(name: str, settings: Strict) -> Named:
-    return Named.model_validate({"name": name, **settings.model_dump(mode="json", exclude_none=True)})

@@ -14,10 +14,10 @@ from coordinator.cli.options import Force, Json, State
 from coordinator.cli.printing import print_progress, print_report, print_status
 from coordinator.requests import CreateStudy, FollowStudy, ShowReport, ShowStatus, StartStudy, StopStudy
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, say
 from wardround.errors import NeedsPerson
 from wardround.records import study as study_files
-from wardround.records.study import StudyFile
 
 INCOMPLETE = 3  # exit code: finished without some sites in some rounds
 
@@ -38,8 +38,8 @@ def check(file: File, setting: Setting = None) -> None:
             make_initial(file, Path(folder), setting)  # which compares what the networks share
     print_json(study.document())
     section = study.study
-    say(f"{file.name}: {section.rounds} rounds of {study.algorithm.name}, sites {', '.join(section.sites)}")
-    for limit in study.bounds():
+    say(f"{file.name}: {section.rounds} rounds of {study.method.name}, sites {', '.join(section.sites)}")
+    for limit in study.file.bounds():
         say(f"limit: {limit}")
 
 
@@ -140,7 +140,7 @@ def report(
         raise typer.Exit(INCOMPLETE)
 
 
-def _resolved(file: Path, settings: list[str] | None) -> StudyFile:
+def _resolved(file: Path, settings: list[str] | None) -> ResolvedStudy:
     return resolve(study_files.load(file, settings), source=file.name)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from coordinator.storage.blobs import Blobs
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
 from fl_algorithms.server.limits import Account, averaged
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest
 
@@ -55,7 +55,7 @@ class Spooled:
 
 def aggregate(
     blobs: Blobs,
-    study: StudyFile,
+    study: ResolvedStudy,
     aggregator: ServerAggregator,
     kept: str,
     spooled: Sequence[Spooled],

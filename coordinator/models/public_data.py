@@ -4,24 +4,23 @@ import hashlib
 from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
-from fl_algorithms import catalog
 from fl_algorithms.methods.feddf.server import require_torch
 from fl_algorithms.rows import COORDINATOR
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.local import durable
-from wardround.records.study import StudyFile
 
 SUFFIXES = (".csv", ".npz")
 
 
-def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
+def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
     """Keep a copy of the study's public data set, if its method distills at the coordinator.
 
     Raises:
         BadData: torch or the set is missing, or ``path`` is not the study's or not a file that can be kept; or the
             study has no use for one.
     """
-    name = study.algorithm.name
+    name = study.method.name
     if not distills(study):
         if path is not None:
             raise BadData(
@@ -53,7 +52,7 @@ def prepare(study: StudyFile, blobs: Blobs, path: Path | None) -> None:
     durable.write_file(blobs.public_data / f"{wanted}{path.suffix.lower()}", data)
 
 
-def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
+def copy_of(study: ResolvedStudy, blobs: Blobs) -> Path | None:
     """The copy that ``prepare`` kept; None where the study needs none, or has none."""
     if not distills(study) or study.public_data is None:
         return None
@@ -61,6 +60,6 @@ def copy_of(study: StudyFile, blobs: Blobs) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def distills(study: StudyFile) -> bool:
+def distills(study: ResolvedStudy) -> bool:
     """Whether the study's method distills at the coordinator."""
-    return catalog.method(study).public_data == COORDINATOR
+    return study.method.row.public_data == COORDINATOR

@@ -84,8 +84,8 @@ def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tup
             assert upload is not None
             spooled.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
     label = f"{study.name}-{study.revision}-{current.number}"
-    public = public_data.copy_of(study.file, blobs)
-    return aggregate(blobs, study.file, study.aggregator, study.newest, spooled, before, current.number, label, public)
+    public = public_data.copy_of(study.resolved, blobs)
+    return aggregate(blobs, study.resolved, study.aggregator, study.newest, spooled, before, current.number, label, public)
 
 
 def _say(study: Study, current: Round, account: Account) -> None:

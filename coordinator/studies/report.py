@@ -47,7 +47,7 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     states = site_states(state, study.rules, busy, held)
     return StudyStatus(
         id=study.name,
-        title=study.file.study.title,
+        title=study.resolved.study.title,
         state=state.phase.value,
         why=state.why,
         round=min(present, study.rules.rounds),
@@ -78,7 +78,7 @@ def full(
 ) -> StudyReport:
     """All that is known of a study: its status, and every attempt at every round. Arguments as of ``status``."""
     uploads = {upload.id: upload for upload in uploads_of(session, study.name, study.revision)}
-    attempts = tuple(_attempt(row, uploads, study.file.limits.max_weight) for row in rounds_of(session, study))
+    attempts = tuple(_attempt(row, uploads, study.resolved.limits.max_weight) for row in rounds_of(session, study))
     present = status(study, session, busy, held)
     return StudyReport(
         **{name: getattr(present, name) for name in StudyStatus.model_fields if name != "sites"},
@@ -86,17 +86,17 @@ def full(
         federation=federation,
         created=tables.utc_text(study.created_s),
         told_at=tables.utc_text(datetime.datetime.now(datetime.UTC).timestamp()),
-        algorithm=study.file.algorithm.name,
-        model=study.file.model.name,
+        algorithm=study.resolved.method.name,
+        model=study.resolved.model.name,
         quorum=study.rules.needed,
-        limits=tuple(study.file.bounds()),
+        limits=tuple(study.resolved.file.bounds()),
         best_rule=best_rule(study),
         initial_digest=study.initial,
         bytes_per_update=study.bytes_per_update,
         tensors=tuple(TensorRow(name=spec.key, dtype=spec.dtype, shape=tuple(spec.shape)) for spec in study.shared),
         rounds_closed=tuple(row for row in attempts if row.outcome == Outcome.CLOSED and not row.closing),
         attempts=attempts,
-        study=study.file.document(),
+        study=study.resolved.document(),
     )
 
 
@@ -111,7 +111,7 @@ def best_rule(study: Study) -> str:
     """Which model is the best global one, in words; "" for a method that has no one global model."""
     if not study.one_global_model:
         return ""
-    most = study.file.limits.max_weight
+    most = study.resolved.limits.max_weight
     capped = f"; of three or more sites none weighs more than {most:g} of all" if most < 1 else ""
     return (
         "the one whose validation losses at the sites have the smallest mean, "

@@ -13,9 +13,9 @@ from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
 from coordinator.studies.state import Round, Rules, StudyState
-from fl_algorithms import catalog
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.offer import StudyOffer
@@ -52,7 +52,7 @@ class Study:
     name: str
     revision: int
     digest: str
-    file: StudyFile
+    resolved: ResolvedStudy
     manifest: Manifest
     state: StudyState
     newest: str
@@ -69,11 +69,11 @@ class Study:
     @property
     def offer(self) -> StudyOffer:
         """The study as it is offered to its sites now."""
-        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.file, self.manifest)
+        return StudyOffer(self.revision, self.digest, self.state.phase.value, self.resolved.file, self.manifest)
 
     @property
     def rules(self) -> Rules:
-        section = self.file.study
+        section = self.resolved.study
         return Rules(section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s)
 
     @property
@@ -83,7 +83,7 @@ class Study:
     @property
     def bytes_per_update(self) -> int:
         """Of the largest, where sites' networks are unlike each other."""
-        parts = [own_tensors(self.file, site, self.shared).values() for site in self.rules.sites]
+        parts = [own_tensors(self.resolved.file, site, self.shared).values() for site in self.rules.sites]
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @cached_property
@@ -93,7 +93,7 @@ class Study:
         Raises:
             BadData: the method as it is installed now does not know the study's settings.
         """
-        return server_aggregator(self.file, self.shared)
+        return server_aggregator(self.resolved, self.shared)
 
     @property
     def offered(self) -> tuple[tuple[int, str], ...]:
@@ -117,7 +117,7 @@ class Study:
         """The best global model is known after ``ended``: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.file.limits.max_weight)
+        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.resolved.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
     def row(self) -> tables.Study:
@@ -125,18 +125,18 @@ class Study:
         saved = self.saved
         state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         return tables.Study(
-            name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.file.document()),
+            name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.resolved.document()),
             initial=self.initial, newest=self.newest, state=json.dumps(state), created_s=self.created_s,
             best=json.dumps({**self.best.document(), "digest": self.best_digest}),
         )  # fmt: skip
 
 
-def new_study(file: StudyFile, manifest: Manifest, revision: int, created_s: int) -> Study:
+def new_study(file: ResolvedStudy, manifest: Manifest, revision: int, created_s: int) -> Study:
     """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
-        name=file.study.name, revision=revision, digest=file.digest(digest), file=file, manifest=manifest,
-        state=StudyState(), newest=digest, one_global_model=catalog.method(file).one_global_model,
+        name=file.study.name, revision=revision, digest=file.digest(digest), resolved=file, manifest=manifest,
+        state=StudyState(), newest=digest, one_global_model=file.method.row.one_global_model,
         created_s=created_s,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
 
 def study_from_row(session: Session, row: tables.Study) -> Study:
     """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
-    file = StudyFile.from_document(json.loads(row.document), f"study {row.name}")
+    file = ResolvedStudy(StudyFile.from_document(json.loads(row.document), f"study {row.name}"))
     study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
     kept, best = json.loads(row.state), json.loads(row.best)
     return replace(

@@ -141,16 +141,16 @@ def declaration_refusal(
     """
     assert study.state.round
     closing = study.state.round.closing
-    own = own_tensors(study.file, site, study.shared)
+    own = own_tensors(study.resolved.file, site, study.shared)
     if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
         return refusal
-    form = study.file.reported
+    form = study.resolved.reported
     names = [name for name, _ in header.metrics]
     if len(set(names)) != len(names) or not set(names) <= set(form.metrics):
         return Refusal("METRICS_UNDECLARED")  # 11
     if not all(form.has_form(value) and form.is_in_range(name, value) for name, value in header.metrics):
         return Refusal("METRICS_UNDECLARED")
-    limits, counts = study.file.limits, (header.num_examples, header.num_validation)
+    limits, counts = study.resolved.limits, (header.num_examples, header.num_validation)
     if not all(0 <= count <= limits.max_examples and count == form.count(count) for count in counts if count):
         return Refusal("COUNT_INVALID")  # 12
     if first is not None and any(

@@ -163,7 +163,7 @@ class Uploads:
             ledger.remember(session)
             session.merge(upload)
         assert study is not None
-        max_norm = study.file.study.max_update_norm
+        max_norm = study.resolved.study.max_update_norm
         reception = Reception(site, header, self._store, self._blobs, upload.received, max_norm)
         self.receptions.add(reception)
         return reception

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog, registry
+from fl_algorithms import registry
 from fl_algorithms.engine.device import CPU, Device, device_of
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
-from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.rows import COLUMNS
+from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
@@ -94,7 +94,7 @@ class Candidate:
 class Context:
     """All that a method sees at a site in a round. Networks, ``base`` and ``kept`` are on ``device``."""
 
-    study: StudyFile
+    study: SiteStudy
     site: str
     settings: MethodSettings
     task: Task
@@ -123,9 +123,7 @@ class Context:
             BadData: it was not read.
         """
         if self.data.public_data is None:
-            raise BadData(
-                f"algorithm `{self.study.algorithm.name}` needs the study's public data set, which was not read"
-            )
+            raise BadData(f"algorithm `{self.study.method.name}` needs the study's public data set, which was not read")
         return self.data.public_data
 
     def validation_loss(self, networks: Networks) -> float:
@@ -144,18 +142,18 @@ Hook = Callable[[Context], None]
 BatchHook = Callable[[Context, Batch], None]
 
 
-Builder = Callable[[StudyFile, Task], nn.Module]
+Builder = Callable[[SiteStudy, Task], nn.Module]
 
 
 def nothing(context: Context) -> None:
     return None
 
 
-def study_network(study: StudyFile, task: Task) -> nn.Module:
+def study_network(study: SiteStudy, task: Task) -> nn.Module:
     """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
-    _, settings, _ = catalog.settings_of(study)
+    settings = study.model.settings
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
-    row, shape = catalog.model(study), task.input_shape
+    row, shape = study.model.row, task.input_shape
     inputs = shape[0] if row.takes == COLUMNS else shape
     network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
     return network
@@ -251,7 +249,7 @@ def one_slot(slot: str) -> Callable[[Networks, Tensor], Tensor]:
 one_model = one_slot(MODEL)
 
 
-def no_tensors(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def no_tensors(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return ()
 
 
@@ -281,8 +279,8 @@ class Algorithm:
 
     slots: Mapping[str, Builder] = field(default_factory=lambda: {MODEL: study_network})
     shares: tuple[Share, ...] = (Share(),)
-    extras: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
-    keeps: Callable[[Networks, StudyFile], tuple[TensorSpec, ...]] = no_tensors
+    extras: Callable[[Networks, SiteStudy], tuple[TensorSpec, ...]] = no_tensors
+    keeps: Callable[[Networks, SiteStudy], tuple[TensorSpec, ...]] = no_tensors
     receive: Hook = load_shared
     before_round: Hook = nothing
     phases: Callable[[Context], tuple[Phase, ...]] = one_phase
@@ -295,12 +293,12 @@ class Algorithm:
     infer: Callable[[Networks, Tensor], Tensor] = one_model
 
 
-def algorithm_of(study: StudyFile) -> Algorithm:
+def algorithm_of(study: ResolvedStudy) -> Algorithm:
     """What the study's method does at a site, with a soup if the study asks for one."""
-    _, _, settings = catalog.settings_of(study)
-    algorithm: Algorithm = registry.load(catalog.method(study).client)(settings)
-    if isinstance(settings, MeanSettings) and settings.soup is not None:
-        algorithm = registry.load("fl_algorithms.methods.fedsoup.client:with_soup")(algorithm, settings.soup)
+    settings = study.method.settings
+    algorithm: Algorithm = registry.load(study.method.row.client)(settings)
+    for wrapper in settings.wrappers:
+        algorithm = registry.load(wrapper.implementation)(algorithm, wrapper.settings)
     return algorithm
 
 
@@ -321,7 +319,7 @@ def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
     return in_parts(x, size)
 
 
-def validation_loss(logits: Tensor, split: Split, task: Task, study: StudyFile) -> float:
+def validation_loss(logits: Tensor, split: Split, task: Task, study: ResolvedStudy) -> float:
     """The mean loss of a split, by ``loss_reduction``: over its samples, or over the means of its batches.
 
     "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.

@@ -7,17 +7,17 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog, registry
+from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, study_network
 from fl_algorithms.engine.training import Networks, seeded
-from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.rows import COORDINATOR
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
 from wardround.records.architectures import bundle_of
-from wardround.records.study import DEFAULT_NETWORK, StudyFile
+from wardround.records.study import DEFAULT_NETWORK
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 DTYPES = {
@@ -66,7 +66,7 @@ class Partition:
     personalized: str = ""
 
 
-def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
+def describe(study: ResolvedStudy, site: str, chosen: str = "") -> Partition:
     """What ``site`` uploads in a resolved study, what it downloads and what never leaves it. Needs torch, no data.
 
     Args:
@@ -76,39 +76,39 @@ def describe(study: StudyFile, site: str, chosen: str = "") -> Partition:
         BadData: two networks of the study share different tensors, and the method does not take that or the site chose
             another than its own; or as ``build``.
     """
-    unlike, assigned = has_heterogeneous_networks(study), catalog.network_label(study, site)
-    if unlike and catalog.network_label(study, site, chosen) != assigned:
+    unlike, assigned = has_heterogeneous_networks(study), study.label_of(site)
+    if unlike and study.label_of(site, chosen) != assigned:
         raise BadData(
-            f"algorithm `{study.algorithm.name}` averages each network by itself, so this site trains the one that the "
+            f"algorithm `{study.method.name}` averages each network by itself, so this site trains the one that the "
             f"study gives it, `{assigned}`, and not `{chosen}`",
             hint="take `network` out of the data's entry in data.toml, or ask the study's author to assign the other",
         )
-    alone = unlike and [catalog.network_label(study, other) for other in study.study.sites].count(assigned) == 1
-    study = catalog.network_of(study, site, chosen)
-    algorithm = algorithm_of(study)
-    networks = build(study, task_of(study), algorithm, site)
-    upload = upload_specs(study, algorithm, networks)
-    download = download_specs(study, upload)
+    alone = unlike and [study.label_of(other) for other in study.study.sites].count(assigned) == 1
+    own = study.at(site, chosen)
+    algorithm = algorithm_of(own)
+    networks = build(own, task_of(own), algorithm, site)
+    upload = upload_specs(own, algorithm, networks)
+    download = download_specs(own, upload)
     brought = {spec.key for spec in (*upload, *download)}
     kept = tuple(
-        PrivateTensor(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.algorithm.name}")
-        for spec in algorithm.keeps(networks, study)
+        PrivateTensor(spec.name, spec.dtype, spec.shape, spec.bytes, f"kept by {study.method.name}")
+        for spec in algorithm.keeps(networks, own)
     )
     of_networks = tuple(
         PrivateTensor(
-            key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.algorithm.name)
+            key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, _why_private(tensor, study.method.name)
         )
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
-    exposure, personalized = catalog.exposure(study), catalog.personalized(study)
+    exposure, personalized = study.exposure, study.personalized
     if alone and not exposure:  # the mean of one site's network is that network
         exposure, personalized = COORDINATOR, "the site's own network, which no other site trains"
     return Partition(upload, of_networks + kept, download, exposure, parameters, personalized)
 
 
-def initial_model(study: StudyFile) -> dict[str, Tensor]:
+def initial_model(study: ResolvedStudy) -> dict[str, Tensor]:
     """The uploaded tensors before the first round, by name as in a safetensors file, in the order of the payload.
 
     Of a study with several networks, those of the default one; where these upload different tensors, those of each that
@@ -118,11 +118,11 @@ def initial_model(study: StudyFile) -> dict[str, Tensor]:
         BadData: as ``describe``.
     """
     if not has_heterogeneous_networks(study):
-        return _shared_of(catalog.network_of(study, site=""))
+        return _shared_of(study.at(""))
     found: dict[str, Tensor] = {}
-    for label in {catalog.network_label(study, site) for site in study.study.sites}:
-        bundle = bundle_of(study, label)
-        own = _shared_of(catalog.network_of(study, "", label))
+    for label in {study.label_of(site) for site in study.study.sites}:
+        bundle = bundle_of(study.file, label)
+        own = _shared_of(study.at("", label))
         found |= {key if bundle == MODEL else f"{bundle}/{key}": tensor for key, tensor in own.items()}
     return dict(sorted(found.items()))
 
@@ -136,7 +136,7 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     )
 
 
-def _shared_of(study: StudyFile) -> dict[str, Tensor]:
+def _shared_of(study: SiteStudy) -> dict[str, Tensor]:
     algorithm = algorithm_of(study)
     networks = build(study, task_of(study), algorithm, site="")
     tensors = all_tensors(networks)
@@ -146,7 +146,7 @@ def _shared_of(study: StudyFile) -> dict[str, Tensor]:
     }
 
 
-def has_heterogeneous_networks(study: StudyFile) -> bool:
+def has_heterogeneous_networks(study: ResolvedStudy) -> bool:
     """Whether the study's networks upload different tensors, which only some methods can work with.
 
     Raises:
@@ -155,7 +155,7 @@ def has_heterogeneous_networks(study: StudyFile) -> bool:
     if not study.networks:
         return False
     shared: dict[str, dict[str, TensorSpec]] = {}
-    for label, one in catalog.each_network(study).items():
+    for label, one in study.each_network().items():
         algorithm = algorithm_of(one)
         upload = upload_specs(one, algorithm, build(one, task_of(one), algorithm, site=""))
         shared[label] = {spec.key: spec for spec in upload}
@@ -164,7 +164,7 @@ def has_heterogeneous_networks(study: StudyFile) -> bool:
         differing = next(
             (key for key in sorted(default.keys() | uploaded.keys()) if default.get(key) != uploaded.get(key)), None
         )
-        if differing is not None and catalog.method(study).heterogeneous:
+        if differing is not None and study.method.row.heterogeneous:
             return True
         if differing is not None:
             ours, theirs = (
@@ -178,26 +178,26 @@ def has_heterogeneous_networks(study: StudyFile) -> bool:
             )
             raise BadData(
                 f"network `{label}` of [networks] shares {ours}, the default network shares {theirs}; algorithm "
-                f"`{study.algorithm.name}` needs one architecture",
+                f"`{study.method.name}` needs one architecture",
                 hint=UNLIKE_HINT,
             )
     return False
 
 
-def task_of(study: StudyFile) -> Task:
+def task_of(study: ResolvedStudy) -> Task:
     """The study's task, ready to read data. Images are of the size that the default network sees."""
-    settings, _, _ = catalog.settings_of(catalog.network_of(study, site=""))
-    task: Task = registry.load(catalog.task(study).implementation)(settings)
+    settings = study.at("").task.settings
+    task: Task = registry.load(study.task.row.implementation)(settings)
     return task
 
 
-def task_at(study: StudyFile, task: Task, site: str) -> Task:
+def task_at(study: ResolvedStudy, task: Task, site: str) -> Task:
     """The study's ``task`` as ``site`` reads its data: of another size where its own network sees images at one."""
-    own = task_of(catalog.network_of(study, site))
+    own = task_of(study.at(site))
     return task if own.input_shape == task.input_shape else own
 
 
-def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
+def build(study: SiteStudy, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
     """The networks of [model] as they start: shared parts equal everywhere, private parts the site's own.
 
     ``site = ""`` gives what all sites have in common.
@@ -218,15 +218,15 @@ def build(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict
     return networks
 
 
-def _refuse_idle_settings(study: StudyFile, algorithm: Algorithm, networks: Networks, shared: Collection[str]) -> None:
-    _, _, settings = catalog.settings_of(study)
+def _refuse_idle_settings(study: SiteStudy, algorithm: Algorithm, networks: Networks, shared: Collection[str]) -> None:
+    settings = study.method.settings
     names = {
         name if slot == MODEL else f"{slot}/{name}": name
         for slot, network in networks.items()
         for name, parameter in network.named_parameters()
         if parameter.requires_grad
     }
-    head = settings.head if isinstance(settings, HeadSettings) else ()
+    head = settings.head_patterns
     tuned = settings.fine_tuning.train if settings.fine_tuning is not None else ()
     for key, patterns in (("head", head), ("fine_tuning.train", tuned)):
         for pattern in patterns:
@@ -236,14 +236,14 @@ def _refuse_idle_settings(study: StudyFile, algorithm: Algorithm, networks: Netw
                     "called",
                     hint=f"there are: {', '.join(sorted(set(names.values()))[:PARAMETERS_TOLD])}",
                 )
-    if algorithm.shares and not names.keys() & set(shared) and not catalog.method(study).lab_only:
+    if algorithm.shares and not names.keys() & set(shared) and not study.method.row.lab_only:
         raise BadData(
-            f"algorithm `{study.algorithm.name}` as it is set shares no parameter of model `{study.model.name}`",
+            f"algorithm `{study.method.name}` as it is set shares no parameter of model `{study.model.name}`",
             hint="`head` in [algorithm] takes all of them" if head else "",
         )
 
 
-def _draw(study: StudyFile, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
+def _draw(study: SiteStudy, task: Task, algorithm: Algorithm, site: str) -> dict[str, nn.Module]:
     networks = {}
     for slot, builder in algorithm.slots.items():
         purpose = "init" if builder is study_network else f"init.{slot}"
@@ -261,7 +261,7 @@ def all_tensors(networks: Networks) -> dict[str, Tensor]:
     }
 
 
-def upload_specs(study: StudyFile, algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
+def upload_specs(study: SiteStudy, algorithm: Algorithm, networks: Networks) -> tuple[TensorSpec, ...]:
     """What a site uploads, in the order in which safetensors writes float32 tensors: by key."""
     specs = [
         TensorSpec(name, DTYPES[tensor.dtype], tuple(tensor.shape), share.bundle)
@@ -271,7 +271,7 @@ def upload_specs(study: StudyFile, algorithm: Algorithm, networks: Networks) -> 
     return tuple(sorted((*specs, *algorithm.extras(networks, study)), key=lambda spec: spec.key))
 
 
-def download_specs(study: StudyFile, upload: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def download_specs(study: SiteStudy, upload: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """What is downloaded before each round, in the order of the payload."""
     return server_aggregator(study, upload).download if upload else ()
 

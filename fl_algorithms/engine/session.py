@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.fine_tuning import fine_tuned
@@ -31,9 +30,9 @@ from fl_algorithms.engine.training import (
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -92,10 +91,10 @@ class SessionState:
 class Restored:
     """A model of a study out of a checkpoint's tensors, to be asked about any rows.
 
-    Of a study with several networks, ``catalog.network_of`` gives the study to be restored from.
+    ``study`` is that of the site whose checkpoint it is.
     """
 
-    def __init__(self, study: StudyFile, task: Task, tensors: Mapping[str, Tensor], device: Device = CPU) -> None:
+    def __init__(self, study: SiteStudy, task: Task, tensors: Mapping[str, Tensor], device: Device = CPU) -> None:
         """Raises BadData: the tensors are not those of the study's network."""
         self._algorithm = algorithm_of(study)
         self._task = task
@@ -129,7 +128,7 @@ class SiteSession:
 
     def __init__(
         self,
-        study: StudyFile,
+        study: ResolvedStudy,
         site: str,
         task: Task,
         data: SiteData,
@@ -140,24 +139,24 @@ class SiteSession:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
         Args:
-            study: of several networks, the site trains the one that is assigned to it; ``catalog.network_of`` says
-                which other it chose.
+            study: of several networks, the site trains the one that is assigned to it; ``ResolvedStudy.at`` has
+                the one that it chose instead.
             task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
 
         Raises:
             BadData: ``state`` is of another study or another network.
         """
-        study = catalog.network_of(study, site)
+        own_study = study.at(site)
         make_deterministic(study.study.threads)
-        algorithm = algorithm_of(study)
-        networks = build(study, task, algorithm, site)
-        _refuse_single_rows(study, networks, len(data.train))
+        algorithm = algorithm_of(own_study)
+        networks = build(own_study, task, algorithm, site)
+        _refuse_single_rows(own_study, networks, len(data.train))
         device.place(networks)
         self._context = Context(
-            study,
+            own_study,
             site,
-            catalog.settings_of(study)[2],
+            study.method.settings,
             task.at(data),
             data,
             algorithm,
@@ -166,7 +165,7 @@ class SiteSession:
             device=device,
         )
         self._brought = {
-            spec.key for spec in download_specs(study, upload_specs(study, algorithm, networks))
+            spec.key for spec in download_specs(own_study, upload_specs(own_study, algorithm, networks))
         }  # by each download
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
@@ -225,7 +224,7 @@ class SiteSession:
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
-        if best_round is None or best is None or not catalog.method(self._context.study).one_global_model:
+        if best_round is None or best is None or not self._context.study.method.row.one_global_model:
             return ()
         context = self._context
         context.base = context.device.bring_all(best)
@@ -244,7 +243,7 @@ class SiteSession:
         tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
         tensors |= {f"kept/{key}": at_home(tensor) for key, tensor in context.kept.items()}
         meta = {
-            "algorithm": context.study.algorithm.name,
+            "algorithm": context.study.method.name,
             "round": context.round_number,
             "best_pool": self._best_pool,
             "best_loss": None if self._best_loss is None else repr(self._best_loss),
@@ -255,10 +254,10 @@ class SiteSession:
 
     def _load(self, state: SessionState) -> None:
         context, meta = self._context, state.meta
-        if meta.get("algorithm") != context.study.algorithm.name:
+        if meta.get("algorithm") != context.study.method.name:
             raise BadData(
                 f"the kept state is of algorithm `{meta.get('algorithm')}`, the study's is "
-                f"`{context.study.algorithm.name}`"
+                f"`{context.study.method.name}`"
             )
         parts: dict[str, dict[str, Tensor]] = {"private": {}, "optimizer": {}, "kept": {}}
         for name, tensor in state.tensors.items():
@@ -350,7 +349,7 @@ class SiteSession:
         return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
 
 
-def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
+def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:
     if phase.steps is not None:
         return phase.steps
     if phase.epochs is not None:
@@ -360,16 +359,16 @@ def _steps(phase: Phase, study: StudyFile, per_epoch: int) -> int:
     return (study.training.local_epochs or 0) * per_epoch
 
 
-def _of_own_rows(study: StudyFile, batch_size: int, rows: int) -> StudyFile:
+def _of_own_rows(study: SiteStudy, batch_size: int, rows: int) -> SiteStudy:
     """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
     norm could learn from, is left out.
     """
     lone = rows > 1 and rows % batch_size == 1
     changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
-    return study.model_copy(update={"training": study.training.model_copy(update=changed)})
+    return study.changed(training=changed)
 
 
-def _refuse_single_rows(study: StudyFile, networks: Networks, rows: int) -> None:
+def _refuse_single_rows(study: SiteStudy, networks: Networks, rows: int) -> None:
     """A batch of one row has no variance for a batch norm.
 
     Raises:

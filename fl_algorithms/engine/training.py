@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fl_algorithms.engine.device import CPU, Device, at_home, like
 from fl_algorithms.engine.workers import ahead
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import FromFiles, Inputs
 from wardround.errors import BadData
-from wardround.records.study import StudyFile, TrainingSection
+from wardround.records.study import TrainingSection
 
 Networks = Mapping[str, nn.Module]  # slot -> network
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
@@ -91,7 +92,7 @@ class Batches:
         self,
         x: Inputs,
         y: Tensor,
-        study: StudyFile,
+        study: SiteStudy,
         site: str,
         round_number: int,
         phase: str,

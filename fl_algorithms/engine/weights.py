@@ -13,11 +13,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import DTYPES, all_tensors, build, download_specs, task_of, upload_specs
+from fl_algorithms.study import SiteStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 MAX_BYTES = 4 << 30  # of a file, which is read whole
 SHOWN = 12  # names in a hint
@@ -48,16 +47,16 @@ class OwnWeights:
     unused: tuple[str, ...]
 
 
-def own_weights(study: StudyFile, site: str, path: Path) -> OwnWeights:
+def own_weights(study: SiteStudy, site: str, path: Path) -> OwnWeights:
     """The tensors of ``path`` that stay at ``site`` in a resolved study of one network.
 
     Raises:
         BadData: as ``read``; a private tensor is of another shape or type, or not finite; none of them stays; or the
             method must begin alike at every site.
     """
-    if catalog.method(study).same_start:
+    if study.method.row.same_start:
         raise BadData(
-            f"algorithm `{study.algorithm.name}` needs the same initial weights at every site, and {path} is this "
+            f"algorithm `{study.method.name}` needs the same initial weights at every site, and {path} is this "
             "site's alone",
             hint=WITHOUT,
         )

@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
 from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Pooling, Split, Task
 from wardround.errors import BadData
-from wardround.records.study import Named, StudyFile
+from wardround.records.study import Named
 
 Normalisation = Literal["matched", "site"]
 POOL = "central"
 
 
 def run_central(
-    study: StudyFile,
+    study: ResolvedStudy,
     task: Task,
     folder: Path,
     normalisation: Normalisation = "matched",
@@ -59,7 +59,7 @@ def run_central(
     alone = {site: replace(data, test=None)}  # its tests are judged below
     outcome = run_federation(pooled, task, alone, progress, device=device)
     kinds = outcome.checkpoints[site]
-    restored = {kind: Restored(pooled, task, checkpoint.tensors, device) for kind, checkpoint in kinds.items()}
+    restored = {kind: Restored(pooled.at(site), task, checkpoint.tensors, device) for kind, checkpoint in kinds.items()}
     return replace(
         outcome,
         checkpoints={
@@ -69,16 +69,15 @@ def run_central(
     )
 
 
-def pooled_study(study: StudyFile, site: str = POOL) -> StudyFile:
+def pooled_study(study: ResolvedStudy, site: str = POOL) -> ResolvedStudy:
     """The study as ``site`` would train it with everyone's records and nobody to share with."""
-    study = catalog.network_of(study, site="")
-    section = study.study.model_copy(update={"sites": (site,), "quorum": None})
-    return resolve(study.model_copy(update={"study": section, "algorithm": Named(name="silo")}), lab=True)
+    file = study.at("").changed(study={"sites": (site,), "quorum": None}).file
+    return resolve(file.model_copy(update={"algorithm": Named(name="silo")}), lab=True)
 
 
-def _own_tests(study: StudyFile, task: Task, folder: Path) -> dict[str, Split]:
+def _own_tests(study: ResolvedStudy, task: Task, folder: Path) -> dict[str, Split]:
     """Each site's test rows on its own scale, at the size of the default network."""
-    sites = load_sites(catalog.network_of(study, site=""), task, folder)
+    sites = load_sites(study.at(""), task, folder)
     return {name: data.test for name, data in sites.items() if data.test is not None}
 
 

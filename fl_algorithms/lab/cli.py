@@ -12,11 +12,12 @@ import typer
 from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, run, say
 from wardround.local import outputs
 from wardround.records import study as study_file
 from wardround.records.schema import toml_bytes
-from wardround.records.study import Named, PublicDataSection, StudyFile
+from wardround.records.study import Named, PublicDataSection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,11 +90,13 @@ def public_data(
     variant: VariantOption = "",
 ) -> None:
     """Read a set without patients as the study's task does, and print the [public_data] table that pins it."""
-    loaded = study_file.load(study, setting, variant)
+    loaded = ResolvedStudy(
+        study_file.load(study, setting, variant).model_copy(update={"public_data": None}), study.name
+    )
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
-    found = read_public_data(loaded.model_copy(update={"public_data": None}), task_of(loaded), path)
+    found = read_public_data(loaded, task_of(loaded), path)
     section = PublicDataSection(digest=public_data_digest(path), rows=len(found.x))
     print(toml_bytes({"public_data": section.model_dump()}).decode(), end="")
     say(f"next: put this into {study}, and give every site a copy of {path.name}")
@@ -121,7 +124,7 @@ def run_study(
     outcomes = _run_seeds(resolved, data, seeds, weights, chosen)
     first = resolved.study.seed
     result = {
-        "method": resolved.algorithm.name,
+        "method": resolved.method.name,
         "model": resolved.model.name,
         "study_digest": resolved.digest(outcomes[0].initial_digest),
         "seeds": list(range(first, first + seeds)),
@@ -188,7 +191,7 @@ def size(
     from fl_algorithms.lab import sizes
 
     found = sizes.sizes(resolved)
-    print_json({"method": resolved.algorithm.name, "networks": found}) if as_json else sizes.print_sizes(found)
+    print_json({"method": resolved.method.name, "networks": found}) if as_json else sizes.print_sizes(found)
 
 
 @app.command()
@@ -207,14 +210,14 @@ def methods(
         cards.print_overview(cards.overview())
 
 
-def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> StudyFile:
+def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> ResolvedStudy:
     study = study_file.load(path, settings, variant)
     if alone:
         study = study.model_copy(update={"algorithm": Named(name="silo")})
     return resolve(study, lab=True, source=path.name)
 
 
-def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
+def _initial(study: ResolvedStudy, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
     """The study's initial model, from ``weights`` where they have it; ``verbose``: say what is from where."""
     if weights is None:
         from fl_algorithms.engine.partition import initial_model
@@ -232,14 +235,16 @@ def _initial(study: StudyFile, weights: Path | None, *, verbose: bool = True) ->
     return start.tensors
 
 
-def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None, device: "Device") -> "list[Outcome]":
+def _run_seeds(
+    study: ResolvedStudy, folder: Path, seeds: int, weights: Path | None, device: "Device"
+) -> "list[Outcome]":
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     task = task_of(study)
     outcomes: list[Outcome] = []
     for seed in range(study.study.seed, study.study.seed + seeds):
-        one = study.model_copy(update={"study": study.study.model_copy(update={"seed": seed})})
+        one = study.changed(study={"seed": seed})
         sites = load_sites(one, task, folder)
         if not outcomes:
             for site, site_data in sites.items():
@@ -249,11 +254,11 @@ def _run_seeds(study: StudyFile, folder: Path, seeds: int, weights: Path | None,
         outcomes.append(run_federation(one, task, sites, start=start, device=device))
         for sentence in limits_summary(outcomes[-1].accounts):
             say(f"warning: {sentence}")
-        say(f"{study.algorithm.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
+        say(f"{study.method.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
     return outcomes
 
 
-def _print_table(study: StudyFile, result: dict[str, Any]) -> None:
+def _print_table(study: ResolvedStudy, result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
@@ -23,10 +22,10 @@ from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import PublicData, SiteData, Task
 from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
 
 Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
@@ -46,7 +45,7 @@ class Outcome:
 
 
 def run_federation(
-    study: StudyFile,
+    study: ResolvedStudy,
     task: Task,
     data: Mapping[str, SiteData],
     progress: Progress | None = None,
@@ -64,7 +63,7 @@ def run_federation(
     Raises:
         BadData: so many updates are beyond the study's limits that a coordinator would pause it.
     """
-    rounds, row = study.study.rounds, catalog.method(study)
+    rounds, row = study.study.rounds, study.method.row
     sessions = {
         site: SiteSession(study, site, task_at(study, task, site), data[site], device=device)
         for site in study.study.sites
@@ -106,7 +105,7 @@ def run_federation(
     )
 
 
-def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
+def load_sites(study: ResolvedStudy, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
     """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
     it comes the public data set in ``folder/public_data``, where the method needs one. Images are of the size that the
     site's network sees, those of the public data set too.
@@ -120,7 +119,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
     sources = find(study, folder, test=test)
     tasks = {site: task_at(study, task, site) for site in sources}
     public_data: dict[tuple[int, ...], PublicData] = {}  # by a sample's shape
-    if catalog.method(study).public_data:
+    if study.method.row.public_data:
         path = find_public_data(folder)
         require_public_data(study, path, "`fl-lab public-data STUDY.toml PATH` prints the table for this one")
         by_shape = {own.input_shape: own for own in tasks.values()}
@@ -133,7 +132,7 @@ def load_sites(study: StudyFile, task: Task, folder: Path, *, test: bool = True)
     return {site: replace(found, public_data=public_data.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
-def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
+def reported_losses(study: ResolvedStudy, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:
     """What each site tells of the model it downloaded; none where the study tells no validation loss."""
     if VAL_LOSS not in study.reported.metrics:
         return []
@@ -145,7 +144,7 @@ def reported_losses(study: StudyFile, results: Mapping[str, RoundResult]) -> lis
 
 
 def aggregate(
-    study: StudyFile,
+    study: ResolvedStudy,
     aggregator: ServerAggregator,
     model: Mapping[str, Tensor],
     round_number: int,
@@ -195,7 +194,7 @@ def limits_summary(accounts: Sequence[Account]) -> list[str]:
     return said
 
 
-def _paused(study: StudyFile, round_number: int, error: TooFewLeft) -> BadData:
+def _paused(study: ResolvedStudy, round_number: int, error: TooFewLeft) -> BadData:
     return BadData(
         f"round {round_number}: only {len(error.account.norms) - len(error.account.left_out)} of the "
         f"{study.study.needed} updates that it needs are within the study's limits: {error.message}",

@@ -7,14 +7,13 @@ images of such a size its scores are undefined.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, compute_logits
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import build, task_at, task_of
@@ -26,10 +25,10 @@ from fl_algorithms.lab.tent import adapted_logits, with_batch_statistics
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.settings.models import NetworkSettings
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import SiteData, Split, Task
 from fl_algorithms.tasks.selection import chosen, joined, row_shape
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Score: TypeAlias = float | None  # None where a metric is undefined; it is left out of means
@@ -39,7 +38,7 @@ Judge: TypeAlias = Callable[[str, Tensors, Split], Scores]  # (site of the model
 
 
 def measure(
-    study: StudyFile, task: Task, data: Data, outcome: Outcome, protocol: Protocol, device: Device = CPU
+    study: ResolvedStudy, task: Task, data: Data, outcome: Outcome, protocol: Protocol, device: Device = CPU
 ) -> dict[str, Any]:
     """What ``protocol`` asks of one run, as plain JSON; {} where it asks nothing.
 
@@ -152,7 +151,7 @@ class LocalGlobal:
     own: dict[str, Split]
 
     @classmethod
-    def draw(cls, study: StudyFile, data: Data) -> "LocalGlobal":
+    def draw(cls, study: ResolvedStudy, data: Data) -> "LocalGlobal":
         """The same rows for every method and setting of a seed."""
         held = {site: held_out(data[site]) for site in sorted(data)}
         sizes = [len(split) for split in held.values()]
@@ -181,19 +180,19 @@ class LocalGlobal:
 class Asked:
     """A study's models, out of their tensors."""
 
-    def __init__(self, study: StudyFile, task: Task, device: Device = CPU) -> None:
+    def __init__(self, study: ResolvedStudy, task: Task, device: Device = CPU) -> None:
         self.study, self.task, self.device = study, task, device
         self.algorithm: Algorithm = algorithm_of(study)
 
     def model(self, site: str, tensors: Tensors) -> Restored:
         """The model of ``site``, in the site's own network."""
         task = task_at(self.study, self.task, site)
-        return Restored(catalog.network_of(self.study, site), task, tensors, self.device)
+        return Restored(self.study.at(site), task, tensors, self.device)
 
     def takes(self, site: str, split: Split) -> bool:
         """Whether the network of ``site`` takes rows of that shape: images may be of another site's size."""
-        own = catalog.network_of(self.study, site)
-        sizes = catalog.settings_of(own)[1]
+        own = self.study.at(site)
+        sizes = own.model.settings
         if not isinstance(sizes, NetworkSettings):
             return True
         return not sizes.built_for(task_of(own).input_shape).misfit(row_shape(split.x))
@@ -250,13 +249,13 @@ class Asked:
         return value if math.isfinite(value) else None
 
     def _undefined(self) -> Scores:
-        return dict.fromkeys(catalog.task(self.study).metrics)
+        return dict.fromkeys(self.study.task.row.metrics)
 
     def misses_norms(self) -> bool:
         """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""
-        return any(self._misses_norms(study) for study in catalog.each_network(self.study).values())
+        return any(self._misses_norms(study) for study in self.study.each_network().values())
 
-    def _misses_norms(self, study: StudyFile) -> bool:
+    def _misses_norms(self, study: SiteStudy) -> bool:
         networks = build(study, task_of(study), self.algorithm, site="")
         for slot, network in networks.items():
             chosen = {name for share in self.algorithm.shares if share.slot == slot for name in share.tensors(networks)}
@@ -265,7 +264,7 @@ class Asked:
         return False
 
 
-def leave_one_out(study: StudyFile, task: Task, data: Data, device: Device = CPU) -> dict[str, Any]:
+def leave_one_out(study: ResolvedStudy, task: Task, data: Data, device: Device = CPU) -> dict[str, Any]:
     """Each site in turn as one that the federation has never seen, and all of its rows as evaluation data.
 
     The others federate without it: it takes no step and sends nothing. Each of their models is asked about the unseen
@@ -313,12 +312,12 @@ def leave_one_out(study: StudyFile, task: Task, data: Data, device: Device = CPU
     }
 
 
-def without(study: StudyFile, site: str) -> StudyFile:
+def without(study: ResolvedStudy, site: str) -> ResolvedStudy:
     """The study of the other sites."""
     sites = tuple(name for name in study.study.sites if name != site)
-    section = study.study.model_copy(update={"sites": sites, "quorum": None})
     assigned = {name: label for name, label in study.assigned.items() if name != site}
-    return study.model_copy(update={"study": section, "assigned": assigned})
+    fewer = study.changed(study={"sites": sites, "quorum": None})
+    return replace(fewer, file=fewer.file.model_copy(update={"assigned": assigned}))
 
 
 def held_out(data: SiteData) -> Split:

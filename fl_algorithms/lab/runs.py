@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab.suite import Job
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import WardroundError
-from wardround.records.study import StudyFile
 
 if TYPE_CHECKING:
     from fl_algorithms.engine.device import Device
@@ -42,7 +42,7 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(study: StudyFile, folder: Path, hardware: Hardware) -> Survey:
+def survey(study: ResolvedStudy, folder: Path, hardware: Hardware) -> Survey:
     """The versions of this process, and the data of ``folder``, read once so that bad data is said once.
 
     Raises:

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of
 from fl_algorithms.engine.partition import build, has_heterogeneous_networks, task_of, upload_specs
 from fl_algorithms.engine.training import Networks
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import MODEL
 
 
-def sizes(study: StudyFile) -> list[dict[str, Any]]:
+def sizes(study: ResolvedStudy) -> list[dict[str, Any]]:
     """For each network that a resolved study allows, the default one first:
 
         network, model  its label and name
@@ -27,7 +26,7 @@ def sizes(study: StudyFile) -> list[dict[str, Any]]:
     """
     has_heterogeneous_networks(study)
     found = []
-    for label, one in catalog.each_network(study).items():
+    for label, one in study.each_network().items():
         algorithm, task = algorithm_of(one), task_of(one)
         networks = build(one, task, algorithm, site="")
         upload = {spec.key for spec in upload_specs(one, algorithm, networks)}

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms import catalog
 from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, PUBLIC_DATA
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
 TABLES = ({"table": "train.csv", "test": "test.csv"},)
@@ -22,7 +21,7 @@ MASKED = {
 LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED)}
 
 
-def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Source]:
+def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
     Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
@@ -35,7 +34,7 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     Raises:
         BadData: a site has nothing there that the study's task could read.
     """
-    layouts, sources = LAYOUTS[catalog.task(study).gives], {}
+    layouts, sources = LAYOUTS[study.task.row.gives], {}
     for site in study.study.sites:
         found = next((paths for layout in layouts if (paths := _present(folder / site, layout))), None)
         if found is None:
@@ -49,10 +48,10 @@ def find(study: StudyFile, folder: Path, *, test: bool = True) -> dict[str, Sour
     return sources
 
 
-def require_tests(study: StudyFile, folder: Path, sources: Mapping[str, Source]) -> None:
+def require_tests(study: ResolvedStudy, folder: Path, sources: Mapping[str, Source]) -> None:
     """Raises BadData: in what ``find`` found, a site has nothing to test."""
     for site, source in sources.items():
-        layout = next(layout for layout in LAYOUTS[catalog.task(study).gives] if next(iter(layout)) in source.paths)
+        layout = next(layout for layout in LAYOUTS[study.task.row.gives] if next(iter(layout)) in source.paths)
         role = next(role for role in layout if role.startswith("test"))
         if role not in source.paths:
             raise BadData(

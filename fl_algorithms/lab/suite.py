@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fl_algorithms import catalog
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.records import study as study_file
 from wardround.records.schema import Strict, check, read_toml, toml_value
-from wardround.records.study import STUDY_NAME, Named, StudyFile
+from wardround.records.study import STUDY_NAME, Named
 from wardround.signing import canonical
 
 TUNING_OFFSET = 1000  # tuning seeds start that far above the reported ones, of which there are at most as many
@@ -99,7 +99,7 @@ class Point:
     """One of a row's grid, or the row itself where it has none."""
 
     settings: Settings
-    study: StudyFile  # resolved
+    study: ResolvedStudy  # resolved
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Job:
     tuning: bool
     point: int
     settings: Settings
-    study: StudyFile  # with the run's seed
+    study: ResolvedStudy  # with the run's seed
     protocol: Protocol
     file: str
 
@@ -200,7 +200,7 @@ class Suite:
 
     def _job(self, row: Row, point: int, seed: int, *, tuning: bool) -> Job:
         chosen = row.points[point]
-        study = chosen.study.model_copy(update={"study": chosen.study.study.model_copy(update={"seed": seed})})
+        study = chosen.study.changed(study={"seed": seed})
         protocol = Protocol() if tuning else self.protocol
         file = f"runs/{row.name}/{seed}-tuning-{point}.json" if tuning else f"runs/{row.name}/{seed}.json"
         return Job(
@@ -238,7 +238,7 @@ def load(path: Path) -> Suite:
         if parsed.protocol.tent and row.kind != "central":
             _refuse_no_norms(row, path.name)
     metric = parsed.suite.metric
-    known = catalog.task(first).metrics
+    known = first.task.row.metrics
     if metric and metric not in known:
         raise BadData(
             f"{path.name}: `metric` in [suite] names `{metric}`, which the task does not have",
@@ -264,7 +264,7 @@ def _resolved(row: RowSection, path: Path, source: str) -> Row:
     return Row(row.name, row.label or row.name, row.kind, row.normalisation, points)
 
 
-def _study(row: RowSection, settings: Settings, path: Path) -> StudyFile:
+def _study(row: RowSection, settings: Settings, path: Path) -> ResolvedStudy:
     more = [f"{key}={toml_value(value)}" for key, value in settings.items()]
     study = study_file.load(path, [*row.set, *more], row.variant)
     if row.kind != "federated" and study.algorithm.name != "silo":
@@ -277,7 +277,7 @@ def _grid(row: RowSection) -> list[Settings]:
     return [dict(zip(row.tune, values, strict=True)) for values in itertools.product(*row.tune.values())]
 
 
-def _refuse_unlike(row: Row, first: StudyFile, source: str) -> None:
+def _refuse_unlike(row: Row, first: ResolvedStudy, source: str) -> None:
     """Rows are compared run by run and site by site."""
     for point in row.points:
         mine = point.study.study
@@ -298,11 +298,11 @@ def _refuse_no_norms(row: Row, source: str) -> None:
     """Tent adapts norm layers; better said now than by every run."""
     for point in row.points:
         for site in point.study.study.sites:
-            network = catalog.settings_of(catalog.network_of(point.study, site))[1]
+            network = point.study.at(site).model.settings
             if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:
                 raise BadData(
                     f"{source}: `tent` in [protocol] needs networks with {NORM_LAYERS}, row `{row.name}` has none",
-                    hint=need_hint(NORM_LAYERS, catalog.task(point.study).gives),
+                    hint=need_hint(NORM_LAYERS, point.study.task.row.gives),
                 )
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import all_tensors, build, initial_model, task_of
 from fl_algorithms.engine.weights import SHOWN, read, require_fit
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 MISFIT_HINT = "set the network's sizes in [model] to the file's, or take the tensor out of the file"
 
@@ -29,7 +29,7 @@ class Weighted:
     unused: tuple[str, ...]
 
 
-def weighted(study: StudyFile, path: Path) -> Weighted:
+def weighted(study: ResolvedStudy, path: Path) -> Weighted:
     """A resolved study's initial model with the tensors of ``path``, a safetensors file, in it.
 
     Raises:
@@ -37,7 +37,8 @@ def weighted(study: StudyFile, path: Path) -> Weighted:
             of them is shared.
     """
     found, start = read(path).tensors, initial_model(study)
-    private = all_tensors(build(study, task_of(study), algorithm_of(study), site="")).keys() - start.keys()
+    own = study.at("")
+    private = all_tensors(build(own, task_of(own), algorithm_of(own), site="")).keys() - start.keys()
     for name, tensor in found.items():
         if name in private:
             continue

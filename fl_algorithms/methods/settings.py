@@ -1,5 +1,6 @@
 """What the settings of several methods share, beside the local steps that all share under [training]. No torch."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -88,15 +89,48 @@ class MethodSettings(Strict):
         """Whether the classes of the public data set's rows are needed too."""
         return False
 
+    @property
+    def wrappers(self) -> "tuple[Wrapper, ...]":
+        """What these settings put round the client of the method, the innermost first."""
+        return ()
+
+    @property
+    def server_wrapper(self) -> str:
+        """What takes the place of the method's server aggregator, as "module:attribute"; "" for nothing."""
+        return ""
+
+    @property
+    def head_patterns(self) -> tuple[str, ...]:
+        """The tensors that are the head, where the method divides the network; () where it does not."""
+        return ()
+
+    def public_data_misfit(self, rows: int) -> tuple[str, str]:
+        """What is wrong with a public data set of so many rows, and a hint; ("", "") for nothing."""
+        return "", ""
+
     def filled(self, rounds: int) -> Self:
         """These settings with every default that depends on the study's number of rounds put in."""
         return self
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What a study puts round a method's client: ``implementation`` ("module:attribute") is called with the client and
+    the settings, and gives a client.
+    """
+
+    implementation: str
+    settings: Strict
 
 
 class ServerSettings(MethodSettings):
     """A method whose server aggregator is the mean: a server optimizer may follow it."""
 
     server: ServerOptimizer | None = None
+
+    @property
+    def server_wrapper(self) -> str:
+        return "fl_algorithms.methods.fedopt.server:fedopt" if self.server is not None else ""
 
     def filled(self, rounds: int) -> Self:
         filled = super().filled(rounds)
@@ -108,6 +142,10 @@ class MeanSettings(ServerSettings):
 
     soup: Soup | None = None
 
+    @property
+    def wrappers(self) -> tuple[Wrapper, ...]:
+        return () if self.soup is None else (Wrapper("fl_algorithms.methods.fedsoup.client:with_soup", self.soup),)
+
     def filled(self, rounds: int) -> Self:
         filled = super().filled(rounds)
         return filled if filled.soup is None else filled.model_copy(update={"soup": filled.soup.filled(rounds)})
@@ -117,3 +155,7 @@ class HeadSettings(MeanSettings):
     """A method that divides the network: ``head`` names the tensors of its top."""
 
     head: Patterns = ("head.*",)
+
+    @property
+    def head_patterns(self) -> tuple[str, ...]:
+        return self.head

@@ -19,10 +19,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog, registry
-from fl_algorithms.methods.settings import ServerSettings
+from fl_algorithms import registry
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 BLOCK = 65536  # elements; the arithmetic is elementwise, so the result does not depend on it
@@ -161,17 +160,14 @@ class ServerAggregator:
             write_tensor(kept.spec, begin, sink)
 
 
-def server_aggregator(study: StudyFile, upload: Specs) -> ServerAggregator:
+def server_aggregator(study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """The server aggregator of a resolved study.
 
     Args:
         upload: what its initial model holds, and each update too, unless networks are unlike.
     """
-    _, _, settings = catalog.settings_of(study)
-    implementation = catalog.method(study).server
-    if isinstance(settings, ServerSettings) and settings.server is not None:
-        implementation = "fl_algorithms.methods.fedopt.server:fedopt"
-    make = registry.load(implementation)
+    row, settings = study.method.row, study.method.settings
+    make = registry.load(settings.server_wrapper or row.server)
     aggregator: ServerAggregator = make(settings, study, upload)
     return aggregator
 

@@ -28,8 +28,8 @@ from fl_algorithms.server.aggregator import (
     averaging_weights,
     is_variance,
 )
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 ENOUGH = 3  # norms, for a median that one site cannot choose
 REMEMBERED = 5  # closed rounds whose norms are looked at
@@ -75,7 +75,7 @@ class TooFewLeft(BadData):
 
 
 def averaged(
-    study: StudyFile,
+    study: ResolvedStudy,
     aggregator: ServerAggregator,
     updates: Sequence[Update],
     before: Sequence[Account],

@@ -8,9 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_algorithms import catalog
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.signing import canonical
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def public_data_digest(path: Path) -> str:
     return canonical.digest([[name, public_data_digest(file)] for name, file in files_in(path).items()])
 
 
-def require_public_data(study: StudyFile, path: Path, hint: str) -> None:
+def require_public_data(study: ResolvedStudy, path: Path, hint: str) -> None:
     """Refuse a set other than the study's.
 
     Args:
@@ -53,7 +52,7 @@ def require_public_data(study: StudyFile, path: Path, hint: str) -> None:
         )
 
 
-def read_public_data(study: StudyFile, task: "Task", path: Path) -> "PublicData":
+def read_public_data(study: ResolvedStudy, task: "Task", path: Path) -> "PublicData":
     """The set as the study's task reads it, with classes if the method needs them. Whether it is the study's, is
     ``require_public_data``'s question.
 
@@ -64,15 +63,13 @@ def read_public_data(study: StudyFile, task: "Task", path: Path) -> "PublicData"
 
     if not isinstance(task, ReadsPublicData):
         raise BadData(f"task `{study.task.name}` reads no public data set")
-    _, _, settings = catalog.settings_of(study)
+    settings = study.method.settings
     try:
         public_data = task.read_public_data(path, labeled=settings.labeled)
     except BadData as error:
         if settings.labeled:
-            name = study.algorithm.name
-            classes = (
-                f"algorithm `{name}` as it is set needs the classes of these rows too; see `fl-lab methods {name}`"
-            )
+            name = study.method.name
+            classes = f"algorithm `{name}` as it is set also needs the classes of these rows: `fl-lab methods {name}`"
             error.hint = f"{error.hint}; {classes}" if error.hint else classes
         raise
     if study.public_data is not None and len(public_data.x) != study.public_data.rows:

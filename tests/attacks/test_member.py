@@ -1042,7 +1042,7 @@ def test_blame_of_another(method: str) -> None:
     largest update was blamed and left out, which was an honest one, and then the next.
     """
     study = study_of(method, model={"name": "mlp", "hidden": [4], "norm": "batch"})
-    study = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 2})})
+    study = study.changed(study={"quorum": 2})
     half = aggregator_of(study)
     base, *others = models(study, [1, 2, 3])
     deltas = [{key: (model[key] - base[key]).numpy() for key in base} for model in others]

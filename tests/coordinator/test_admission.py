@@ -15,6 +15,7 @@ from coordinator.studies.study import Study, new_study
 from coordinator.updates import admission
 from coordinator.updates.admission import ADMITTED, Refusal
 from coordinator.updates.receive import Received
+from fl_algorithms.study import ResolvedStudy
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
 from wardround.records.receipts import LedgerHead
@@ -35,7 +36,8 @@ def manifest(specs: tuple[TensorSpec, ...] = SHARED) -> Manifest:
     return Manifest(tuple(Entry(spec, "0" * 64) for spec in specs))
 
 
-STUDY = replace(new_study(StudyFile.from_document(DOCUMENT), manifest(), 1, 0), digest="d" * 64, state=OPEN)
+FILE = ResolvedStudy(StudyFile.from_document(DOCUMENT))
+STUDY = replace(new_study(FILE, manifest(), 1, 0), digest="d" * 64, state=OPEN)
 HEADER = UploadHeader(
     upload_id="u", study="trial", revision=1, digest="d" * 64, round=2, attempt=1, manifest=manifest(),
     metrics=(("val_loss", "0.1234"),), num_examples=10, num_validation=3,
@@ -120,7 +122,7 @@ def test_of_unlike_networks_a_site_sends_its_own_alone() -> None:
     file = StudyFile.from_document({**DOCUMENT, "networks": {"wide": named}, "assigned": {"bravo": "wide"}})
     wide = TensorSpec("weight", "F32", (5, 3))
     shared = (*SHARED, replace(wide, bundle="network_0"))
-    study = replace(STUDY, file=file, manifest=manifest(shared))
+    study = replace(STUDY, resolved=ResolvedStudy(file), manifest=manifest(shared))
     of_bravo = replace(HEADER, manifest=manifest((wide,)))
     assert admission.declaration_refusal("alpha", HEADER, study) is None
     assert admission.declaration_refusal("bravo", of_bravo, study) is None
@@ -205,8 +207,8 @@ def test_numbers_that_were_not_declared_are_refused(metrics: tuple[tuple[str, st
     ],
 )  # fmt: skip
 def test_counts_come_in_the_studys_form(form: str, count: int, taken: bool) -> None:
-    told = STUDY.file.reported.model_copy(update={"counts": form})
-    study = replace(STUDY, file=STUDY.file.model_copy(update={"reported": told}))
+    told = STUDY.resolved.reported.model_copy(update={"counts": form})
+    study = replace(STUDY, resolved=ResolvedStudy(STUDY.resolved.file.model_copy(update={"reported": told})))
     header = replace(HEADER, num_examples=count, num_validation=0)
     assert admission.declaration_refusal("alpha", header, study) == (None if taken else Refusal("COUNT_INVALID"))
 

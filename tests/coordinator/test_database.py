@@ -20,6 +20,7 @@ from coordinator.studies.history import uploads_of
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from coordinator.studies.study import load_studies, new_study
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.study import ResolvedStudy
 from tests.coordinator.conftest import study_document
 from tests.wardround.test_update import manifests
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain
@@ -159,7 +160,7 @@ def test_a_study_comes_back_from_its_row(store: Store) -> None:
         Phase.RUNNING, models=1, ready=frozenset({"alpha", "bravo"}), missed=frozenset({"bravo"}), why="",
         round=Round(2, 1, ("alpha", "bravo"), {"alpha": Answer(Kind.ACCEPTED, upload="ab" * 16)}, 12.5),
     )  # fmt: skip
-    study = new_study(StudyFile.from_document(study_document()), manifest, 2, 7)
+    study = new_study(ResolvedStudy(StudyFile.from_document(study_document())), manifest, 2, 7)
     best = BestGlobal(1, 0.25)
     study = replace(study, state=state, best=best, best_digest=manifest.digest()).saved_at(100.0, 3.0)
     with store.write() as session:

@@ -8,9 +8,9 @@ import pytest
 from coordinator.models import public_data
 from coordinator.storage.blobs import Blobs
 from fl_algorithms import registry
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.toys import fit, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 
 CONTENT = b"u,v,w\n1,2,3\n"
 
@@ -27,12 +27,12 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def study_of(algorithm: str = "feddf") -> StudyFile:
+def study_of(algorithm: str = "feddf") -> ResolvedStudy:
     study = toy_study(algorithm)
     if study.public_data is None:
         return study
     digest = hashlib.sha256(CONTENT).hexdigest()
-    return study.model_copy(update={"public_data": study.public_data.model_copy(update={"digest": digest})})
+    return study.changed(public_data={"digest": digest})
 
 
 @pytest.mark.parametrize("algorithm", ["feddf", "pfeddf"])

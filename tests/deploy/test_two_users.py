@@ -58,7 +58,6 @@ batch_size = 4
 ROUND = """
 import json, pathlib, sys
 from fl_algorithms.resolving import resolve
-from fl_algorithms import catalog
 from site_agent import handoff
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import SiteState

@@ -15,6 +15,7 @@ from fl_algorithms import registry, rows
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Source
 from fl_algorithms.tasks.images.classification import ImageTask
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
@@ -31,7 +32,7 @@ UNET: dict[str, Any] = {"name": "unet", "widths": [4, 8]}
 
 def image_study(
     task: dict[str, Any] | None = None, model: dict[str, Any] | None = None, algorithm: str = "fedavg", **training: Any
-) -> StudyFile:
+) -> ResolvedStudy:
     """A resolved study of two sites and two rounds."""
     task = task or IMAGES
     public_data, distilling = {}, {}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms import catalog, registry, rows
+from fl_algorithms import registry, rows
+from fl_algorithms import study as study_module
 from fl_algorithms.engine.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.server.aggregator import server_aggregator
@@ -22,9 +23,9 @@ SOUP = {"compat": False, "moments": "keep", "statistics": "keep"}
 SERVER_OPTIMIZERS = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
-def test_the_catalog_the_server_aggregator_and_the_labs_help_need_no_torch() -> None:
+def test_the_registry_the_server_aggregator_and_the_labs_help_need_no_torch() -> None:
     code = (
-        "import sys, fl_algorithms.registry, fl_algorithms.catalog, fl_algorithms.lab.cli\n"
+        "import sys, fl_algorithms.registry, fl_algorithms.study, fl_algorithms.lab.cli\n"
         "import fl_algorithms.server.aggregator, fl_algorithms.server.best\n"
         "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     )
@@ -42,7 +43,7 @@ def test_every_row_leads_to_its_implementation() -> None:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fenda", "fedsoup", "silo"])
 def test_resolving_twice_and_through_the_document_changes_nothing(algorithm: str) -> None:
     once = toy_study(algorithm)
-    assert resolve(once, lab=True) == once
+    assert resolve(once.file, lab=True) == once
     again = resolve(StudyFile.from_document(once.document()), lab=True)
     assert again == once
     assert again.digest("0" * 64) == once.digest("0" * 64)
@@ -56,24 +57,26 @@ def test_a_default_of_the_network_is_part_of_the_digest() -> None:
 
 @pytest.mark.parametrize(("rounds", "last_plain_round"), [(15, 11), (10, 7), (1, 0), (4, 3)])
 def test_souping_starts_after_three_quarters_of_the_rounds(rounds: int, last_plain_round: int) -> None:
-    assert toy_study("fedsoup", rounds=rounds).algorithm.settings == {"soup": {**SOUP, "start_after": last_plain_round}}
+    assert toy_study("fedsoup", rounds=rounds).file.algorithm.settings == {
+        "soup": {**SOUP, "start_after": last_plain_round}
+    }
 
 
 def test_a_written_start_of_souping_stays() -> None:
     study = toy_study("fedsoup", algorithm_settings={"soup": {"start_after": 1}})
-    assert study.algorithm.settings == {"soup": {**SOUP, "start_after": 1}}
+    assert study.file.algorithm.settings == {"soup": {**SOUP, "start_after": 1}}
 
 
 def test_a_soup_on_another_method_is_filled_like_fedsoups() -> None:
     study = toy_study("fenda", rounds=8, algorithm_settings={"soup": {"moments": "reset"}})
-    assert study.algorithm.settings == {"soup": {**SOUP, "moments": "reset", "start_after": 6}}
+    assert study.file.algorithm.settings == {"soup": {**SOUP, "moments": "reset", "start_after": 6}}
 
 
 @pytest.mark.parametrize(("name", "optimizer"), SERVER_OPTIMIZERS.items())
 def test_a_method_with_a_server_optimizer_is_fedavg_with_its_settings(name: str, optimizer: str) -> None:
     study = toy_study(name)
-    assert study.algorithm.settings["server"]["optimizer"] == optimizer
-    assert catalog.method(study).client == registry.METHODS["fedavg"].client
+    assert study.file.algorithm.settings["server"]["optimizer"] == optimizer
+    assert study.method.row.client == registry.METHODS["fedavg"].client
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
@@ -260,7 +263,7 @@ def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("scanned_anew")
 def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     row = rows.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": row})
+    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": row})
     told = {"metrics": ["val_loss", "accuracy"]}
     with pytest.raises(BadData) as refusal:
         resolve(StudyFile.model_validate(study_tables(reported=told)))
@@ -268,7 +271,7 @@ def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monke
     hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
     assert (refusal.value.message, refusal.value.hint) == (said, hint)
     ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
-    monkeypatch.setattr(catalog, "tasks", lambda: {"tabular": ranged})
+    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": ranged})
     found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
     assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
 
@@ -278,7 +281,7 @@ def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> 
     study = resolve(StudyFile.model_validate(study_tables(reported=told)))
     assert study.reported.ranges == {"auc": (0.0, 1.0), "val_loss": (0.0, 20.0)}
     assert study.document()["reported"]["ranges"] == {"auc": ["0.0", "1.0"], "val_loss": ["0.0", "20.0"]}
-    assert resolve(study) == study
+    assert resolve(study.file) == study
 
 
 def test_every_metric_of_our_own_tasks_has_a_range() -> None:
@@ -301,7 +304,7 @@ def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("algorithm", ["fenda", "fedavg", "fedsoup", "silo"])
 def test_the_shipped_studies_run_with_every_method(name: str, algorithm: str) -> None:
     study = resolve(load(EXAMPLES / name, [f"algorithm.name={algorithm}"]), lab=algorithm == "silo")
-    assert catalog.method(study).name == algorithm
+    assert study.method.row.name == algorithm
     assert describe(study, study.study.sites[0]).upload or algorithm == "silo"
 
 

@@ -20,6 +20,7 @@ from fl_algorithms.lab.runs import perform
 from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Pooling, Source, Split
 from fl_algorithms.tasks.images.labels import classes_among
 from fl_algorithms.tasks.images.pool import pooled as pooled_images
@@ -40,7 +41,7 @@ from tests.fl_algorithms.image_toys import (
 )
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile, load
+from wardround.records.study import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIFT = {"ash": 0.0, "birch": 5.0}  # the second hospital measures all on another scale
@@ -69,7 +70,7 @@ def raw(folder: Path, name: str, sites: Any = SHIFT) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def pooled(study: StudyFile, folder: Path) -> Any:
+def pooled(study: ResolvedStudy, folder: Path) -> Any:
     task = task_of(study)
     assert isinstance(task, TabularTask)
     return task.load_pooled(find(study, folder), site="central", seed=5, validation_fraction=0.2)
@@ -190,7 +191,7 @@ def pixels_of(split: Split) -> torch.Tensor:
     return split.x.take(torch.arange(len(split)))
 
 
-def pool_of(study: StudyFile, folder: Path) -> Any:
+def pool_of(study: ResolvedStudy, folder: Path) -> Any:
     task = task_of(study)
     assert isinstance(task, Pooling)
     return task.load_pooled(find(study, folder), site="central", seed=5, validation_fraction=0.25)
@@ -201,7 +202,7 @@ def pool_of(study: StudyFile, folder: Path) -> Any:
 def test_central_on_one_hospitals_images_is_that_hospital_alone(kind: str, site: str, hospitals: Path) -> None:
     study = image_study(KINDS[kind], algorithm="fedbn")
     section = study.study.model_copy(update={"sites": (site,)})
-    study = resolve(study.model_copy(update={"study": section}), lab=True)
+    study = resolve(study.file.model_copy(update={"study": section}), lab=True)
     task, own = task_of(study), pooled_study(study, site)
     alone = run_federation(own, task, load_sites(own, task, hospitals)).checkpoints[site]
     central = run_central(study, task, hospitals, site=site).checkpoints[site]
@@ -251,7 +252,7 @@ def test_a_pooled_image_keeps_its_class_or_mask(kind: str, hospitals: Path) -> N
 def test_the_studys_own_scale_is_both_the_pools_and_the_sites(kind: str, hospitals: Path) -> None:
     """Scores of the one model on the pool's scale and on each site's, and the loss of the validation rows."""
 
-    def told(study: StudyFile, scale: Any) -> Any:
+    def told(study: ResolvedStudy, scale: Any) -> Any:
         outcome = run_central(study, task_of(study), hospitals, scale)
         assert set(outcome.sessions) == {"central"}
         tests = pool_of(study, hospitals)[1]
@@ -338,8 +339,8 @@ def test_on_the_heart_disease_hospitals_the_matched_scale_is_the_better_one(
 ) -> None:
     """Means over 20 seeds of an independent simulation: .818 matched, .733 on the sites' own scales."""
     heart_disease(hospital_data / "heart_disease", tmp_path)
-    study = load(ROOT / "examples" / "heart_disease.toml", ["algorithm.name=silo"])
-    study = resolve(study, lab=True)
+    file = load(ROOT / "examples" / "heart_disease.toml", ["algorithm.name=silo"])
+    study = resolve(file, lab=True)
     task = task_of(study)
     found = {
         scale: summary([run_central(study, task, tmp_path, scale).checkpoints])["best_local"]["mean"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_algorithms import catalog
 from fl_algorithms.lab.data import BREAST_CANCER, HEART_SOURCE, breast_cancer, heart_disease
 from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.tables.tabular import TabularTask
 from tests.fl_algorithms.toys import table_source
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def task_of(name: str) -> TabularTask:
-    settings = catalog.settings_of(study.load(EXAMPLES / f"{name}.toml"))[0]
+    settings = ResolvedStudy(study.load(EXAMPLES / f"{name}.toml")).task.settings
     assert isinstance(settings, TabularSettings)
     return TabularTask(settings)
 

@@ -22,6 +22,7 @@ from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.images import pixels
 from tests.fl_algorithms.far_device import FAR, Far, elsewhere
@@ -40,7 +41,6 @@ from tests.fl_algorithms.image_toys import (
 from tests.fl_algorithms.test_every_method import METHODS, noisy, started
 from tests.fl_algorithms.toys import data_of, start_of, toy_study
 from wardround.errors import BadData, TryAgain, UsageProblem
-from wardround.records.study import StudyFile
 
 CHANGES = {
     "flip_horizontal": True, "quarter_turns": True, "rotate_degrees": 20, "shift": 0.1, "zoom": 0.1, "brightness": 0.2,
@@ -65,7 +65,7 @@ def folders(root: Path, *, masks: bool) -> Path:
     return root
 
 
-def federate(study: StudyFile, folder: Path, device: Device) -> Outcome:
+def federate(study: ResolvedStudy, folder: Path, device: Device) -> Outcome:
     task = task_of(study)
     sites = load_sites(study, task, folder)
     assert all(data.train.x.for_worker() is not None for data in sites.values())  # type: ignore[union-attr]
@@ -160,11 +160,11 @@ def test_a_device_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -
             device_for(Hardware(name))  # type: ignore[arg-type]
 
 
-def session_on(device: Device, study: StudyFile, data: SiteData, state: SessionState | None = None) -> SiteSession:
+def session_on(device: Device, study: ResolvedStudy, data: SiteData, state: SessionState | None = None) -> SiteSession:
     return SiteSession(study, "ash", task_of(study), data, state, device=device)
 
 
-def first_download(study: StudyFile) -> Downlink:
+def first_download(study: ResolvedStudy) -> Downlink:
     aggregator = server_aggregator(study, describe(study, "ash").upload)
     return downlink(aggregator, started(aggregator, initial_model(study)), "ash", 1)
 
@@ -179,7 +179,7 @@ class Stay:
     sessions: list[SiteSession]
 
 
-def stay(study: StudyFile, device: Device) -> Stay:
+def stay(study: ResolvedStudy, device: Device) -> Stay:
     data, base = data_of(study, "ash"), first_download(study)
     before = session_on(device, study, data)
     results, states = [before.train(1, base)], [before.export_state()]
@@ -219,7 +219,7 @@ def test_every_method_keeps_to_its_device_and_hands_out_what_the_cpu_would(
 def test_images_keep_to_their_device(weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = {"fine_tuning": {"steps": 2}, "soup": {"start_after": 1, "statistics": "estimate"}}
     study = image_study(IMAGES | {"augment": CHANGES, "class_weights": weights}, batch_size=5)
-    study = resolve(study.model_copy(update={"algorithm": study.algorithm.model_copy(update=tuning)}))
+    study = resolve(study.changed(algorithm=tuning).file)
     task, folder = task_of(study), folders(tmp_path, masks=False)
     here = run_federation(study, task, load_sites(study, task, folder))
     with elsewhere(monkeypatch):

@@ -34,12 +34,12 @@ from fl_algorithms.methods.settings import Amount
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import PublicData
 from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 from tests import reference
 from tests.fl_algorithms.toys import session_of, toy_data, toy_public_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 METHODS = ["fedmd", "dsfl", "ktpfl"]
@@ -49,12 +49,12 @@ BUNDLE = {"fedmd": "consensus", "dsfl": "consensus", "ktpfl": "mixture"}
 F32 = NDArray[np.float32]
 
 
-def study_of(method: str, *, sites: int = 3, **settings: Any) -> StudyFile:
+def study_of(method: str, *, sites: int = 3, **settings: Any) -> ResolvedStudy:
     changes = {key: settings.pop(key) for key in ("rounds", "model", "optimizer") if key in settings}
     return toy_study(method, sites=SITES[:sites], algorithm_settings=settings, **changes)
 
 
-def aggregator_of(study: StudyFile) -> ServerAggregator:
+def aggregator_of(study: ResolvedStudy) -> ServerAggregator:
     return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
@@ -313,7 +313,7 @@ def test_the_first_download_is_nobodys_and_teaches_nothing(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_distillation_brings_a_sites_predictions_to_what_came(method: str) -> None:
     study = study_of(method, distil={"epochs": 300}, distil_learning_rate=0.05)
-    study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
+    study = study.changed(training={"local_steps": 0})
     shape = describe(study, "ash").upload[0].shape
     with seeded(8):
         logits = torch.randn(10, 1)
@@ -360,7 +360,7 @@ def test_private_training_comes_before_the_first_exchange_and_once(method: str) 
     study, plain = study_of(method, **settings), study_of(method)
     download = {BUNDLE[method]: {NAME[method]: torch.zeros(describe(study, "ash").upload[0].shape)}}
 
-    def steps(study: StudyFile, rounds: tuple[int, ...]) -> list[list[int]]:
+    def steps(study: ResolvedStudy, rounds: tuple[int, ...]) -> list[list[int]]:
         """For each round how many steps each phase had."""
         session, found = session_of(study), []
         for number in rounds:
@@ -384,7 +384,7 @@ def test_fedmd_and_ktpfl_begin_as_their_authors_code_does_unless_told_otherwise(
 
 def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:
     study = study_of("fedmd", transfer={"epochs": 150}, distil_learning_rate=0.05)
-    study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 0})})
+    study = study.changed(training={"local_steps": 0})
     session, public_data = session_of(study), toy_public_data()
     session.train(1, {"consensus": {"logits": torch.zeros(10, 1)}})
     logits = compute_logits(session._context.algorithm, session._context.networks, public_data.x)
@@ -422,8 +422,7 @@ def test_a_last_batch_of_one_row_is_left_out_for_the_sake_of_batch_norms() -> No
 @pytest.mark.parametrize("method", METHODS)
 def test_several_classes_are_exchanged_as_many(method: str) -> None:
     study = study_of(method, sites=2)
-    task = study.task.model_copy(update={"classes": ["a", "b", "c"]})
-    study = study.model_copy(update={"task": task})
+    study = study.changed(task={"classes": ["a", "b", "c"]})
     assert describe(study, "ash").upload[0].shape == (10, 3)
     data = {}
     for site in ("ash", "birch"):
@@ -436,19 +435,19 @@ def test_several_classes_are_exchanged_as_many(method: str) -> None:
 # FedDF and pFedDF: distilling at the coordinator
 
 
-def both(study: StudyFile, sites: list[str] | None = None) -> Any:
+def both(study: ResolvedStudy, sites: list[str] | None = None) -> Any:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in sites or SITES})
 
 
-def targets_of(study: StudyFile, public_data: PublicData, teachers: list[Any]) -> torch.Tensor:
+def targets_of(study: ResolvedStudy, public_data: PublicData, teachers: list[Any]) -> torch.Tensor:
     """What teachers of one network say together."""
     return ensemble_targets(public_data, [(study, teacher) for teacher in teachers])
 
 
-def models(study: StudyFile, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
+def models(study: ResolvedStudy, seeds: list[int]) -> list[dict[str, torch.Tensor]]:
     """Whole networks of the study, unlike each other."""
     sections = [study.study.model_copy(update={"seed": seed}) for seed in seeds]
-    return [initial_model(study.model_copy(update={"study": section})) for section in sections]
+    return [initial_model(ResolvedStudy(study.file.model_copy(update={"study": section}))) for section in sections]
 
 
 def test_feddf_without_steps_is_fedavg() -> None:
@@ -551,7 +550,7 @@ def test_one_student_that_begins_as_the_mean_is_feddf() -> None:
 
 
 def slow_student(
-    study: StudyFile, public_data: PublicData, student: Any, targets: torch.Tensor, round_number: int
+    study: ResolvedStudy, public_data: PublicData, student: Any, targets: torch.Tensor, round_number: int
 ) -> Any:
     """Of a table and 3 steps: every batch, gradient, cut and step written out."""
     model = Restored(study, task_of(study), student)
@@ -623,11 +622,11 @@ def test_steps_end_without_gain_and_the_best_is_kept(losses: list[float], steps:
     assert (len(told), int(network.weight)) == (looks, kept)
 
 
-def stopped(steps: int = 12, **changes: Any) -> StudyFile:
+def stopped(steps: int = 12, **changes: Any) -> ResolvedStudy:
     return study_of("feddf", distil_steps=steps, distil_learning_rate=0.05, early_stopping=STOPPING | changes)
 
 
-def held_out_rows(study: StudyFile) -> list[int]:
+def held_out_rows(study: ResolvedStudy) -> list[int]:
     generator = torch.Generator().manual_seed(stream_seed(study.study.seed, "", 0, "distil.split"))
     return torch.randperm(10, generator=generator)[-3:].tolist()
 
@@ -670,7 +669,7 @@ def test_a_federation_with_early_stopping_reads_the_classes(tmp_path: Path) -> N
     with pytest.raises(BadData, match="no column `ill`"):
         read_public_data(study, task_of(study), path)
     assert both(study).digest == both(study).digest
-    assert "early_stopping" not in study_of("feddf").algorithm.settings
+    assert "early_stopping" not in study_of("feddf").file.algorithm.settings
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.09, 0), (0.9, 9)])
@@ -688,10 +687,11 @@ from pathlib import Path
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from wardround.errors import BadData
+from fl_algorithms.study import ResolvedStudy
 from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile
 folder = Path(sys.argv[1])
-study = StudyFile.from_document(json.loads((folder / "study.json").read_text()))
+study = ResolvedStudy(StudyFile.from_document(json.loads((folder / "study.json").read_text())))
 base, delta = (TensorFile(folder / f"{name}.safetensors").__enter__() for name in ("base", "delta"))
 aggregator = server_aggregator(study, base.specs)
 out = bytearray()
@@ -713,7 +713,7 @@ def test_a_coordinator_distils_in_another_process_to_the_same_bits(tmp_path: Pat
     public_data = study.public_data
     assert public_data is not None
     right = public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
-    study = study.model_copy(update={"public_data": right})
+    study = ResolvedStudy(study.file.model_copy(update={"public_data": right}))
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     base, delta = models(study, [1, 2])
     for name, tensors in (("base", base), ("delta", delta)):
@@ -734,7 +734,7 @@ def test_the_other_process_says_whose_network_is_no_number(tmp_path: Path) -> No
     study = study_of("feddf", sites=2, model={"name": "mlp", "hidden": [4], "norm": "batch"})
     assert study.public_data is not None
     right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
-    study = study.model_copy(update={"public_data": right})
+    study = ResolvedStudy(study.file.model_copy(update={"public_data": right}))
     (tmp_path / "study.json").write_text(json.dumps(study.document()))
     (base,) = models(study, [1])
     delta = {key: torch.zeros_like(tensor) for key, tensor in base.items()}
@@ -768,7 +768,7 @@ def test_a_set_that_changed_at_the_coordinator_is_the_answers_first_line(
     assert said["hint"] == "create the study again with the right file"
     assert study.public_data is not None
     right = study.public_data.model_copy(update={"digest": public_data_digest(tmp_path / "public_data.csv")})
-    head["study"] = study.model_copy(update={"public_data": right}).document()
+    head["study"] = study.file.model_copy(update={"public_data": right}).document()
     (tmp_path / "public_data.csv").write_text("")
     with pytest.raises(BadData):
         ensemble.answer(io.BytesIO(json.dumps(head).encode() + b"\n"), io.BytesIO())

@@ -17,9 +17,9 @@ from fl_algorithms.methods.settings import MeanSettings
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.settings.models import DEPTHS, TWO_EXTRACTORS
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import U, data_of, fit, session_of, toy_public_data
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 METHODS = list(registry.METHODS)
@@ -28,7 +28,7 @@ MEANS = [name for name, row in registry.METHODS.items() if issubclass(row.settin
 NOISY: dict[str, Any] = {"name": "mlp", "hidden": [4, 3], "dropout": 0.3, "norm": "batch"}
 
 
-def noisy(algorithm: str, **changes: Any) -> StudyFile:
+def noisy(algorithm: str, **changes: Any) -> ResolvedStudy:
     """A study whose network has all that could go wrong: dropout, statistics, an integer buffer."""
     needs = registry.METHODS[algorithm].needs
     if TWO_EXTRACTORS not in needs:
@@ -43,7 +43,7 @@ class Run:
     states: dict[str, SessionState]
 
 
-def run(study: StudyFile, data: dict[str, SiteData] | None = None, *, restart: bool = False) -> Run:
+def run(study: ResolvedStudy, data: dict[str, SiteData] | None = None, *, restart: bool = False) -> Run:
     """A federation round by round; with ``restart`` every site is killed and started anew after each round."""
     data = data or {site: data_of(study, site) for site in study.study.sites}
     sessions = {site: session_of(study, site, data[site]) for site in data}

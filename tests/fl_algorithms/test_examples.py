@@ -20,7 +20,7 @@ CASES = [(path, variant) for path in EXAMPLES for variant in ("", *tomllib.loads
 @pytest.mark.parametrize(("path", "variant"), CASES, ids=[f"{path.stem} {variant}".strip() for path, variant in CASES])
 def test_example_resolves_with_every_variant_and_shares_something(path: Path, variant: str) -> None:
     study = resolve(study_file.load(path, None, variant), lab=True, source=path.name)
-    assert bool(describe(study, study.study.sites[0]).upload) == (study.algorithm.name != "silo")
+    assert bool(describe(study, study.study.sites[0]).upload) == (study.method.name != "silo")
 
 
 def test_skin_is_made_by_its_command_and_said_in_images(tmp_path: Path) -> None:

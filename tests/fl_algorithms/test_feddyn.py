@@ -10,10 +10,10 @@ from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.lab.methods import card
 from fl_algorithms.server.aggregator import server_aggregator
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split, Task
 from tests.fl_algorithms.toys import toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 SITES = ["ash", "birch", "cedar"]
@@ -66,7 +66,7 @@ def optimum() -> Tensor:
     return torch.linalg.solve(curvature, slope)
 
 
-def study_of(method: str = "feddyn", model: dict[str, object] = LINEAR, **changes: object) -> StudyFile:
+def study_of(method: str = "feddyn", model: dict[str, object] = LINEAR, **changes: object) -> ResolvedStudy:
     settings = {"alpha": changes.pop("alpha", 0.5)} if method == "feddyn" else {}
     told = {"sites": SITES, "learning_rate": 0.2, "local_steps": 30, "batch_size": WHOLE, **PLAIN, **changes}
     return toy_study(method, dict(model), algorithm_settings=settings, **told)
@@ -75,7 +75,7 @@ def study_of(method: str = "feddyn", model: dict[str, object] = LINEAR, **change
 class Rounds:
     """A federation on ``unlike`` data, of which some sites may answer."""
 
-    def __init__(self, study: StudyFile) -> None:
+    def __init__(self, study: ResolvedStudy) -> None:
         self.study = study
         task: Task = Squares(task_of(study))  # type: ignore[assignment]  # what a session asks of a task
         self.sessions = {site: SiteSession(study, site, task, unlike(site)) for site in SITES}

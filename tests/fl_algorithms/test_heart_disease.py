@@ -35,7 +35,7 @@ def scores(algorithm: str, hospitals: Path) -> dict[str, Any]:
     study = resolve(load(ROOT / "examples" / "heart_disease.toml", [f"algorithm.name={algorithm}"]))
     task, runs = task_of(study), []
     for seed in range(study.study.seed, study.study.seed + SEEDS):
-        one = study.model_copy(update={"study": study.study.model_copy(update={"seed": seed})})
+        one = study.changed(study={"seed": seed})
         runs.append(run_federation(one, task, load_sites(one, task, hospitals)).checkpoints)
     return summary(runs)
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import build, describe, initial_model, specs_of, task_of
 from fl_algorithms.engine.session import Restored, SiteSession
@@ -22,6 +21,7 @@ from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.methods.feddf.ensemble import distilled, ensemble_targets
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.toys import start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.architectures import own_tensors
@@ -41,12 +41,12 @@ def tables_of(method: str = "mhpflgb", **tables: Any) -> dict[str, Any]:
     }
 
 
-def study_of(method: str = "mhpflgb", **tables: Any) -> StudyFile:
+def study_of(method: str = "mhpflgb", **tables: Any) -> ResolvedStudy:
     """``tables`` replace those of ``tables_of``."""
     return resolve(StudyFile.model_validate(tables_of(method, **tables)), lab=True)
 
 
-def federate(study: StudyFile) -> Outcome:
+def federate(study: ResolvedStudy) -> Outcome:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in study.study.sites})
 
 
@@ -128,25 +128,26 @@ def test_a_label_is_1_to_40_of_small_letters_digits_and_dashes(label: str) -> No
 
 def test_a_site_trains_what_is_assigned_and_else_the_default() -> None:
     study = study_of()
-    own = {site: catalog.network_of(study, site) for site in ("ash", "birch", "")}
-    assert [one.model for one in own.values()] == [study.model, study.networks["deep"], study.model]
+    own = {site: study.at(site) for site in ("ash", "birch", "")}
+    file = study.file
+    assert [one.file.model for one in own.values()] == [file.model, file.networks["deep"], file.model]
     assert all(not one.networks and not one.assigned for one in own.values())
-    assert catalog.network_of(own["birch"], "birch") == own["birch"]
+    assert own["birch"].at("birch") == own["birch"]
 
 
 @pytest.mark.parametrize("label", ["wide", "default"])
 def test_what_a_site_chose_wins_over_what_is_assigned(label: str) -> None:
     study = study_of()
-    chosen = catalog.network_of(study, "birch", label)
-    assert chosen.model == {"wide": study.networks["wide"], "default": study.model}[label]
-    assert catalog.network_label(study, "birch", label) == label
-    assert catalog.network_label(study, "birch") == "deep"
+    chosen = study.at("birch", label)
+    assert chosen.file.model == {"wide": study.networks["wide"], "default": study.file.model}[label]
+    assert study.label_of("birch", label) == label
+    assert study.label_of("birch") == "deep"
 
 
 @pytest.mark.parametrize("study", [study_of(), toy_study("mhpflgb")], ids=["several", "one"])
-def test_a_label_that_the_study_does_not_allow_is_refused(study: StudyFile) -> None:
+def test_a_label_that_the_study_does_not_allow_is_refused(study: ResolvedStudy) -> None:
     with pytest.raises(BadData) as refusal:
-        catalog.network_of(study, "ash", "huge")
+        study.at("ash", "huge")
     assert refusal.value.message == "study `toy` has no network `huge`"
     assert refusal.value.hint == f"it has: {', '.join(('default', *sorted(study.networks)))}"
 
@@ -205,7 +206,7 @@ def test_whether_networks_may_differ_is_decided_by_what_the_method_shares(algori
 def test_private_parts_are_the_sites_own_network_with_the_sites_own_seed() -> None:
     study = study_of(assigned={"ash": "deep", "birch": "deep"})
     task, algorithm = task_of(study), algorithm_of(study)
-    one, other = (build(catalog.network_of(study, site), task, algorithm, site) for site in ("ash", "birch"))
+    one, other = (build(study.at(site), task, algorithm, site) for site in ("ash", "birch"))
     assert hidden(one) == hidden(other) == [5, 3]
     assert not torch.equal(one["model"].state_dict()["head.weight"], other["model"].state_dict()["head.weight"])
     assert torch.equal(one["bypass"].state_dict()["head.weight"], other["bypass"].state_dict()["head.weight"])
@@ -248,7 +249,7 @@ def test_a_state_of_another_network_is_refused() -> None:
     study, data = study_of(), toy_data("birch")
     state = SiteSession(study, "birch", task_of(study), data).export_state()
     with pytest.raises(BadData, match="the kept state does not fit the study's network"):
-        SiteSession(catalog.network_of(study, "birch", "wide"), "birch", task_of(study), data, state)
+        SiteSession(study.at("birch", "wide"), "birch", task_of(study), data, state)
 
 
 def test_the_matrix_asks_each_sites_model_in_its_own_network() -> None:
@@ -260,7 +261,7 @@ def test_the_matrix_asks_each_sites_model_in_its_own_network() -> None:
     split = data["ash"].test
     assert split is not None
     for site in ("ash", "birch"):
-        own = Restored(catalog.network_of(study, site), task_of(study), outcome.checkpoints[site]["latest"].tensors)
+        own = Restored(study.at(site), task_of(study), outcome.checkpoints[site]["latest"].tensors)
         score = task_of(study).metrics(own.logits(split.x), split.y)["accuracy"]
         assert found["matrix"]["kinds"]["latest"]["matrix"]["accuracy"][site]["ash"] == score
     assert set(found["leave_one_out"]["sites"]) == {"ash", "birch"}
@@ -351,17 +352,17 @@ TRIO = {"name": "toy", "sites": ["ash", "birch", "cedar"], "rounds": 3, "seed": 
 SHARING = {"birch": "deep", "cedar": "deep"}  # ash trains the default network
 
 
-def distilling(method: str = "feddf", *, steps: int = 0, **tables: Any) -> StudyFile:
+def distilling(method: str = "feddf", *, steps: int = 0, **tables: Any) -> ResolvedStudy:
     settings = {"name": method, "distil_steps": steps, "distil_batch_size": 4}
     return study_of(method, **{"study": TRIO, "assigned": SHARING, "algorithm": settings, **tables})
 
 
-def alone(study: StudyFile, sites: list[str], method: str) -> Outcome:
+def alone(study: ResolvedStudy, sites: list[str], method: str) -> Outcome:
     """These sites, which train one network, in a federation of their own."""
-    one = catalog.network_of(study, sites[0])
+    one = study.at(sites[0])
     section = one.study.model_copy(update={"sites": tuple(sites)})
     algorithm = Named(name=method)
-    one = resolve(one.model_copy(update={"study": section, "algorithm": algorithm}), lab=True)
+    one = resolve(one.file.model_copy(update={"study": section, "algorithm": algorithm}), lab=True)
     return federate(one)
 
 
@@ -372,9 +373,9 @@ def test_an_initial_model_of_unlike_networks_has_each_that_a_site_trains(method:
     assert {key.rpartition("/")[0] for key in start} == {"", "network_0"}  # `deep` is the first label, `wide` unused
     assert list(start) == sorted(start)
     for site in study.study.sites:
-        own = own_tensors(study, site, specs_of(start))
+        own = own_tensors(study.file, site, specs_of(start))
         assert tuple(own.values()) == describe(study, site).upload == describe(study, site).download
-        one = initial_model(catalog.network_of(study, site))
+        one = initial_model(study.at(site))
         assert all(torch.equal(start[key], one[spec.key]) for key, spec in own.items())
     assert own.keys() == {key for key in start if key.startswith("network_0/")}
 
@@ -402,7 +403,7 @@ def test_pfeddf_without_steps_is_each_site_alone_with_its_own_network() -> None:
             torch.testing.assert_close(outcome.shared[f"site_{place}/{key}"], tensor, rtol=1e-5, atol=1e-6)
 
 
-def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
+def a_round(study: ResolvedStudy, sites: list[str]) -> tuple[Any, Any, Any]:
     """The kept tensors, what is kept after the first round with these sites, and what each of them made."""
     start = initial_model(study)
     aggregator = server_aggregator(study, specs_of(start))
@@ -411,10 +412,10 @@ def a_round(study: StudyFile, sites: list[str]) -> tuple[Any, Any, Any]:
     public_data = toy_data("ash").public_data
     made = {
         site: (
-            catalog.network_of(study, site),
+            study.at(site),
             {
                 spec.key: start[source] + results[site].uplink[spec.bundle][spec.name]
-                for source, spec in own_tensors(study, site, specs_of(start)).items()
+                for source, spec in own_tensors(study.file, site, specs_of(start)).items()
             },
         )
         for site in sites
@@ -459,7 +460,7 @@ def test_a_network_that_all_sites_train_but_which_is_not_the_default_one_is_aver
 def test_networks_that_share_the_same_tensors_are_averaged_together_and_may_be_chosen() -> None:
     """They differ in dropout alone, so there is one student, as there is without [networks]."""
     study = distilling(networks={"deep": {"name": "mlp", "hidden": [4], "dropout": 0.5}})
-    assert list(initial_model(study)) == list(initial_model(catalog.network_of(study, "ash")))
+    assert list(initial_model(study)) == list(initial_model(study.at("ash")))
     assert describe(study, "ash", "deep").upload == describe(study, "birch").upload
     assert not any("/" in key for key in federate(study).shared)
 

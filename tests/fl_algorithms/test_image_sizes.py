@@ -8,7 +8,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.central import pooled_study
@@ -19,6 +18,7 @@ from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.vision import VggSettings
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Task
 from fl_algorithms.tasks.selection import row_shape
 from tests.fl_algorithms.image_toys import (
@@ -41,11 +41,11 @@ LARGE_UNET: dict[str, Any] = {**UNET, "size": [16, 16]}
 PLAIN = {"name": "mhpflgb", "train_local": {"steps": 2}, "train_global": {"steps": 1}, "widths": [4, 4]}
 
 
-def study_of(algorithm: Any = "fedavg", **tables: Any) -> StudyFile:
+def study_of(algorithm: Any = "fedavg", **tables: Any) -> ResolvedStudy:
     """Images of 8 x 8 at ash, of 16 x 16 at birch; ``tables`` replace others."""
     known = algorithm if isinstance(algorithm, str) else algorithm["name"]
     table = {} if isinstance(algorithm, str) else {"algorithm": algorithm}
-    whole = image_study(algorithm=known).model_dump()
+    whole = image_study(algorithm=known).file.model_dump()
     return resolve(
         StudyFile.model_validate(
             {**whole, "networks": {"large": LARGE}, "assigned": {"birch": "large"}, **table, **tables}
@@ -54,7 +54,7 @@ def study_of(algorithm: Any = "fedavg", **tables: Any) -> StudyFile:
     )
 
 
-def mask_study(**tables: Any) -> StudyFile:
+def mask_study(**tables: Any) -> ResolvedStudy:
     return study_of(**{"algorithm": PLAIN, "task": MASKS, "model": UNET, "networks": {"large": LARGE_UNET}, **tables})
 
 
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return site_folders(tmp_path)
 
 
-def federate(study: StudyFile, folder: Path) -> tuple[Task, dict[str, SiteData], Outcome]:
+def federate(study: ResolvedStudy, folder: Path) -> tuple[Task, dict[str, SiteData], Outcome]:
     task = task_of(study)
     data = load_sites(study, task, folder)
     return task, data, run_federation(study, task, data)
@@ -81,33 +81,33 @@ def federate(study: StudyFile, folder: Path) -> tuple[Task, dict[str, SiteData],
 
 def test_a_site_trains_the_study_at_the_size_of_its_network() -> None:
     study = study_of()
-    own = {site: catalog.network_of(study, site) for site in ("ash", "birch", "")}
+    own = {site: study.at(site) for site in ("ash", "birch", "")}
     assert {site: task_of(one).input_shape for site, one in own.items()} == {
         "ash": (1, 8, 8), "birch": (1, 16, 16), "": (1, 8, 8),
     }  # fmt: skip
-    assert catalog.network_of(own["birch"], "birch") == own["birch"]
-    assert task_of(catalog.network_of(study, "ash", "large")).input_shape == (1, 16, 16)
-    assert task_of(catalog.network_of(study, "birch", "default")).input_shape == (1, 8, 8)
+    assert own["birch"].at("birch") == own["birch"]
+    assert task_of(study.at("ash", "large")).input_shape == (1, 16, 16)
+    assert task_of(study.at("birch", "default")).input_shape == (1, 8, 8)
 
 
 def test_the_size_of_the_model_itself_is_that_of_all_sites_but_those_with_another_network() -> None:
     study = study_of(model=LARGE, networks={"tasks": RESNET}, assigned={"birch": "tasks"})
-    shapes = [task_of(catalog.network_of(study, site)).input_shape for site in ("ash", "birch")]
+    shapes = [task_of(study.at(site)).input_shape for site in ("ash", "birch")]
     assert shapes == [(1, 16, 16), (1, 8, 8)]
     assert task_of(study).input_shape == (1, 16, 16)
     alone = study_of(model=LARGE, networks={}, assigned={})
     assert task_of(alone).input_shape == (1, 16, 16)
-    assert catalog.network_of(alone, "ash").task.settings["size"] == [16, 16]
-    assert alone.task.settings["size"] == [8, 8]
+    assert alone.at("ash").file.task.settings["size"] == [16, 16]
+    assert alone.file.task.settings["size"] == [8, 8]
 
 
 def test_resolving_twice_changes_nothing_and_the_pool_has_the_default_networks_size() -> None:
     study = study_of(model=LARGE, networks={"tasks": RESNET}, assigned={"birch": "tasks"})
-    assert study.model.settings["size"] == [16, 16]
+    assert study.file.model.settings["size"] == [16, 16]
     assert resolve(StudyFile.from_document(study.document())) == study
     pooled = pooled_study(study)
     assert task_of(pooled).input_shape == (1, 16, 16)
-    assert resolve(pooled, lab=True) == pooled
+    assert resolve(pooled.file, lab=True) == pooled
 
 
 def test_a_network_without_a_size_has_the_settings_that_it_always_had() -> None:
@@ -230,7 +230,7 @@ def test_a_checkpoint_predicts_new_images_of_any_size_at_its_own(folder: Path, t
     study = study_of(PLAIN)
     _, data, outcome = federate(study, folder)
     write_images(tmp_path / "new", [image[:20] for image in pictures(3, seed=9, side=24)[0]])
-    own = {site: catalog.network_of(study, site) for site in ("ash", "birch")}
+    own = {site: study.at(site) for site in ("ash", "birch")}
     for site, shape in (("ash", (1, 8, 8)), ("birch", (1, 16, 16))):
         task = task_of(own[site])
         rows, names = task.read_new(tmp_path / "new", json.loads(json.dumps(task.fitted(data[site]))))
@@ -258,20 +258,20 @@ def test_each_site_reads_the_public_data_set_at_its_own_size(folder: Path) -> No
 
 
 @pytest.mark.parametrize("study", [study_of(PLAIN), mask_study()], ids=["classes", "masks"])
-def test_a_model_answers_for_another_sites_rows_as_that_site_reads_them(study: StudyFile, folder: Path) -> None:
+def test_a_model_answers_for_another_sites_rows_as_that_site_reads_them(study: ResolvedStudy, folder: Path) -> None:
     task, data, outcome = federate(study, folder)
     tent = study.task.name == "images"
     asked = Protocol(matrix=True, personalisation=(1,), sharpness=tent, tent=tent, leave_one_out=True)
     found = measure(study, task, data, outcome, asked)
     metric = "accuracy" if study.task.name == "images" else "dice"
     for site, other in (("ash", "birch"), ("birch", "ash")):
-        own = catalog.network_of(study, site)
+        own = study.at(site)
         model = Restored(own, task_of(own), outcome.checkpoints[site]["latest"].tensors)
         split = data[other].test
         assert split is not None
         score = task.metrics(model.logits(split.x), split.y)[metric]
         assert found["matrix"]["kinds"]["latest"]["matrix"][metric][site][other] == score
-    assert found["matrix"]["kinds"]["latest"]["global"] == dict.fromkeys(catalog.task(study).metrics)
+    assert found["matrix"]["kinds"]["latest"]["global"] == dict.fromkeys(study.task.row.metrics)
     assert found["matrix"]["kinds"]["latest"]["local"][metric] is not None
     assert found["leave_one_out"]["mean"]["latest"][metric] is not None
 

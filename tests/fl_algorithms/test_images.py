@@ -635,6 +635,6 @@ def test_a_network_that_does_not_take_the_tasks_data_is_refused(
 
 def test_an_image_study_resolves_to_itself_and_survives_its_document() -> None:
     study = image_study({**IMAGES, "mean": [0.5], "std": [0.25], "class_weights": [1, 2.5], "augment": {"zoom": 0.1}})
-    assert resolve(study) == study
+    assert resolve(study.file) == study
     again = resolve(StudyFile.from_document(study.document()))
     assert again.digest("0" * 64) == study.digest("0" * 64)

@@ -18,10 +18,11 @@ from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
 from fl_algorithms.lab.federation import Outcome, limits_summary, load_sites, manifest, reported_losses, run_federation
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import LimitsSection, StudyFile
+from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile
 
 STUDY = """
@@ -55,7 +56,7 @@ name = "fedavg"
 """
 
 
-def federate(study: StudyFile, data: dict[str, SiteData] | None = None) -> Outcome:
+def federate(study: ResolvedStudy, data: dict[str, SiteData] | None = None) -> Outcome:
     return run_federation(study, task_of(study), data or {site: toy_data(site) for site in study.study.sites})
 
 
@@ -315,13 +316,13 @@ def _tables(folder: Path) -> dict[str, Any]:
 def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """One site's update a million times too large, as wrong units make it, and one with most of the rows."""
     sites = ("ash", "birch", "cedar", "douglas")
-    tables = toy_study("fedavg").model_dump()
+    tables = toy_study("fedavg").file.model_dump()
     tables["study"] |= {"sites": sites, "quorum": 3, "rounds": 2}
     study = resolve(StudyFile.model_validate(tables))
     data = {site: toy_data(site, rows=400 if site == "ash" else 22) for site in sites}
     honest = federate(study, data)
     assert limits_summary(honest.accounts) == ["site ash counted for less than its rows in 2 of 2 rounds"]
-    assert honest.digest != federate(study.model_copy(update={"limits": LimitsSection(max_weight=1)}), data).digest
+    assert honest.digest != federate(study.changed(limits={"max_weight": 1.0}), data).digest
 
     real = SiteSession.train
 
@@ -335,7 +336,7 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
     monkeypatch.setattr(SiteSession, "train", in_other_units)
     said = limits_summary(federate(study, data).accounts)
     assert said[0].startswith("site birch is not in round 2's model: norm ")
-    all_needed = study.model_copy(update={"study": study.study.model_copy(update={"quorum": 4})})
+    all_needed = study.changed(study={"quorum": 4})
     with pytest.raises(BadData) as refusal:
         federate(all_needed, data)
     assert refusal.value.message.startswith(

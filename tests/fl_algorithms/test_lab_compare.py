@@ -235,7 +235,7 @@ def test_tuning_seeds_are_never_reported_seeds(tmp_path: Path) -> None:
 def test_a_silo_row_trains_its_network_alone_whatever_the_variant_says(tmp_path: Path) -> None:
     row = suite.load(suite_file(tmp_path, HEAD + FEDAVG + '[[row]]\nname = "alone"\nkind = "silo"\n')).row("alone")
     study = row.points[0].study
-    assert (study.algorithm.name, study.model.name) == ("silo", "fenda")
+    assert (study.method.name, study.model.name) == ("silo", "fenda")
 
 
 def test_titles_and_the_number_of_seeds_are_no_part_of_the_digest(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fl_algorithms.methods.lcfed.server import HEAD, HEADS
 from fl_algorithms.models.lcnet import Calibration, SelectingBody, Selection, disagreement
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.image_toys import MASKS
 from tests.fl_algorithms.toys import U, session_of, toy_masks, toy_study
 from tests.reference import calibrated, gaussian_blur
@@ -27,19 +28,19 @@ NORMED = {**U, "norm": "batch"}
 STILL = {"steps": 0}
 
 
-def study_of(model: dict[str, Any] | None = None, sites: int = 3, **settings: Any) -> StudyFile:
+def study_of(model: dict[str, Any] | None = None, sites: int = 3, **settings: Any) -> ResolvedStudy:
     names = ["ash", "birch", "cedar"][:sites]
     return toy_study("lcfed", model, sites=names, rounds=2, algorithm_settings=settings)
 
 
-def networks_of(study: StudyFile, site: str = "ash") -> dict[str, nn.Module]:
+def networks_of(study: ResolvedStudy, site: str = "ash") -> dict[str, nn.Module]:
     return build(study, task_of(study), algorithm_of(study), site)
 
 
 class Rounds:
     """A federation round by round, with what the coordinator keeps in between."""
 
-    def __init__(self, study: StudyFile, rows: dict[str, int] | None = None) -> None:
+    def __init__(self, study: ResolvedStudy, rows: dict[str, int] | None = None) -> None:
         self.study = study
         sites = study.study.sites
         data = {site: toy_masks(site, (rows or {}).get(site, 8)) for site in sites}
@@ -211,7 +212,7 @@ def test_each_phase_moves_its_own_part_alone(phase: str, moves: str) -> None:
 def test_without_selection_and_calibration_a_site_does_as_in_fedrep() -> None:
     """The same head, body, batches and amounts give the same body and head, bit for bit."""
     ours = study_of(NORMED, selection=False, calibration=False, train_head={"steps": 3}, train_body={"steps": 4})
-    tables = ours.model_dump(mode="json") | {
+    tables = ours.file.model_dump(mode="json") | {
         "algorithm": {"name": "fedrep", "train_head": {"steps": 3}, "train_body": {"steps": 4}}
     }
     theirs = resolve(StudyFile.model_validate(tables))
@@ -276,7 +277,7 @@ def test_every_site_sees_every_sites_head_as_it_last_was() -> None:
 
 
 def test_a_study_of_volumes_and_three_classes_runs() -> None:
-    tables = study_of(sites=2).model_dump(mode="json")
+    tables = study_of(sites=2).file.model_dump(mode="json")
     tables["task"] = {**MASKS, "size": [4, 4, 4], "fit": "exact", "classes": ["none", "left", "right"]}
     study = resolve(StudyFile.model_validate(tables))
     networks = networks_of(study)
@@ -298,7 +299,7 @@ def test_a_network_that_is_no_u_is_refused(model: str) -> None:
 def test_a_table_is_refused() -> None:
     with pytest.raises(BadData, match="needs a network with a body and a head"):
         resolve(StudyFile.model_validate({
-            **study_of().model_dump(mode="json"),
+            **study_of().file.model_dump(mode="json"),
             "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u"]},
             "model": {"name": "mlp"},
         }))  # fmt: skip

@@ -18,6 +18,7 @@ from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, ave
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
+from fl_algorithms.study import ResolvedStudy
 from tests.reference import capped_shares
 from wardround.records.study import LimitsSection, StudyFile
 from wardround.tensors.files import TensorFile
@@ -27,7 +28,7 @@ SITES = ("ash", "birch", "cedar", "douglas")
 SPECS = (TensorSpec("w", "F32", (3,)),)
 
 
-def study(algorithm: str = "fedavg", limits: dict[str, Any] | None = None, **section: Any) -> StudyFile:
+def study(algorithm: str = "fedavg", limits: dict[str, Any] | None = None, **section: Any) -> ResolvedStudy:
     tables = {
         "study": {"name": "small", "sites": list(SITES), "rounds": 3, "quorum": 3, **section},
         "task": {"name": "tabular", "label": "y", "classes": ["0", "1"], "features": [{"name": "x"}]},
@@ -48,7 +49,7 @@ def sent(*values: float, counts: tuple[int, ...] = (10, 10, 10, 10)) -> list[Upd
 
 
 def run(
-    updates: list[Update], before: tuple[Account, ...] = (), file: StudyFile | None = None
+    updates: list[Update], before: tuple[Account, ...] = (), file: ResolvedStudy | None = None
 ) -> tuple[np.ndarray[Any, Any], Account]:
     """The next model's values from zeros, and the account."""
     file = file or study()
@@ -108,7 +109,7 @@ def test_every_mean_that_is_weighted_by_counts_is_capped(algorithm: str) -> None
 
 
 def test_a_method_whose_sites_count_alike_has_no_shares_to_cap() -> None:
-    tables = study("fedavg").model_dump()
+    tables = study("fedavg").file.model_dump()
     tables["algorithm"] = {"name": "scaffold"}
     tables["training"] |= {"optimizer": "sgd", "weight_decay": 0.0}
     assert not server_aggregator(resolve(StudyFile.model_validate(tables)), SPECS).weighted
@@ -153,7 +154,7 @@ def test_where_no_one_moves_nobody_is_an_offender() -> None:
 
 
 @pytest.mark.parametrize("file", [study(limits={"norm_multiple": 0}), study(max_update_norm=1e9)])
-def test_a_study_may_have_no_learned_limit(file: StudyFile) -> None:
+def test_a_study_may_have_no_learned_limit(file: ResolvedStudy) -> None:
     assert run(sent(1, 1, 1, 1000), file=file)[1].limits == {}
 
 
@@ -237,7 +238,7 @@ def test_when_too_few_are_left_all_that_were_left_out_are_named() -> None:
 
 def test_the_multiple_follows_what_the_sites_do() -> None:
     """Steps are alike everywhere; passes over one's own data are not."""
-    tables = study().model_dump(exclude={"limits"})
+    tables = study().file.model_dump(exclude={"limits"})
     assert resolve(StudyFile.model_validate(tables)).limits.norm_multiple == 10
     tables["training"] |= {"local_steps": None, "local_epochs": 1}
     assert resolve(StudyFile.model_validate(tables)).limits.norm_multiple == 200

@@ -20,6 +20,7 @@ from fl_algorithms.methods.fedbn.client import norm_layers
 from fl_algorithms.methods.fedprox.client import proximal_term
 from fl_algorithms.methods.moon.client import contrast
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from tests import reference
 from tests.fl_algorithms.toys import fit, plus, session_of, start_of, study_tables, toy_data, toy_study
@@ -33,7 +34,7 @@ BODY = {"body.layers.0.bias", "body.layers.0.weight"}
 HEAD = {"head.bias", "head.weight"}
 
 
-def federation(study: StudyFile) -> Outcome:
+def federation(study: ResolvedStudy) -> Outcome:
     return run_federation(study, task_of(study), {site: toy_data(site) for site in study.study.sites})
 
 
@@ -56,7 +57,7 @@ def norm_of(deltas: dict[str, Tensor]) -> float:
     return sum(float(delta.double().square().sum()) for delta in deltas.values()) ** 0.5
 
 
-def private_of(study: StudyFile, rounds: int, data: SiteData | None = None) -> dict[str, Tensor]:
+def private_of(study: ResolvedStudy, rounds: int, data: SiteData | None = None) -> dict[str, Tensor]:
     """What site ash keeps to itself after ``rounds`` rounds of a federation of its own."""
     session, base = session_of(study, data=data), start_of(study)
     for number in range(1, rounds + 1):
@@ -240,7 +241,7 @@ def test_while_fedrep_trains_the_body_no_tensor_of_the_head_moves() -> None:
 
 
 def test_fedrep_trains_the_head_first_and_the_body_under_it() -> None:
-    def study(**settings: Any) -> StudyFile:
+    def study(**settings: Any) -> ResolvedStudy:
         return toy_study("fedrep", algorithm_settings=settings)
 
     whole = study(train_head={"epochs": 2}, train_body={"steps": 3})
@@ -276,7 +277,7 @@ def test_with_fedbabu_the_head_never_moves_and_there_is_one_model_for_all() -> N
 
 def test_fedbabu_fine_tunes_the_whole_network_for_five_passes_unless_told_otherwise() -> None:
     study = fit("fedbabu")
-    assert study.algorithm.settings["fine_tuning"] == {"epochs": 5, "train": ["*"]}
+    assert study.file.algorithm.settings["fine_tuning"] == {"epochs": 5, "train": ["*"]}
     kept = federation(study).checkpoints["ash"]
     for name in BODY | HEAD:
         assert not torch.equal(kept["fine_tuned"].tensors[name], kept["latest"].tensors[name])
@@ -292,7 +293,7 @@ def test_untuned_fedbabu_predicts_alike_at_all_sites() -> None:
 # APFL
 
 
-def alpha_study(alpha: float, rate: float = 0.0, mixing: str = "outputs", **changes: Any) -> StudyFile:
+def alpha_study(alpha: float, rate: float = 0.0, mixing: str = "outputs", **changes: Any) -> ResolvedStudy:
     settings = {"alpha": alpha, "alpha_learning_rate": rate, "mixing": mixing}
     return toy_study("apfl", algorithm_settings=settings, **changes)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog, registry, rows
+from fl_algorithms import registry, rows
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import build, describe, initial_model, task_of
 from fl_algorithms.engine.session import SiteSession
@@ -17,17 +17,18 @@ from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.methods.mhpflgb.client import BYPASS, FUSION, fused, own_head
 from fl_algorithms.models.bypass import Bypass, Fusion, Resample, source_weights
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, RESNET
 from tests.fl_algorithms.toys import U, bundles, session_of, start_of, toy_data, toy_masks, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
+from wardround.records.study import Named, StudyFile
 from wardround.tensors.manifests import MODEL
 
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [4], "norm": "batch", "dropout": 0.2}
 
 
-def study_of(task: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **settings: Any) -> StudyFile:
+def study_of(task: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **settings: Any) -> ResolvedStudy:
     """Of two sites and one round of two local and one global step; ``settings`` of [algorithm]."""
     tables = {
         "study": {"name": "toy", "sites": ["ash", "birch"], "rounds": 1, "seed": 5},
@@ -39,7 +40,7 @@ def study_of(task: dict[str, Any] | None = None, model: dict[str, Any] | None = 
     return resolve(StudyFile.model_validate(tables))
 
 
-def networks_of(study: StudyFile, site: str = "ash") -> dict[str, nn.Module]:
+def networks_of(study: ResolvedStudy, site: str = "ash") -> dict[str, nn.Module]:
     return build(study, task_of(study), algorithm_of(study), site)
 
 
@@ -167,7 +168,7 @@ def test_each_stage_moves_its_own_part_alone(stage: str, moves: set[str]) -> Non
         assert all(delta.any() for delta in result.uplink[BYPASS].values())  # body and head
 
 
-def gradients_of(study: StudyFile, phase: int) -> dict[str, Tensor | None]:
+def gradients_of(study: ResolvedStudy, phase: int) -> dict[str, Tensor | None]:
     """Of everything, for one stage's loss of one batch, nothing frozen."""
     context = session_of(study)._context
     loss = context.algorithm.phases(context)[phase].loss
@@ -203,11 +204,11 @@ def test_the_frozen_bypass_passes_gradients_through_to_the_own_body() -> None:
 
 
 def test_the_default_amounts_and_rates_are_the_cards() -> None:
-    study = resolve(study_of().model_copy(update={"algorithm": type(study_of().algorithm)(name="mhpflgb")}))
+    study = resolve(study_of().file.model_copy(update={"algorithm": Named(name="mhpflgb")}))
     local, globally = algorithm_of(study).phases(session_of(study)._context)
     assert (local.epochs, globally.epochs) == (4, 1)
     assert (local.learning_rate, globally.learning_rate) == (1e-4, 1e-5)
-    settings = catalog.settings_of(study)[2].model_dump()
+    settings = study.method.settings.model_dump()
     assert (settings["own"], settings["other"]) == (0.9, 0.1)
 
 
@@ -281,7 +282,7 @@ def test_every_network_for_images_takes_part(name: str) -> None:
     assert all(delta.any() for delta in result.uplink[BYPASS].values())
 
 
-def _images(study: StudyFile, n: int) -> Split:
+def _images(study: ResolvedStudy, n: int) -> Split:
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(n, *task_of(study).input_shape, generator=generator)
     masks = study.task.name == MASKS["name"]

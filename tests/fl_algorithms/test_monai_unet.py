@@ -96,7 +96,7 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_extra_is_imported_before_it_is_used() -> None:
-    modules = "fl_algorithms.catalog, fl_algorithms.models.monai_unet, fl_algorithms.tasks.images.segmentation"
+    modules = "fl_algorithms.study, fl_algorithms.models.monai_unet, fl_algorithms.tasks.images.segmentation"
     line = f"import sys, {modules}; print({{'monai', 'nibabel', 'pydicom'}} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True).stdout == "set()\n"
 

@@ -18,32 +18,32 @@ from fl_algorithms.lab.sharpness import extreme_eigenvalue
 from fl_algorithms.lab.tent import with_batch_statistics
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.toys import FENDA, toy_data, toy_study
 from wardround.errors import BadData
 from wardround.records.schema import check
-from wardround.records.study import StudyFile
 
 THREE = ["ash", "birch", "cedar"]
 NORMED: dict[str, Any] = {"name": "mlp", "hidden": [5], "norm": "batch"}
 
 
-def patients(study: StudyFile, **sizes: int) -> dict[str, SiteData]:
+def patients(study: ResolvedStudy, **sizes: int) -> dict[str, SiteData]:
     return {site: toy_data(site, rows=sizes.get(site, 22)) for site in study.study.sites}
 
 
-def federate(study: StudyFile, data: dict[str, SiteData] | None = None) -> Outcome:
+def federate(study: ResolvedStudy, data: dict[str, SiteData] | None = None) -> Outcome:
     return run_federation(study, task_of(study), data or patients(study))
 
 
-def measured(study: StudyFile, data: dict[str, SiteData] | None = None, **asked: Any) -> dict[str, Any]:
+def measured(study: ResolvedStudy, data: dict[str, SiteData] | None = None, **asked: Any) -> dict[str, Any]:
     data = data or patients(study)
     found = measure(study, task_of(study), data, federate(study, data), Protocol(**asked))
     assert json.loads(json.dumps(found, allow_nan=False)) == found  # plain JSON
     return found
 
 
-def accuracy(study: StudyFile, tensors: Any, split: Split) -> float:
+def accuracy(study: ResolvedStudy, tensors: Any, split: Split) -> float:
     """The share of rows whose likeliest class is theirs."""
     probabilities = Restored(study, task_of(study), tensors).probabilities(split.x)
     return fmean(int(row.argmax()) == int(y) for row, y in zip(probabilities, split.y, strict=True))
@@ -232,7 +232,7 @@ def test_a_site_left_out_contributes_no_step_and_no_message(monkeypatch: pytest.
     trained: list[tuple[str, ...]] = []
 
     class Watched(SiteSession):
-        def __init__(self, study: StudyFile, site: str, *rest: Any, **options: Any) -> None:
+        def __init__(self, study: ResolvedStudy, site: str, *rest: Any, **options: Any) -> None:
             trained.append((site, *study.study.sites))
             super().__init__(study, site, *rest, **options)
 

@@ -18,6 +18,7 @@ from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.methods.distillation.client import rows_of_round
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 from tests.fl_algorithms.image_toys import IMAGES, image_study, image_task, packed, pictures, public_bytes
 from tests.fl_algorithms.toys import session_of, start_of, study_tables, toy_data, toy_study
@@ -34,7 +35,7 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def study_with(path: Path, rows: int = len(ROWS), algorithm: str = "fedmd", **settings: Any) -> StudyFile:
+def study_with(path: Path, rows: int = len(ROWS), algorithm: str = "fedmd", **settings: Any) -> ResolvedStudy:
     """A study whose public data set is ``path``."""
     tables = study_tables(algorithm, algorithm_settings=settings)
     tables["public_data"] = {"digest": public_data_digest(path), "rows": rows}
@@ -64,7 +65,7 @@ def test_classes_that_a_method_needs_and_the_set_lacks_are_said_with_the_way_out
         read_public_data(study, task_of(study), path)
     assert "ill" in refusal.value.message
     assert refusal.value.hint.endswith(
-        "algorithm `fedmd` as it is set needs the classes of these rows too; see `fl-lab methods fedmd`"
+        "algorithm `fedmd` as it is set also needs the classes of these rows: `fl-lab methods fedmd`"
     )
     without = study_with(path)
     assert read_public_data(without, task_of(without), path).y is None

@@ -28,11 +28,11 @@ from fl_algorithms.methods.scaffold import client as scaffold_client
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import TensorSpec
 
@@ -44,13 +44,15 @@ PLAIN_SGD = {"optimizer": "sgd", "weight_decay": 0.0}
 Arrays = dict[str, NDArray[np.float32]]
 
 
-def study_of(method: str, *, sites: int = 3, settings: Mapping[str, Any] | None = None, **changes: Any) -> StudyFile:
+def study_of(
+    method: str, *, sites: int = 3, settings: Mapping[str, Any] | None = None, **changes: Any
+) -> ResolvedStudy:
     names = SITES[:sites] if sites <= len(SITES) else [f"site-{number:03}" for number in range(sites)]
     plain = PLAIN_SGD if method == "scaffold" else {}
     return toy_study(method, sites=names, algorithm_settings=dict(settings or {}), **{**plain, **changes})
 
 
-def aggregator_of(study: StudyFile) -> ServerAggregator:
+def aggregator_of(study: ResolvedStudy) -> ServerAggregator:
     return server_aggregator(study, describe(study, study.study.sites[0]).upload)
 
 
@@ -74,7 +76,7 @@ def aggregated(aggregator: ServerAggregator, kept: Arrays, updates: dict[str, tu
 
 
 def random_round(
-    study: StudyFile, answered: int | None = None
+    study: ResolvedStudy, answered: int | None = None
 ) -> tuple[ServerAggregator, Arrays, dict[str, tuple[int, Arrays]]]:
     aggregator = aggregator_of(study)
     updates = {
@@ -90,7 +92,7 @@ def random_round(
 class Federation:
     """A federation in steps, so that tests can look between the rounds."""
 
-    study: StudyFile
+    study: ResolvedStudy
     aggregator: ServerAggregator
     data: dict[str, SiteData]
     sessions: dict[str, SiteSession]
@@ -98,7 +100,7 @@ class Federation:
     results: list[dict[str, RoundResult]]
 
     @classmethod
-    def of(cls, study: StudyFile, data: dict[str, SiteData] | None = None) -> "Federation":
+    def of(cls, study: ResolvedStudy, data: dict[str, SiteData] | None = None) -> "Federation":
         aggregator, began, offset = aggregator_of(study), bytearray(), 0
         aggregator.start(InMemory({key: tensor.numpy() for key, tensor in initial_model(study).items()}), began.extend)
         kept = {}
@@ -295,7 +297,7 @@ def test_fedadam_gives_the_golden_value_of_thirty_rounds() -> None:
 def test_the_server_optimizers_match_the_slow_reference(method: str, rounds: int, v_0: float | None) -> None:
     begun = {} if v_0 is None else {"v_0": v_0}
     aggregator = server_of(method, WEIGHT, learning_rate=0.3, beta1=0.8, beta2=0.7, tau=0.3, **begun)
-    optimizer = study_of(method).algorithm.settings["server"]["optimizer"]
+    optimizer = study_of(method).file.algorithm.settings["server"]["optimizer"]
     slow = reference.server_steps(optimizer, 2.0, lambda x: 0.1 - x, rounds, eta=0.3, b1=0.8, b2=0.7, tau=0.3, v_0=v_0)
     assert steps(aggregator, 2.0, 0.1, rounds) == pytest.approx(slow, rel=1e-5)
 

@@ -12,11 +12,11 @@ from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored, SessionState
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
 from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 METHODS = ["fedavg", "fenda", "fedsoup", "silo", "two-networks"]
@@ -27,7 +27,7 @@ def _two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.METHODS, "two-networks", TWO_NETWORKS)  # type: ignore[arg-type]
 
 
-def run_rounds(study: StudyFile, *, restart: bool) -> tuple[list[Any], SessionState]:
+def run_rounds(study: ResolvedStudy, *, restart: bool) -> tuple[list[Any], SessionState]:
     """Every round of a federation of one site; with ``restart``, each in a session of its own."""
     session, base, results = session_of(study), start_of(study), []
     for round_number in range(1, study.study.rounds + 1):
@@ -269,7 +269,7 @@ def test_logits_come_in_pieces_of_bounded_size() -> None:
 BATCH_NORM = {"name": "mlp", "hidden": [4], "norm": "batch"}
 
 
-def souping(rounds: int, start_after: int, soup: dict[str, Any] | None = None, **changes: Any) -> StudyFile:
+def souping(rounds: int, start_after: int, soup: dict[str, Any] | None = None, **changes: Any) -> ResolvedStudy:
     settings = {"soup": {"start_after": start_after, **(soup or {})}}
     return toy_study("fedsoup", rounds=rounds, algorithm_settings=settings, **changes)
 
@@ -472,7 +472,7 @@ def test_a_soup_of_fendas_shared_extractor_touches_nothing_private() -> None:
 # What cannot be
 
 
-def refusal_of(study: StudyFile, base: Any = None, state: SessionState | None = None) -> str:
+def refusal_of(study: ResolvedStudy, base: Any = None, state: SessionState | None = None) -> str:
     with pytest.raises(BadData) as refusal:
         session_of(study, state=state).train(1, base if base is not None else start_of(study))
     return refusal.value.message

@@ -7,12 +7,13 @@ from torch import nn
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.training import Batches, Optimizers, only_trainable, run_steps, seeded, trainable_parameters
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData
-from wardround.records.study import StudyFile, TrainingSection
+from wardround.records.study import TrainingSection
 
 
-def batches_of(rows: int, study: StudyFile, round_number: int = 1, place: dict[str, int] | None = None) -> Batches:
+def batches_of(rows: int, study: ResolvedStudy, round_number: int = 1, place: dict[str, int] | None = None) -> Batches:
     x = torch.arange(rows, dtype=torch.float32)[:, None]
     return Batches(x, torch.arange(rows), study, "ash", round_number, "", {} if place is None else place)
 

@@ -13,9 +13,9 @@ from fl_algorithms.engine.partition import all_tensors, build, describe, initial
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.federation import manifest
 from fl_algorithms.lab.weights import weighted
+from fl_algorithms.study import ResolvedStudy
 from tests.fl_algorithms.image_toys import image_study, packed
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile
 
 STUDY = """
@@ -51,11 +51,11 @@ CONV = "body.conv1.weight"
 
 
 @pytest.fixture
-def study() -> StudyFile:
+def study() -> ResolvedStudy:
     return image_study(algorithm="fedbn")
 
 
-def pretrained(study: StudyFile) -> dict[str, Tensor]:
+def pretrained(study: ResolvedStudy) -> dict[str, Tensor]:
     """A whole network of the study's form with other numbers, as another study's checkpoint has it."""
     network = build(study, task_of(study), algorithm_of(study), site="")
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +77,9 @@ def lab(*words: str | Path) -> Result:
     return result
 
 
-def test_shared_tensors_are_the_files_and_private_ones_are_listed_as_unused(study: StudyFile, tmp_path: Path) -> None:
+def test_shared_tensors_are_the_files_and_private_ones_are_listed_as_unused(
+    study: ResolvedStudy, tmp_path: Path
+) -> None:
     whole = pretrained(study)
     found = weighted(study, saved(whole, tmp_path / "w.safetensors"))
     drawn = initial_model(study)
@@ -87,7 +89,7 @@ def test_shared_tensors_are_the_files_and_private_ones_are_listed_as_unused(stud
     assert any("bn1" in name for name in found.unused)
 
 
-def test_tensors_that_the_file_lacks_stay_as_drawn(study: StudyFile, tmp_path: Path) -> None:
+def test_tensors_that_the_file_lacks_stay_as_drawn(study: ResolvedStudy, tmp_path: Path) -> None:
     body = {name: tensor for name, tensor in pretrained(study).items() if not name.startswith("head.")}
     found = weighted(study, saved(body, tmp_path / "w.safetensors"))
     assert found.drawn == ("head.bias", "head.weight")
@@ -105,20 +107,20 @@ def test_tensors_that_the_file_lacks_stay_as_drawn(study: StudyFile, tmp_path: P
     ],
 )
 def test_file_that_does_not_fit_is_refused_by_its_tensor(
-    changed: dict[str, Tensor], message: str, study: StudyFile, tmp_path: Path
+    changed: dict[str, Tensor], message: str, study: ResolvedStudy, tmp_path: Path
 ) -> None:
     path = saved({**pretrained(study), **changed}, tmp_path / "w.safetensors")
     with pytest.raises(BadData, match=message):
         weighted(study, path)
 
 
-def test_file_with_private_tensors_alone_is_refused(study: StudyFile, tmp_path: Path) -> None:
+def test_file_with_private_tensors_alone_is_refused(study: ResolvedStudy, tmp_path: Path) -> None:
     private = {name: tensor for name, tensor in pretrained(study).items() if name not in initial_model(study)}
     with pytest.raises(BadData, match=f"none of its {len(private)} tensors is one that the study shares"):
         weighted(study, saved(private, tmp_path / "w.safetensors"))
 
 
-def test_only_safetensors_are_read(study: StudyFile, tmp_path: Path) -> None:
+def test_only_safetensors_are_read(study: ResolvedStudy, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save(pretrained(study), path)
     with pytest.raises(BadData, match="not a safetensors file, or damaged") as refused:
@@ -128,7 +130,7 @@ def test_only_safetensors_are_read(study: StudyFile, tmp_path: Path) -> None:
         weighted(study, tmp_path / "absent")
 
 
-def test_init_writes_what_run_starts_from(study: StudyFile, tmp_path: Path) -> None:
+def test_init_writes_what_run_starts_from(study: ResolvedStudy, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(STUDY)
     whole = pretrained(study)

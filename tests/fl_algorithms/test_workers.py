@@ -15,7 +15,7 @@ from wardround.errors import TryAgain
 WAIT_S = 60
 PROGRAM = """
 import itertools, os, sys
-from fl_algorithms.workers import ahead
+from fl_algorithms.engine.workers import ahead
 made = ahead(os.getpid, itertools.repeat(()), 1)
 print(next(made), flush=True)
 sys.stdin.read()

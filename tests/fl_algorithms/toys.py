@@ -16,6 +16,7 @@ from fl_algorithms.methods.lgfedavg.client import lg_fedavg
 from fl_algorithms.methods.settings import HeadSettings, MethodSettings
 from fl_algorithms.resolving import resolve
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
 from tests.fl_algorithms.image_toys import MASKS, SIDE
 from wardround.records.study import StudyFile
@@ -72,7 +73,7 @@ def table_source(table: Path, test: Path | None, label: str) -> Source:
     return Source({"table": table} if test is None else {"table": table, "test": test}, label)
 
 
-def toy_study(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> StudyFile:
+def toy_study(algorithm: str = "fedavg", model: dict[str, Any] | None = None, **changes: Any) -> ResolvedStudy:
     """A resolved small study."""
     return resolve(StudyFile.model_validate(study_tables(algorithm, model, **changes)), lab=True)
 
@@ -112,12 +113,12 @@ def toy_masks(site: str, rows: int = 22, seed: int = 1) -> SiteData:
     return SiteData(split(rows), split(9), split(12), digest="0" * 64)
 
 
-def data_of(study: StudyFile, site: str, rows: int = 22) -> SiteData:
+def data_of(study: ResolvedStudy, site: str, rows: int = 22) -> SiteData:
     """Patients as the study's task has them: of a table, or images with masks."""
     return (toy_masks if study.task.name == MASKS["name"] else toy_data)(site, rows)
 
 
-def start_of(study: StudyFile) -> Downlink:
+def start_of(study: ResolvedStudy) -> Downlink:
     """The first round's download."""
     return bundles(initial_model(study))
 
@@ -131,7 +132,7 @@ def bundles(tensors: dict[str, Tensor]) -> Downlink:
     return base
 
 
-def session_of(study: StudyFile, site: str = "ash", data: SiteData | None = None, **options: Any) -> SiteSession:
+def session_of(study: ResolvedStudy, site: str = "ash", data: SiteData | None = None, **options: Any) -> SiteSession:
     return SiteSession(study, site, task_of(study), data or data_of(study, site), **options)
 
 
@@ -171,7 +172,7 @@ TWO_NETWORKS = rows.MethodRow(
 )
 
 
-def fit(algorithm: str, **changes: Any) -> StudyFile:
+def fit(algorithm: str, **changes: Any) -> ResolvedStudy:
     """A small study of any installed method, with the training that the method asks for."""
     row = registry.METHODS[algorithm]
     if row.plain_sgd:

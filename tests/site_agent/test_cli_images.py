@@ -18,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fl_algorithms.engine.partition import task_of
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.images.files import mask_at
 from fl_algorithms.tasks.source import Source
 from site_agent import handoff
@@ -29,7 +30,6 @@ from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labeled, 
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
-from wardround.records.study import StudyFile
 from wardround.records.trainer import Request, request_from
 from wardround.tensors.manifests import Manifest
 
@@ -64,7 +64,7 @@ class ImageHospital(Hospital):
             self.ask("commit", study="toy", revision=1, round=number)
 
 
-def hospital_of(folder: Path, study: StudyFile) -> ImageHospital:
+def hospital_of(folder: Path, study: ResolvedStudy) -> ImageHospital:
     state = folder / "state"
     for name in ("staging", "studies", "offers", "identity"):
         (state / name).mkdir(parents=True)

@@ -91,7 +91,7 @@ def ask_in_thread(trainer: Trainer, request: AnyRequest) -> tuple["Future[Any]",
 def endless(hospital: Hospital) -> AnyRequest:
     """A round of a million steps, which no test waits for."""
     study = small_study()
-    hospital.study = study.model_copy(update={"training": study.training.model_copy(update={"local_steps": 1_000_000})})
+    hospital.study = study.changed(training={"local_steps": 1_000_000})
     return request_from(hospital.round(1))
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.partition import initial_model, specs_of, task_of
 from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.source import Source
 from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.consent.approvals import grant, refuse_other_tensors
@@ -34,7 +34,7 @@ from wardround.tensors.files import TensorFile
 from wardround.v1 import federation_pb2 as pb
 
 
-def several(**tables: Any) -> StudyFile:
+def several(**tables: Any) -> ResolvedStudy:
     """Sites train an mlp of [4], and north `deep`."""
     small = {"name": "mlp", "hidden": [2]}
     return resolve(
@@ -124,7 +124,7 @@ def test_a_round_trains_the_approved_network_as_the_lab_does(hospital: Hospital)
     files = Source({"table": hospital.table, "test": hospital.test}, "ill")
     fraction = study.checkpoints.validation_fraction
     found = task.load(files, site="north", seed=study.study.seed, validation_fraction=fraction)
-    session = SiteSession(catalog.network_of(study, "north", "small"), "north", task, found)
+    session = SiteSession(study.at("north", "small"), "north", task, found)
     uplink = session.train(1, start_of(study)).uplink["bypass"]
     with TensorFile(hospital.state / "staging" / answer["update"]) as update:
         for name, delta in uplink.items():
@@ -220,14 +220,14 @@ def test_the_consent_has_the_network_and_another_one_is_another_consent(world: S
 # Unlike networks, of which the study's initial model has each in a bundle of its own
 
 
-def apart() -> StudyFile:
+def apart() -> ResolvedStudy:
     """FedDF: north trains `deep`, south the default network."""
     features = [{"name": name, "mean": 0.0, "std": 1.0} for name in ("age", "dose")]
     task = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": features}
     return several(task=task, algorithm={"name": "feddf"}, public_data={"digest": "c0" * 32, "rows": 10})
 
 
-def offered(study: StudyFile) -> pb.StudyOffer:
+def offered(study: ResolvedStudy) -> pb.StudyOffer:
     start = initial_model(study)
     manifest = manifest_of(start, specs_of(start))
     digest = bytes.fromhex(study.digest(manifest.digest()))

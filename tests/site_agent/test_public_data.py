@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.public_data import public_data_digest
 from site_agent.cli.data import data_app
 from site_agent.trainer.data import sources
@@ -22,9 +23,9 @@ from wardround.tensors.files import TensorFile
 ROWS = 9
 
 
-def distilling(public_data: Path, algorithm: str = "fedmd") -> StudyFile:
+def distilling(public_data: Path, algorithm: str = "fedmd") -> ResolvedStudy:
     """The small study with a public data set."""
-    tables = small_study("fedavg").model_dump()
+    tables = small_study("fedavg").file.model_dump()
     tables["task"]["features"] = [{"name": "age", "mean": 55.0, "std": 20.0}, {"name": "dose", "mean": 0.0, "std": 1.0}]
     tables |= {
         "algorithm": {"name": algorithm},
@@ -112,7 +113,7 @@ def test_a_copy_that_is_gone_or_was_never_named_is_refused(hospital: Hospital, p
 def test_a_set_of_another_number_of_rows_is_refused(hospital: Hospital, public_data: Path) -> None:
     assert hospital.study.public_data is not None
     more = hospital.study.public_data.model_copy(update={"rows": ROWS + 1})
-    other = replace(hospital, study=hospital.study.model_copy(update={"public_data": more}))
+    other = replace(hospital, study=ResolvedStudy(hospital.study.file.model_copy(update={"public_data": more})))
     with pytest.raises(BadData, match="9 rows, ") as refused:
         other.ask("check", study=other.document, site="north", data="patients")
     assert refused.value.code == "DECLINED_DATA_INVALID"

@@ -16,6 +16,7 @@ from fl_algorithms.engine.partition import Partition, initial_model, task_of
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
+from fl_algorithms.study import ResolvedStudy
 from site_agent.handoff import staged
 from site_agent.trainer.data.sources import sources
 from site_agent.trainer.rounds import installing, sessions, training
@@ -23,7 +24,7 @@ from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
 from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
-from wardround.records.study import Named, StudyFile
+from wardround.records.study import Named
 from wardround.records.trainer import Checkpoint, Progress, request_from
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import TensorSpec
@@ -134,7 +135,7 @@ def with_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the installed method begin a round with one tensor more than leaves."""
     real = installing.describe
 
-    def describe(study: StudyFile, site: str, chosen: str) -> Partition:
+    def describe(study: ResolvedStudy, site: str, chosen: str) -> Partition:
         partition = real(study, site, chosen)
         return replace(partition, download=(*partition.upload, CONTROL), exposure="coordinator")
 
@@ -179,8 +180,8 @@ def test_download_of_other_tensors_than_the_installed_method_begins_with_is_refu
 
 def test_closing_round_of_a_study_that_fine_tunes_keeps_the_tuned_copy_too(hospital: Hospital) -> None:
     plain = hospital.study
-    tuned = Named.model_validate({"name": plain.algorithm.name, "fine_tuning": {"steps": 2}})
-    hospital.study = resolve(plain.model_copy(update={"algorithm": tuned}))
+    tuned = Named.model_validate({"name": plain.method.name, "fine_tuning": {"steps": 2}})
+    hospital.study = resolve(plain.file.model_copy(update={"algorithm": tuned}))
     run(hospital, 1, 4)
     answer = hospital.ask(**hospital.round(5, "validate"))
     assert "update" not in answer

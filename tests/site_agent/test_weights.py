@@ -19,6 +19,7 @@ from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import all_tensors, build, describe, task_of
 from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.source import Source
 from site_agent.audit.show import words
 from site_agent.cli import data
@@ -43,15 +44,15 @@ def hospital(tmp_path: Path) -> Hospital:
     return Hospital.make(tmp_path)
 
 
-def networks_of(study: StudyFile) -> dict[str, Tensor]:
+def networks_of(study: ResolvedStudy) -> dict[str, Tensor]:
     return all_tensors(build(study, task_of(study), algorithm_of(study), "north"))
 
 
-def private(study: StudyFile) -> list[str]:
+def private(study: ResolvedStudy) -> list[str]:
     return [tensor.name for tensor in describe(study, "north").private]
 
 
-def pretrained(study: StudyFile, seed: int = 1) -> dict[str, Tensor]:
+def pretrained(study: ResolvedStudy, seed: int = 1) -> dict[str, Tensor]:
     """A whole network of the study's form with other numbers."""
     draw = torch.Generator().manual_seed(seed)
     return {
@@ -215,7 +216,7 @@ def test_a_file_of_shared_tensors_alone_is_refused(hospital: Hospital) -> None:
 
 
 def test_a_method_that_begins_alike_at_every_site_takes_no_weights_of_one(hospital: Hospital) -> None:
-    tables = small_study("fedavg").model_dump()
+    tables = small_study("fedavg").file.model_dump()
     tables |= {"algorithm": {"name": "fedbabu"}}
     tables["training"]["init_private"] = "common"
     alike = replace(hospital, study=resolve(StudyFile.model_validate(tables)))

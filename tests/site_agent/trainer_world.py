@@ -9,6 +9,7 @@ import safetensors.torch
 
 from fl_algorithms.engine.partition import initial_model
 from fl_algorithms.resolving import resolve
+from fl_algorithms.study import ResolvedStudy
 from site_agent.trainer.data import inspection, sources
 from site_agent.trainer.requests import Requests
 from wardround.records.study import StudyFile
@@ -24,7 +25,7 @@ NETWORKS = {
 }
 
 
-def small_study(algorithm: str = "fenda", **study: Any) -> StudyFile:
+def small_study(algorithm: str = "fenda", **study: Any) -> ResolvedStudy:
     """Two numbers, two classes, four rounds of five steps."""
     tables = {
         "study": {"name": NAME, "sites": ["north", "south"], "rounds": 4, "seed": 7, **study},
@@ -55,7 +56,7 @@ class Hospital:
     state: Path
     table: Path
     test: Path
-    study: StudyFile
+    study: ResolvedStudy
     requests: Requests
 
     @classmethod

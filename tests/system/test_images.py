@@ -17,13 +17,13 @@ from fl_algorithms.engine.partition import initial_model, task_of
 from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
+from fl_algorithms.study import ResolvedStudy
 from site_agent import audit
 from site_agent.state.directory import SiteState
 from tests.fl_algorithms.image_toys import packed, pictures, write_images, write_table
 from tools.world import World, in_parallel
 from wardround.local import control
 from wardround.records import study as study_file
-from wardround.records.study import StudyFile
 from wardround.signing.certificates import Name
 
 pytestmark = pytest.mark.system
@@ -106,13 +106,13 @@ def for_masks(method: str) -> str:
     return f'{COMMON.format(name=f"blocks-{method}")}{MASKS}name = "{method}"\n{FOR_MASKS[method]}'
 
 
-def study_of(text: str, folder: Path) -> StudyFile:
+def study_of(text: str, folder: Path) -> ResolvedStudy:
     path = folder / "study.toml"
     path.write_text(text)
     return resolve(study_file.load(path))
 
 
-def policy_for(studies: list[StudyFile]) -> str:
+def policy_for(studies: list[ResolvedStudy]) -> str:
     """A policy that allows ``studies`` what they ask."""
     shared = {key for study in studies for key in initial_model(study)}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
@@ -136,7 +136,7 @@ class Federation:
         self.world, self.data = world, data
         self._coordinator = State(world.coordinator_state).control
 
-    def run(self, study: StudyFile, name: str) -> dict[str, Any]:
+    def run(self, study: ResolvedStudy, name: str) -> dict[str, Any]:
         """Create, approve and run a study on the data called ``name``. Returns its status."""
         initial = self.world.state / f"{name}.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
@@ -156,7 +156,7 @@ class Federation:
         status: dict[str, Any] = self._ask("follow", study=study.study.name)
         return status
 
-    def lab(self, study: StudyFile, name: str) -> Outcome:
+    def lab(self, study: ResolvedStudy, name: str) -> Outcome:
         task = task_of(study)
         return run_federation(study, task, load_sites(study, task, self.data / name))
 

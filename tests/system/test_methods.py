@@ -13,11 +13,12 @@ import pytest
 import safetensors.torch
 
 from coordinator.state_directory import State
-from fl_algorithms import catalog, registry, rows
+from fl_algorithms import registry, rows
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
+from fl_algorithms.study import ResolvedStudy
 from site_agent import audit
 from site_agent.state.directory import SiteState
 from tools.world import World, in_parallel
@@ -72,7 +73,7 @@ DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
-def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> StudyFile:
+def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> ResolvedStudy:
     """A resolved study of two rounds of three steps. ``told``: in place of what SETTINGS has."""
     name = f"short-{method.replace('_', '-')}" + ("" if told is None else "-again")
     told = SETTINGS.get(method, {}) if told is None else told
@@ -103,7 +104,7 @@ def table(rows: int, seed: int) -> str:
     return text.getvalue()
 
 
-def policy_for(studies: list[StudyFile]) -> str:
+def policy_for(studies: list[ResolvedStudy]) -> str:
     """A policy that allows each of ``studies`` all that it asks."""
     shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).upload}
     statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
@@ -130,11 +131,11 @@ class Federation:
     def site(self, name: str) -> SiteState:
         return SiteState(self.world.state / name)
 
-    def run(self, study: StudyFile, folder: Path) -> dict[str, Any]:
+    def run(self, study: ResolvedStudy, folder: Path) -> dict[str, Any]:
         """Create, approve and start a study, and wait for its end. Returns its status."""
         name, initial = study.study.name, folder / "initial.safetensors"
         safetensors.torch.save_file(initial_model(study), initial)
-        distills = catalog.method(study).public_data == rows.COORDINATOR
+        distills = study.method.row.public_data == rows.COORDINATOR
         public_data = str(self.data / "public_data" / "public_data.csv") if distills else None
         self._ask("create", document=study.document(), initial=str(initial), public_data=public_data)
 

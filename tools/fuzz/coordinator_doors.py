@@ -229,7 +229,7 @@ def _control(folder: Path) -> Door:
 
     world = CoordinatorWorld(folder)
     refuse_some(world)
-    document = world.study.file.document()
+    document = world.study.resolved.document()
 
     def take(data: bytes) -> None:
         try:
@@ -280,7 +280,7 @@ def _state_files(folder: Path) -> Door:
 
 
 def _study_document(folder: Path) -> Door:
-    """A resolved study as a document; the catalog resolves it again."""
+    """A resolved study as a document, resolved again."""
     from fl_algorithms.resolving import resolve
     from tools.fuzz.examples import study_document
     from wardround.records.study import StudyFile

@@ -402,7 +402,7 @@ def _policy(folder: Path) -> Door:
 
 
 def _study_file(folder: Path) -> Door:
-    """A study file, its variants and the catalog's defaults."""
+    """A study file, its variants and the defaults of what it names."""
     from fl_algorithms.resolving import resolve
 
     root = Path(__file__).resolve().parents[2] / "examples"

@@ -32,8 +32,8 @@ from fl_algorithms.engine.algorithm import (
 )
 from fl_algorithms.engine.training import Batch, Networks, trainable_parameters
 from fl_algorithms.methods.apfl import ApflSettings
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 
 PERSONAL, MIXTURE = "personal", "mixture"
@@ -55,7 +55,7 @@ def apfl(settings: ApflSettings) -> Algorithm:
     by_weights = settings.mixing == "weights"
     infer = mixed_weights if by_weights else mixed_outputs
 
-    def mixture(study: StudyFile, task: Task) -> nn.Module:
+    def mixture(study: SiteStudy, task: Task) -> nn.Module:
         return Mixture(settings.alpha)
 
     def after_step(context: Context, batch: Batch) -> None:

@@ -12,3 +12,8 @@ class DistillationSettings(MethodSettings):
     distil: Amount = Amount(epochs=1)  # passes are over the round's rows
     distil_batch_size: int = Field(default=128, ge=2, le=65536)
     distil_learning_rate: Rate | None = None  # None: that of [training]
+
+    def public_data_misfit(self, rows: int) -> tuple[str, str]:
+        if (self.subset or 0) > rows:
+            return f"`subset` in [algorithm] is {self.subset}, the public data set has {rows} rows", ""
+        return "", ""

@@ -11,23 +11,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Context, Uplink, compute_logits
 from fl_algorithms.engine.training import Batch, Networks, Phase
 from fl_algorithms.methods.distillation import DistillationSettings
 from fl_algorithms.methods.fedmd.server import PREDICTIONS
 from fl_algorithms.methods.settings import Amount
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Inputs, Split
 from fl_algorithms.tasks.selection import chosen
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 LOGITS, PROBABILITIES = "logits", "probabilities"
 BEGUN = "begun"  # note: this site has taken part in a round
 
 
-def rows_of_round(study: StudyFile, round_number: int) -> Tensor:
+def rows_of_round(study: SiteStudy, round_number: int) -> Tensor:
     """The places in the public data set of the rows of a round, ascending: int64 (subset,)."""
     assert study.public_data is not None
     rows, subset = study.public_data.rows, _settings(study).subset
@@ -48,13 +47,13 @@ def class_logits(logits: Tensor) -> Tensor:
     return logits if logits.shape[1] > 1 else torch.cat((torch.zeros_like(logits), logits), dim=1)
 
 
-def scores(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def scores(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     """``Algorithm.extras``: the network's outputs for each row of a round."""
     classes = _classes(study)
     return (_spec(study, LOGITS, 1 if classes == 2 else classes),)
 
 
-def class_probabilities(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def class_probabilities(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     """``Algorithm.extras``: the probability of each class for each row of a round."""
     return (_spec(study, PROBABILITIES, _classes(study)),)
 
@@ -124,17 +123,17 @@ def _next_logits(context: Context) -> Tensor:
     return compute_logits(context.algorithm, context.networks, public_inputs(context, context.round_number + 1))
 
 
-def _spec(study: StudyFile, name: str, width: int) -> TensorSpec:
+def _spec(study: SiteStudy, name: str, width: int) -> TensorSpec:
     assert study.public_data is not None
     return TensorSpec(name, "F32", (_settings(study).subset or study.public_data.rows, width), PREDICTIONS)
 
 
-def _classes(study: StudyFile) -> int:
-    task, _, _ = catalog.settings_of(study)
+def _classes(study: SiteStudy) -> int:
+    task = study.task.settings
     return len(getattr(task, "classes"))  # noqa: B009  of a row that gives classes, as resolving has found
 
 
-def _settings(study: StudyFile) -> DistillationSettings:
-    _, _, settings = catalog.settings_of(study)
+def _settings(study: SiteStudy) -> DistillationSettings:
+    settings = study.method.settings
     assert isinstance(settings, DistillationSettings)
     return settings

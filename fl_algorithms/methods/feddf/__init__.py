@@ -38,6 +38,15 @@ class FedDfSettings(MethodSettings):
     def labeled(self) -> bool:
         return self.early_stopping is not None
 
+    def public_data_misfit(self, rows: int) -> tuple[str, str]:
+        if self.early_stopping is None or 0 < (held_out := self.early_stopping.held_out(rows)) < rows - 1:
+            return "", ""
+        return (
+            f"`early_stopping` in [algorithm] holds out {held_out} of the public data set's {rows} rows, and needs 1 "
+            "of them at least and 2 to learn from",
+            "another `fraction`, or a larger public data set",
+        )
+
 
 ROWS = (
     MethodRow(

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits, validation_loss
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import all_tensors, build, task_of, upload_specs
@@ -27,6 +26,7 @@ from fl_algorithms.methods.feddf import EarlyStopping, FedDfSettings
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import BeyondFloat32
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import PublicData, Split
 from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from fl_algorithms.tasks.selection import chosen
@@ -57,7 +57,7 @@ def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None 
         path = Path(head["public_data"])
         require_public_data(study, path, "create the study again with the right file")
         public_data = read_public_data(study, task_of(study), path)
-    own = {site: catalog.network_of(study, site) for site in (*head["students"], *head["teachers"])}
+    own = {site: study.at(site) for site in (*head["students"], *head["teachers"])}
     specs = {site: upload_specs(one, algorithm_of(one), _networks(one)) for site, one in own.items()}
     students, teachers = (
         [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
@@ -71,12 +71,12 @@ def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None 
 
 
 def ensemble_targets(
-    public_data: PublicData, teachers: Sequence[tuple[StudyFile, Network]], sites: Sequence[str] = ()
+    public_data: PublicData, teachers: Sequence[tuple[SiteStudy, Network]], sites: Sequence[str] = ()
 ) -> Tensor:
     """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper.
 
     Args:
-        teachers: each with the study as its site trains it, ``catalog.network_of``. sites: whose they are.
+        teachers: each with the study as its site trains it, ``ResolvedStudy.at``. sites: whose they are.
 
     Raises:
         BeyondFloat32: a logit of one is no number, as a network with a negative variance gives them.
@@ -94,7 +94,7 @@ def ensemble_targets(
 
 
 def distilled(
-    study: StudyFile, public_data: PublicData, student: Network, targets: Tensor, round_number: int
+    study: SiteStudy, public_data: PublicData, student: Network, targets: Tensor, round_number: int
 ) -> dict[str, Tensor]:
     """The student after its steps: Adam with a cosine that ends at 0, the gradient cut to a norm of 5.
 
@@ -104,13 +104,13 @@ def distilled(
     Raises:
         BadData: early stopping, and the public data set was read without its classes.
     """
-    _, _, settings = catalog.settings_of(study)
+    settings = study.method.settings
     assert isinstance(settings, FedDfSettings)
     networks, algorithm = _networks(study), algorithm_of(study)
     _load(networks, student)
     if settings.distil_steps:
         changed = {"batch_size": settings.distil_batch_size, "iterator": "round", "drop_last": True}
-        own = study.model_copy(update={"training": study.training.model_copy(update=changed)})
+        own = study.changed(training=changed)
         taught, held_out = _parts(study, public_data, settings)
         batches = Batches(taught.x, taught.y, own, "", round_number, PURPOSE, {})
         parameters = trainable_parameters(networks, ["*"])
@@ -170,7 +170,7 @@ def keep_best(
     _load(networks, best)
 
 
-def _parts(study: StudyFile, public_data: PublicData, settings: FedDfSettings) -> tuple[Split, Split | None]:
+def _parts(study: SiteStudy, public_data: PublicData, settings: FedDfSettings) -> tuple[Split, Split | None]:
     """The rows to learn from, whose ``y`` are their places, and those held out, with their classes: the end of a
     permutation from the stream (seed, "", 0, "distil.split"), alike in all rounds.
     """
@@ -185,7 +185,7 @@ def _parts(study: StudyFile, public_data: PublicData, settings: FedDfSettings) -
     return chosen(Split(public_data.x, places), taught), chosen(Split(public_data.x, public_data.y), held_out)
 
 
-def _networks(study: StudyFile) -> dict[str, nn.Module]:
+def _networks(study: SiteStudy) -> dict[str, nn.Module]:
     return build(study, task_of(study), algorithm_of(study), site="")
 
 

@@ -42,9 +42,9 @@ from fl_algorithms.server.aggregator import (
     Update,
     write_tensor,
 )
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.records.architectures import own_tensors
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 ENSEMBLE = "fl_algorithms.methods.feddf.ensemble"
@@ -61,14 +61,14 @@ class Student:
     own: Specs
 
 
-def feddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def feddf(settings: FedDfSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each network that sites train, where these are unlike each other; else one."""
-    keys = {site: tuple(own_tensors(study, site, upload)) for site in study.study.sites}
+    keys = {site: tuple(own_tensors(study.file, site, upload)) for site in study.study.sites}
     specs = {spec.key: spec for spec in upload}
     students = []
     for mine in dict.fromkeys(keys.values()):
         sites = tuple(site for site in keys if keys[site] == mine)
-        own = tuple(own_tensors(study, sites[0], upload).values())
+        own = tuple(own_tensors(study.file, sites[0], upload).values())
         students.append(Student(sites, tuple(specs[key] for key in mine), own))
 
     def aggregate(round_: Round) -> None:
@@ -82,11 +82,11 @@ def feddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAgg
     return replace(_aggregator(upload, keeps, students, aggregate), weighted=True)
 
 
-def pfeddf(settings: FedDfSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def pfeddf(settings: FedDfSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is a student for each site; those of one network begin alike."""
     students, keeps = [], []
     for i, site in enumerate(study.study.sites):
-        own = own_tensors(study, site, upload)
+        own = own_tensors(study.file, site, upload)
         kept = tuple(TensorSpec(spec.key, spec.dtype, spec.shape, f"site_{i}") for spec in own.values())
         students.append(Student((site,), kept, tuple(own.values())))
         keeps += [Kept(mine, key) for mine, key in zip(kept, own, strict=True)]
@@ -119,7 +119,7 @@ def _aggregator(
 
 @contextmanager
 def distilled(
-    study: StudyFile, round_: Round, students: Sequence[Network], teachers: Sequence[Network]
+    study: ResolvedStudy, round_: Round, students: Sequence[Network], teachers: Sequence[Network]
 ) -> Iterator[IO[bytes]]:
     """The students' payloads after they have learned from the teachers, one after another, as a stream to be read.
 
@@ -127,7 +127,7 @@ def distilled(
         BadData: torch is missing, there is no public data set, or the process that distills failed.
         BeyondFloat32: what one site's network says is no number.
     """
-    name = study.algorithm.name
+    name = study.method.name
     if round_.public_data is None:
         raise BadData(f"algorithm `{name}` distills at the coordinator, which has no copy of the public data set")
     path = str(round_.public_data) if isinstance(round_.public_data, Path) else None

@@ -18,7 +18,7 @@ from fl_algorithms.engine.algorithm import Algorithm, Context, task_loss
 from fl_algorithms.engine.training import Batch, Networks
 from fl_algorithms.methods.feddyn import FedDynSettings
 from fl_algorithms.methods.fedprox.client import proximal_term
-from wardround.records.study import StudyFile
+from fl_algorithms.study import SiteStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 GRADIENT = "gradient"  # prefix of what is kept
@@ -55,7 +55,7 @@ def along_gradient(context: Context) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def _kept(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def _kept(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(_kept_name(name), "F32", tuple(parameter.shape)) for name, parameter in regularized(networks).items()
     )

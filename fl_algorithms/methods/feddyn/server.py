@@ -14,13 +14,13 @@ from functools import partial
 from fl_algorithms.methods.feddyn import FedDynSettings
 from fl_algorithms.methods.fedopt.server import has_moments
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 STATE = "h"  # bundle
 
 
-def feddyn(settings: FedDynSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def feddyn(settings: FedDynSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is the model, and h of its parameters."""
     moved = tuple(spec for spec in upload if has_moments(spec))
 

@@ -21,8 +21,8 @@ from fl_algorithms.engine.algorithm import Algorithm, Context, Share, Uplink, fr
 from fl_algorithms.engine.training import Networks
 from fl_algorithms.methods.fedfomo import FedFomoSettings
 from fl_algorithms.methods.fedfomo.server import AFFINITY, PEERS, WEIGHTS, peer
+from fl_algorithms.study import SiteStudy
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 Model = Mapping[str, Tensor]
@@ -103,11 +103,11 @@ def model_and_weights(context: Context) -> Uplink:
     return {**shared_deltas(context), AFFINITY: {WEIGHTS: torch.tensor(row, dtype=torch.float32)}}
 
 
-def _affinity(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def _affinity(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return (TensorSpec(WEIGHTS, "F32", (len(study.study.sites),), AFFINITY),)
 
 
-def _before(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def _before(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(f"{BEFORE}.{name}", "F32", tuple(tensor.shape)) for name, tensor in Share().tensors(networks).items()
     )

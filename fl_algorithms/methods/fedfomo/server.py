@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fl_algorithms.methods.fedfomo import FedFomoSettings
 from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.streams import stream_seed
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 AFFINITY, WEIGHTS = "affinity", "weights"  # a site sends affinity/weights (N,); a sum of these for each site is kept
@@ -28,7 +28,7 @@ def peer(place: int) -> str:
     return f"peer_{place}"
 
 
-def fedfomo(settings: FedFomoSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def fedfomo(settings: FedFomoSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """Every site's model, number and affinities are kept; they begin alike."""
     sites = study.study.sites
     model = [spec for spec in upload if spec.bundle == MODEL]

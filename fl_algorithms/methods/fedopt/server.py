@@ -21,13 +21,13 @@ import numpy as np
 
 from fl_algorithms.methods.settings import ServerOptimizer, ServerSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: ServerSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def fedopt(settings: ServerSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """The mean's aggregator with moments, which no site downloads."""
     server = settings.server
     if server is None:

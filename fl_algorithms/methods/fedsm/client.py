@@ -34,8 +34,8 @@ from fl_algorithms.engine.training import Networks, Phase
 from fl_algorithms.methods.fedsm import FedSmSettings
 from fl_algorithms.methods.fedsm.server import PERSONAL, PERSONALS
 from fl_algorithms.models.mlp import Mlp
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 SELECTOR, MOMENTS = "selector", ("selector_m", "selector_v")
@@ -45,12 +45,12 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's own
 def fedsm(settings: FedSmSettings) -> Algorithm:
     """Slots: the global network "model", the own "personal", "selector", and "personals" as they come."""
 
-    def selector(study: StudyFile, task: Task) -> nn.Module:
+    def selector(study: SiteStudy, task: Task) -> nn.Module:
         inputs, sites = prod(task.input_shape), len(study.study.sites)
         layers = Mlp(inputs, sites, settings.selector_hidden, dropout=0.0, norm="none")
         return layers if len(task.input_shape) == 1 else nn.Sequential(nn.Flatten(), layers)
 
-    def personals(study: StudyFile, task: Task) -> nn.Module:
+    def personals(study: SiteStudy, task: Task) -> nn.Module:
         return nn.ModuleList(study_network(study, task) for _ in study.study.sites)
 
     return Algorithm(
@@ -116,7 +116,7 @@ def selector_gradient(context: Context) -> dict[str, Tensor]:
     return dict(zip(names, total, strict=True))
 
 
-def _moments(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def _moments(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, "F32", tuple(parameter.shape), bundle)
         for bundle in MOMENTS

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from fl_algorithms.engine.algorithm import Algorithm, Candidate, Context
 from fl_algorithms.engine.training import Networks
 from fl_algorithms.methods.settings import Soup
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import in_parts
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 SOUP = "soup"  # prefix of the kept sums
@@ -53,7 +53,7 @@ def with_soup(algorithm: Algorithm, soup: Soup) -> Algorithm:
             return (Candidate("patched", context.networks),)
         return algorithm.candidates(context, trained) if context.round_number <= first else ()
 
-    def keeps(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+    def keeps(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
         specs = [
             TensorSpec(f"{SOUP}.{name}", "F64", tuple(parameter.shape))
             for name, parameter in shared_parameters(algorithm, networks).items()

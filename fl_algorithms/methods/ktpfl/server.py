@@ -39,7 +39,7 @@ from fl_algorithms.server.aggregator import (
     Update,
     write_tensor,
 )
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 COEFFICIENTS = "coefficients"  # coefficients/I (N,): row I of c
@@ -47,7 +47,7 @@ MIXTURE, MIXTURES = "mixture", "mixtures"  # mixtures/I is what site I downloads
 SMALLEST_STEP, POWERS = 0.01, 5
 
 
-def ktpfl(settings: KtPflSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def ktpfl(settings: KtPflSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is c, and every site's mixture."""
     sites = study.study.sites
     (sent,) = upload

@@ -16,7 +16,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import (
     Algorithm,
     Builder,
@@ -34,8 +33,8 @@ from fl_algorithms.methods.settings import Amount
 from fl_algorithms.models.lcnet import Calibration, SelectingBody
 from fl_algorithms.models.unet import CONVOLUTIONS, UnetBody
 from fl_algorithms.settings.vision import UnetSettings
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 
 CALIBRATION = "calibration"
@@ -76,9 +75,9 @@ def lcfed(settings: LcFedSettings) -> Algorithm:
     )
 
 
-def body(settings: LcFedSettings, study: StudyFile, task: Task) -> nn.Module:
+def body(settings: LcFedSettings, study: SiteStudy, task: Task) -> nn.Module:
     """That of the study's U."""
-    network, sizes = study_network(study, task), catalog.settings_of(study)[1]
+    network, sizes = study_network(study, task), study.model.settings
     found = network.get_submodule("body")
     assert isinstance(found, UnetBody)
     assert isinstance(sizes, UnetSettings)
@@ -86,19 +85,19 @@ def body(settings: LcFedSettings, study: StudyFile, task: Task) -> nn.Module:
     return SelectingBody(found, sizes.widths, sites, settings.reduction)
 
 
-def head(study: StudyFile, task: Task) -> nn.Module:
-    sizes = catalog.settings_of(study)[1]
+def head(study: SiteStudy, task: Task) -> nn.Module:
+    sizes = study.model.settings
     assert isinstance(sizes, UnetSettings)
     return CONVOLUTIONS[len(task.input_shape) - 1](sizes.widths[0], _outputs(task), 1)
 
 
-def heads(study: StudyFile, task: Task) -> nn.Module:
+def heads(study: SiteStudy, task: Task) -> nn.Module:
     """Every site's, in site order; nobody trains them."""
     return nn.ModuleList(head(study, task) for _ in study.study.sites).requires_grad_(False)
 
 
-def calibration(settings: LcFedSettings, study: StudyFile, task: Task) -> nn.Module:
-    sizes = catalog.settings_of(study)[1]
+def calibration(settings: LcFedSettings, study: SiteStudy, task: Task) -> nn.Module:
+    sizes = study.model.settings
     assert isinstance(sizes, UnetSettings)
     dimensions = len(task.input_shape) - 1
     return Calibration(sizes.widths[0], _outputs(task), dimensions, blur=settings.blur, sigma=settings.blur_sigma)

@@ -12,14 +12,14 @@ import numpy as np
 
 from fl_algorithms.methods.lcfed import LcFedSettings
 from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 HEAD = "head"  # bundle: this site's own
 HEADS = "heads"  # bundle: heads/I.NAME is the head's NAME of the study's site number I
 
 
-def lcfed(settings: LcFedSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def lcfed(settings: LcFedSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """The body is kept once, a head once for each site; without calibration no head leaves a site."""
     sites = study.study.sites
     body = tuple(spec for spec in upload if spec.bundle != HEAD)

@@ -16,15 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.algorithm import Algorithm, Builder, Context, Share, loss_of, study_network
 from fl_algorithms.engine.training import Batch, Networks, Phase
 from fl_algorithms.methods.mhpflgb import MhPflgbSettings
 from fl_algorithms.models.bypass import Bypass, Fusion, Shape, judged
 from fl_algorithms.rows import MASKS
+from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
-from wardround.records.study import StudyFile
 from wardround.tensors.manifests import MODEL
 
 BYPASS, FUSION = "bypass", "fusion"
@@ -54,15 +53,15 @@ def mhpflgb(settings: MhPflgbSettings) -> Algorithm:
     return Algorithm(slots=slots, shares=(Share(BYPASS),), phases=phases, infer=own_head)
 
 
-def bypass(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Bypass:
+def bypass(settings: MhPflgbSettings, study: SiteStudy, task: Task) -> Bypass:
     """The same at every site, whatever its own network is."""
     outputs = 1 if len(task.classes) == 2 else len(task.classes)
-    masks = catalog.task(study).gives == MASKS
+    masks = study.task.row.gives == MASKS
     body, head = settings.global_body, settings.global_head
     return Bypass(task.input_shape, outputs, settings.widths, masks=masks, body=body, head=head)
 
 
-def fusion(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Fusion:
+def fusion(settings: MhPflgbSettings, study: SiteStudy, task: Task) -> Fusion:
     """Of the shapes that the two bodies give.
 
     Raises:
@@ -75,7 +74,7 @@ def fusion(settings: MhPflgbSettings, study: StudyFile, task: Task) -> Fusion:
     if len(local) != len(beside):
         wanted = "one vector for each sample" if len(beside) == 1 else "one map for each channel"
         raise BadData(
-            f"algorithm `{study.algorithm.name}` fuses features that are {wanted}; the body of model "
+            f"algorithm `{study.method.name}` fuses features that are {wanted}; the body of model "
             f"`{study.model.name}` gives {list(local)}",
             hint="another network in [model]; `fl-lab methods mhpflgb` says more",
         )

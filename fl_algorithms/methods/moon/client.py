@@ -13,7 +13,7 @@ from fl_algorithms.engine.algorithm import Algorithm, Context, frozen_copy, loss
 from fl_algorithms.engine.partition import DTYPES
 from fl_algorithms.engine.training import Batch, Networks
 from fl_algorithms.methods.moon import MoonSettings
-from wardround.records.study import StudyFile
+from fl_algorithms.study import SiteStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 PREVIOUS = "previous"  # prefix of the kept tensors: the network as the site's last round of training left it
@@ -43,7 +43,7 @@ def moon(settings: MoonSettings) -> Algorithm:
         state = context.networks[MODEL].state_dict()
         context.kept |= {key: state[name].detach().clone() for name, key in kept_names(context.networks)}
 
-    def keeps(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+    def keeps(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
         state = networks[MODEL].state_dict()
         return tuple(
             TensorSpec(key, DTYPES[state[name].dtype], tuple(state[name].shape)) for name, key in kept_names(networks)

@@ -17,7 +17,7 @@ from fl_algorithms.engine.algorithm import Algorithm, Context, shared_deltas
 from fl_algorithms.engine.training import Batch, Networks
 from fl_algorithms.methods.scaffold import ScaffoldSettings
 from fl_algorithms.methods.scaffold.server import CONTROL
-from wardround.records.study import StudyFile
+from fl_algorithms.study import SiteStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 
@@ -66,7 +66,7 @@ def move_own_control(context: Context) -> None:
     context.scratch["control_delta"] = deltas
 
 
-def _own_control(networks: Networks, study: StudyFile) -> tuple[TensorSpec, ...]:
+def _own_control(networks: Networks, study: SiteStudy) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(_kept_name(name), "F32", tuple(parameter.shape)) for name, parameter in controlled(networks).items()
     )

@@ -10,13 +10,13 @@ from functools import partial
 
 from fl_algorithms.methods.scaffold import ScaffoldSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
-from wardround.records.study import StudyFile
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 CONTROL = "control"  # bundle: of what a site sends c_i+ - c_i; of what it downloads c
 
 
-def scaffold(settings: ScaffoldSettings, study: StudyFile, upload: Specs) -> ServerAggregator:
+def scaffold(settings: ScaffoldSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """Upload, kept tensors and download are the same list."""
     controlled = {spec.name for spec in upload if spec.bundle == CONTROL}
 

@@ -27,6 +27,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.public_data import require_public_data
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.tables.table import data_digest
@@ -34,7 +35,7 @@ from site_agent.trainer.data import layouts
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.local import durable
 from wardround.records.schema import Strict, check, read_toml, toml_bytes
-from wardround.records.study import NETWORK_LABEL, StudyFile
+from wardround.records.study import NETWORK_LABEL
 
 DATA_CHANGED, DATA_INVALID = "DECLINED_DATA_CHANGED", "DECLINED_DATA_INVALID"
 FILE_MODE = 0o640  # the trainer's user reads it through the group
@@ -250,7 +251,7 @@ def refuse_other_weights(study: str, name: str, approved: str, now: str) -> None
         )
 
 
-def public_data_of(study: StudyFile, name: str, named: DataSource) -> Path:
+def public_data_of(study: ResolvedStudy, name: str, named: DataSource) -> Path:
     """This site's copy of the study's public data set, which must be the study's as it lies there now.
 
     Raises:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from fl_algorithms import catalog
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds.installing import Studies
@@ -55,7 +54,7 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     return Checked.model_validate({
         "digest": data.digest, "rows": len(labels), "train_rows": len(data.train),
         "validation_rows": len(data.validation), "test_rows": None if data.test is None else len(data.test),
-        "gives": catalog.task(study.file).gives,
+        "gives": study.file.task.row.gives,
         "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,

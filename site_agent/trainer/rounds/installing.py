@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.partition import Partition, describe, task_of
 from fl_algorithms.resolving import resolve
 from fl_algorithms.rows import SITES
+from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
 from wardround.records.study import StudyFile
@@ -18,8 +18,8 @@ REMEMBERED_STUDIES = 16
 class Installed:
     """A study at one site that trains one of its networks."""
 
-    file: StudyFile
-    own: StudyFile  # the same with that network alone
+    file: ResolvedStudy
+    own: SiteStudy  # the same with that network alone
     network: str  # its label; "" where the study has one network
     digest: str  # of the document alone
     site: str
@@ -33,7 +33,7 @@ class Installed:
     @property
     def needs_public_data(self) -> bool:
         """Whether its method needs the public data set at each site."""
-        return catalog.method(self.file).public_data == SITES
+        return self.file.method.row.public_data == SITES
 
 
 class Studies:
@@ -54,14 +54,14 @@ class Studies:
             study = installed(document)
             if len(self._known) >= REMEMBERED_STUDIES:
                 self._known.clear()
-            own = catalog.network_of(study, site, chosen)
+            own = study.at(site, chosen)
             partition = describe(study, site, chosen)
             label = network_label(study, site, chosen)
             self._known[key] = Installed(study, own, label, digest, site, task_of(own), partition)
         return self._known[key]
 
 
-def installed(document: object) -> StudyFile:
+def installed(document: object) -> ResolvedStudy:
     """The study of a resolved document, as the programs installed here understand it.
 
     Raises:
@@ -77,6 +77,6 @@ def installed(document: object) -> StudyFile:
     return study
 
 
-def network_label(study: StudyFile, site: str, chosen: str) -> str:
+def network_label(study: ResolvedStudy, site: str, chosen: str) -> str:
     """What the site's network is called; "" where the study has one network. Raises BadData: not allowed."""
-    return catalog.network_label(study, site, chosen) if study.networks or chosen else ""
+    return study.label_of(site, chosen) if study.networks or chosen else ""

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_algorithms import catalog
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored
 from fl_algorithms.rows import COLUMNS, MASKS
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
@@ -24,7 +24,6 @@ from site_agent.trainer.rounds.tensorfiles import from_bytes
 from site_agent.trainer.vault import models
 from wardround.errors import BadData, UsageProblem
 from wardround.local import durable, outputs
-from wardround.records.study import StudyFile
 from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
@@ -42,7 +41,7 @@ def predict(state: Path, request: Predict) -> Predicted:
     """
     vault, kept = models.checkpoint(state, request.study, request.checkpoint)
     kept.verify_model()
-    study = catalog.network_of(installed(vault.document()), kept.card.site, kept.card.network)
+    study = installed(vault.document()).at(kept.card.site, kept.card.network)
     given = {form: Path(path) for form in layouts.PREDICTABLE if (path := getattr(request, form))}
     out = Path(request.out)
     path = rows_for(study, given, out, force=request.force, keep=protected(state))
@@ -55,7 +54,7 @@ def predict(state: Path, request: Predict) -> Predicted:
 
 
 def rows_for(
-    study: StudyFile, given: Mapping[str, Path], out: Path, *, force: bool = False, keep: Sequence[Path] = ()
+    study: ResolvedStudy, given: Mapping[str, Path], out: Path, *, force: bool = False, keep: Sequence[Path] = ()
 ) -> Path:
     """What is to be predicted, if it is of the study's kind and ``out`` is a place for what comes of it.
 
@@ -67,7 +66,7 @@ def rows_for(
         UsageProblem: it is not.
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
-    gives = catalog.task(study).gives
+    gives = study.task.row.gives
     fitting = ("table",) if gives == COLUMNS else ("images", "arrays")
     if len(given) != 1 or not given.keys() <= set(fitting):
         named = " and ".join(map(layouts.option, given)) or "nothing"

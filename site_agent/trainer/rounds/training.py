@@ -19,6 +19,7 @@ from fl_algorithms.engine.device import device_for
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.engine.session import Checkpoint, RoundResult
 from fl_algorithms.engine.training import Progress
+from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from site_agent.handoff import staged
 from site_agent.trainer.rounds import describing, predictions
@@ -38,7 +39,6 @@ from site_agent.trainer.vault.states import Vault
 from wardround import __version__
 from wardround.errors import BadData, CannotWrite
 from wardround.records import trainer as records
-from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile
 
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
@@ -207,7 +207,7 @@ class Rounds:
                 )
 
 
-def _reported(study: StudyFile, result: RoundResult) -> records.Validated:
+def _reported(study: ResolvedStudy, result: RoundResult) -> records.Validated:
     """The numbers of a round, in the form that the study says."""
     form = study.reported
     return records.Validated(
