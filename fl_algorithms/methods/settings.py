@@ -78,6 +78,7 @@ class MethodSettings(Strict):
     """A method without settings of its own."""
 
     fine_tuning: FineTuning | None = None
+    judged: Literal["downloaded", "trained"] = "downloaded"  # which model of a round may become the site's best
 
     @property
     def exposes(self) -> bool:
@@ -92,7 +93,11 @@ class MethodSettings(Strict):
     @property
     def wrappers(self) -> "tuple[Wrapper, ...]":
         """What these settings put round the client of the method, the innermost first."""
-        return ()
+        return (
+            ()
+            if self.judged == "downloaded"
+            else (Wrapper("fl_algorithms.engine.judging:judged_after_training", self),)
+        )
 
     @property
     def server_wrapper(self) -> str:
@@ -144,7 +149,10 @@ class MeanSettings(ServerSettings):
 
     @property
     def wrappers(self) -> tuple[Wrapper, ...]:
-        return () if self.soup is None else (Wrapper("fl_algorithms.methods.fedsoup.client:with_soup", self.soup),)
+        inner = super().wrappers
+        if self.soup is None:
+            return inner
+        return (*inner, Wrapper("fl_algorithms.methods.fedsoup.client:with_soup", self.soup))
 
     def filled(self, rounds: int) -> Self:
         filled = super().filled(rounds)

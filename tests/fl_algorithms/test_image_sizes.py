@@ -186,8 +186,9 @@ def test_a_coordinator_that_distils_needs_one_size(algorithm: str) -> None:
 
 
 def test_networks_that_share_other_tensors_at_other_sizes_are_refused_by_name() -> None:
-    """FedSM's selector is of the flattened image."""
-    study = study_of("fedsm")
+    """An MLP as FedSM's selector is of the flattened image; a convolutional one takes images of any size."""
+    assert "selector/head.weight" in initial_model(study_of("fedsm"))
+    study = study_of({"name": "fedsm", "selector": "mlp"})
     with pytest.raises(BadData, match=r"network `large` of \[networks\] shares `selector/.*weight` \[\d+, 256\]"):
         initial_model(study)
 

@@ -262,6 +262,46 @@ def test_fedrep_trains_ten_passes_of_the_head_and_then_as_long_as_the_study_says
     assert [total for done, total in told if done == total] == [60, 7]  # 22 rows in batches of 4, ten times
 
 
+def test_fedreps_best_is_judged_right_after_its_local_steps_before_the_mean() -> None:
+    """As downloaded, its head is one of the body before, and a site's best was chosen among such models."""
+    study = toy_study("fedrep", rounds=2)
+    assert study.method.settings.judged == "trained"
+    session, base = session_of(study), start_of(study)
+    result = session.train(1, base)
+    (best,) = (checkpoint for checkpoint in result.checkpoints if checkpoint.kind == "best_local")
+    torch.testing.assert_close({name: best.tensors[name] for name in base["model"]}, dict(plus(base, result)["model"]))
+    assert torch.equal(best.tensors["head.weight"], session.export_state().tensors["private/head.weight"])
+    assert best.round == 1
+    later = session.validate(2, base)
+    assert "best_local" not in {checkpoint.kind for checkpoint in later.checkpoints}
+
+
+def test_fedrep_ends_with_a_round_of_the_head_on_the_last_body() -> None:
+    study = toy_study("fedrep", NORMED, algorithm_settings={"train_head": {"epochs": 3}})
+    assert study.file.algorithm.settings["fine_tuning"] == {"epochs": 3, "train": ["head.*"]}
+    for site, kinds in federation(study).checkpoints.items():
+        last, fitted = kinds["latest"].tensors, kinds["fine_tuned"].tensors
+        unlike = {name for name in last if not torch.equal(last[name], fitted[name])}
+        assert unlike == {"head.weight", "head.bias"}, site
+    without = toy_study("fedrep", algorithm_settings={"fine_tuning": {"epochs": 0}})
+    assert without.file.algorithm.settings["fine_tuning"] == {"epochs": 0, "train": ["*"]}
+
+
+@pytest.mark.parametrize("soup", [None, {"start_after": 1}])
+def test_any_method_may_judge_what_training_leaves(soup: dict[str, int] | None) -> None:
+    settings: dict[str, Any] = {"judged": "trained", **({} if soup is None else {"soup": soup})}
+    study = toy_study("fedavg", algorithm_settings=settings)
+    session, base = session_of(study), start_of(study)
+    for number in (1, 2, 3):
+        result = session.train(number, base)
+        base = plus(base, result)
+        bests = [checkpoint for checkpoint in result.checkpoints if checkpoint.kind == "best_local"]
+        for best in bests:
+            torch.testing.assert_close(best.tensors, dict(base["model"]))
+            assert best.round == number
+        assert bests or number > 1
+
+
 # FedBABU
 
 

@@ -26,13 +26,16 @@ from fl_algorithms.methods.fedfomo.server import choose_peers
 from fl_algorithms.methods.fedsm import client as fedsm_client
 from fl_algorithms.methods.scaffold import client as scaffold_client
 from fl_algorithms.methods.settings import FineTuning
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
+from tests.fl_algorithms.image_toys import image_study
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
+from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import TensorSpec
 
@@ -907,6 +910,33 @@ def test_the_closing_round_tunes_a_copy_of_what_was_judged(method: str) -> None:
     assert all(torch.equal(tuned.tensors[name], tensor) for name, tensor in latest.tensors.items())
     more = federation.sessions["ash"].tuned(latest.tensors, FineTuning(steps=3))
     assert not all(torch.equal(more[name], tensor) for name, tensor in latest.tensors.items())
+
+
+def selector_of(study: ResolvedStudy) -> nn.Module:
+    networks = session_of(study, data=image_data()) if study.task.name == "images" else session_of(study)
+    return networks._context.networks["selector"]
+
+
+def image_data() -> SiteData:
+    generator = torch.Generator().manual_seed(0)
+    split = Split(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 2)
+    return SiteData(split, split, None, digest="0" * 64)
+
+
+def test_the_selector_is_convolutional_for_images_and_an_mlp_for_tables() -> None:
+    """A place in an image means little to whose it is; as an MLP of its pixels the selector learned just that."""
+    images = selector_of(image_study(algorithm="fedsm"))
+    assert [type(layer) for layer in images.modules() if isinstance(layer, nn.Conv2d)] == 3 * [nn.Conv2d]
+    assert images(torch.randn(2, 1, 5, 9)).shape == images(torch.randn(2, 1, 1, 1)).shape == (2, 2)
+    tables = image_study(algorithm="fedsm").file.model_dump()
+    told = resolve(StudyFile.model_validate({**tables, "algorithm": {"name": "fedsm", "selector": "mlp"}}))
+    for of_rows in (selector_of(told), selector_of(study_of("fedsm"))):
+        assert not any(isinstance(layer, nn.Conv2d) for layer in of_rows.modules())
+    volumes = fedsm_client.ConvolutionalSelector((1, 4, 4, 4), 3, (2,))
+    assert volumes(torch.randn(2, 1, 4, 4, 4)).shape == (2, 3)
+    with pytest.raises(BadData, match="which is for images") as refusal:
+        session_of(study_of("fedsm", settings={"selector": "convolutional"}))
+    assert refusal.value.hint == 'leave it out, or `selector = "mlp"`'
 
 
 def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
