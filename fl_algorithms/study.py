@@ -103,9 +103,14 @@ class ResolvedStudy:
     @cached_property
     def method(self) -> Choice[MethodRow, MethodSettings]:
         """Raises BadData: there is none of that name, or settings that it does not have."""
-        row = row_of(METHODS, self.file.algorithm, "algorithm", self.source)
+        row = self.method_row
         settings = check(row.settings, self.file.algorithm.settings, self.source, "algorithm")
         return Choice(row, settings.filled(self.study.rounds))
+
+    @cached_property
+    def method_row(self) -> MethodRow:
+        """The method's row, whatever its settings are. Raises BadData: there is none of that name."""
+        return row_of(METHODS, self.file.algorithm, "algorithm", self.source)
 
     @property
     def exposure(self) -> str:

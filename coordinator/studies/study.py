@@ -136,7 +136,7 @@ def new_study(file: ResolvedStudy, manifest: Manifest, revision: int, created_s:
     digest = manifest.digest()
     return Study(
         name=file.study.name, revision=revision, digest=file.digest(digest), resolved=file, manifest=manifest,
-        state=StudyState(), newest=digest, one_global_model=file.method.row.one_global_model,
+        state=StudyState(), newest=digest, one_global_model=file.method_row.one_global_model,
         created_s=created_s,
     )  # fmt: skip
 

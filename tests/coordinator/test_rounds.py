@@ -281,6 +281,7 @@ def test_follow_tells_each_change_and_ends_with_the_study(place: Place) -> None:
 def test_when_the_service_goes_down_sites_get_a_goodbye_and_followers_are_told(place: Place) -> None:
     alpha = place.join("alpha")
     place.create()
+    alpha.next_event("offer")  # it is connected now
     failures: list[Unavailable] = []
 
     def follow() -> None:
