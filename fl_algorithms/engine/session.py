@@ -42,13 +42,15 @@ class Checkpoint:
     """A model to be kept at the site.
 
     Attributes:
-        kind: "latest", "best_local", "best_global" or "fine_tuned".
+        kind: "latest", "best_local", "best_global" or "fine_tuned"; "alone", see ``beside``; "selected", see
+            ``selection``.
         round: the round whose model it is; of "best_local", for a method that judges models right after training, the
             round in which it was trained.
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
         scores: every metric on ``split``; None where undefined.
+        why: of "selected", the reason in words.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Checkpoint:
     split: str
     val_loss: float | None
     scores: dict[str, float | None]
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
+from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
-from fl_algorithms.engine.session import Checkpoint, RoundResult, SiteSession
+from fl_algorithms.engine.selection import SELECTED, Kept, selected
+from fl_algorithms.engine.session import Checkpoint, RoundResult
 from fl_algorithms.lab.sources import find, find_public_data
 from fl_algorithms.rows import COORDINATOR, VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
@@ -40,7 +42,7 @@ class Outcome:
     best_round: int | None  # of the global checkpoint
     checkpoints: dict[str, dict[str, Checkpoint]]
     shared: dict[str, Tensor]  # what the coordinator keeps, by name as in a safetensors file
-    sessions: dict[str, SiteSession]  # as they are after the closing round
+    sessions: dict[str, Session]  # as they are after the closing round
     accounts: tuple[Account, ...] = ()  # of each round: whose update was capped, or left out
 
 
@@ -65,7 +67,7 @@ def run_federation(
     """
     rounds, row = study.study.rounds, study.method.row
     sessions = {
-        site: SiteSession(study, site, task_at(study, task, site), data[site], device=device)
+        site: session_at(study, site, task_at(study, task, site), data[site], device=device)
         for site in study.study.sites
     }
     kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
@@ -99,6 +101,10 @@ def run_federation(
     for site, session in sessions.items():
         finished = session.finish(best.round, downlink(aggregator, best_model, site, rounds + 1))
         kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
+        if study.checkpoints.selection != "none":
+            own = task_at(study, task, site).at(data[site])
+            models = {kind: Kept(found.round, found.tensors) for kind, found in kept[site].items()}
+            kept[site][SELECTED] = selected(study.at(site), own, data[site], models, device)
     digest = manifest(model, aggregator.kept_specs).digest() if model else None
     return Outcome(
         manifest(start, aggregator.upload).digest(), digest, best.round, kept, model, sessions, tuple(accounts)

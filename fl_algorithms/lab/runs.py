@@ -166,4 +166,5 @@ def _checkpoint(checkpoint: "Checkpoint", job: Job) -> dict[str, Any]:
         "metric": checkpoint.metric,
         "score": checkpoint.score,
         "scores": checkpoint.scores,
+        **({"why": checkpoint.why} if checkpoint.why else {}),
     }

@@ -62,11 +62,11 @@ def choose(row: str, runs: Sequence[Run]) -> Choice:
 
 
 def chosen_kind(run: Run) -> str:
-    """The checkpoint that a hospital would use: the one tuned at the site, where the row's runs end with that; else the
-    best global one, or each site's best.
+    """The checkpoint that a hospital would use: what the site selects, or the one tuned at the site, where the row's
+    runs end with that; else the best global one, or each site's best.
     """
     kinds = [set(found) for found in run["checkpoints"].values()]
-    wanted = ["fine_tuned", "best_global", "best_local", "latest"]
+    wanted = ["selected", "fine_tuned", "best_global", "best_local", "latest"]
     return next(kind for kind in wanted if all(kind in found for found in kinds))
 
 

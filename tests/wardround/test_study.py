@@ -286,7 +286,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     """Golden: a release that changes it makes every hospital's consent void. The bytes are spelt out here."""
     spelt = (
         '{"initial_model":"' + "ab" * 32 + '","study":{"algorithm":{"mu":"0.001","name":"fedprox"},'
-        '"checkpoints":{"loss_reduction":"sample_mean","validation_fraction":"0.2"},'
+        '"checkpoints":{"alone":false,"loss_reduction":"sample_mean","selection":"none","validation_fraction":"0.2"},'
         '"limits":{"count_growth":"2.0","max_examples":10000000,"max_weight":"0.5","norm_multiple":null},'
         '"model":{"hidden":[4,2],"name":"mlp"},'
         '"reported":{"counts":"exact","digits":4,"metrics":["val_loss"],"ranges":{}},'
@@ -302,7 +302,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     assert (
         file.digest("ab" * 32)
         == hashlib.sha256(spelt.encode()).hexdigest()
-        == "b73bd0fe7179aab21cdcc834f7a8786fc4e19c5d66f376ef67dd77b9257a6985"
+        == "d8717bada260ead7d31f24c51a6a2b9f4c3faf159bbe0f246a38ed9075f46d4d"
     )
 
 

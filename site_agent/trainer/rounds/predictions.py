@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.engine.session import Restored
+from fl_algorithms.engine.selection import Model, restored
 from fl_algorithms.rows import COLUMNS, MASKS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
@@ -48,8 +48,8 @@ def predict(state: Path, request: Predict) -> Predicted:
     make_deterministic(study.study.threads)
     task = task_of(study)
     x, names = task.read_new(path, kept.preprocessing())
-    restored = Restored(study, task, from_bytes(kept.model.read_bytes()))
-    write(restored, task, x, names, path, out, force=request.force)
+    model = restored(study, task, from_bytes(kept.model.read_bytes()))
+    write(model, task, x, names, path, out, force=request.force)
     return Predicted(rows=len(names), out=str(out))
 
 
@@ -88,7 +88,7 @@ def rows_for(
 
 
 def write(
-    restored: Restored,
+    model: Model,
     task: Task,
     x: Inputs,
     names: Sequence[int | str],
@@ -111,9 +111,9 @@ def write(
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(restored, task, x, names, given, out, force)
+        _write_masks(model, task, x, names, given, out, force)
         return
-    probabilities = restored.probabilities(x)
+    probabilities = model.probabilities(x)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image"
@@ -126,7 +126,7 @@ def write(
 
 
 def _write_masks(
-    restored: Restored,
+    model: Model,
     task: SegmentationTask,
     x: Inputs,
     names: Sequence[int | str],
@@ -146,7 +146,7 @@ def _write_masks(
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
     for places in torch.split(torch.arange(len(x)), PART):
-        classes = task.likeliest(restored.logits(x.take(places))).to(torch.uint8).numpy()
+        classes = task.likeliest(model.logits(x.take(places))).to(torch.uint8).numpy()
         for place, mask in zip(places.tolist(), classes, strict=True):
             whole = numbers[mask_at(mask, x.sides[place], task.settings.fit)]
             image = given / str(names[place])

@@ -181,6 +181,7 @@ class Checkpoint(Strict):
     val_loss: float | None
     path: Place
     digest: Digest
+    why: Words = ""
 
 
 class Checkpoints(Answer):

@@ -1,0 +1,110 @@
+"""Training alone beside the federation: what a site would have by itself, for it to compare and to use.
+
+A study asks for it by ``[checkpoints] alone = true``. Each round the site also takes the round's local steps with a
+network of its own that never meets another site's. Nothing of it leaves, and what the federation gets is the same bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fl_algorithms.engine.algorithm import Downlink
+from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState, SiteSession
+from fl_algorithms.engine.training import Progress
+from fl_algorithms.methods.settings import FineTuning
+from fl_algorithms.study import ResolvedStudy
+from fl_algorithms.tasks.base import SiteData, Task
+
+ALONE = "alone"  # kind of checkpoint; and the part of a state that is the second session's
+JOINT = "__"  # between a member's kind and its slot, in the bundles of a checkpoint that has members
+SINGLE = ("fine_tuned", "best_global", "best_local", "latest", ALONE)  # kinds of one model
+
+
+class Beside:
+    """Two sessions of one site, one in the federation and one alone; from outside one, as ``SiteSession``."""
+
+    def __init__(self, federated: SiteSession, alone: SiteSession) -> None:
+        self._federated, self._alone = federated, alone
+
+    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
+        """As ``SiteSession.train``."""
+        result = self._federated.train(round_number, base, progress)
+        return _with(result, self._alone.train(round_number, {}, progress))
+
+    def validate(self, round_number: int, base: Downlink) -> RoundResult:
+        """As ``SiteSession.validate``."""
+        return _with(self._federated.validate(round_number, base), self._alone.validate(round_number, {}))
+
+    def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
+        """As ``SiteSession.tuned``, of a checkpoint of the federation."""
+        return self._federated.tuned(tensors, tuning)
+
+    def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
+        """As ``SiteSession.finish``."""
+        return self._federated.finish(best_round, best)
+
+    def export_state(self) -> SessionState:
+        """Of both."""
+        state, alone = self._federated.export_state(), self._alone.export_state()
+        tensors = state.tensors | {f"{ALONE}/{name}": tensor for name, tensor in alone.tensors.items()}
+        return SessionState(tensors, {**state.meta, ALONE: alone.meta})
+
+
+Session = SiteSession | Beside
+
+
+def session_at(
+    study: ResolvedStudy,
+    site: str,
+    task: Task,
+    data: SiteData,
+    state: SessionState | None = None,
+    own: Mapping[str, Tensor] | None = None,
+    device: Device = CPU,
+) -> Session:
+    """The site's session, with one beside it where the study asks for that. Arguments and errors as ``SiteSession``."""
+    at_site = study.at(site)
+    if not at_site.trains_alone:
+        return SiteSession(study, site, task, data, state, own, device)
+    first, second = (None, None) if state is None else _divided(state)
+    federated = SiteSession(study, site, task, data, first, own, device)
+    return Beside(federated, SiteSession(at_site.alone(), site, task, data, second, device=device))
+
+
+def joined(members: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Members' tensors by kind, as one checkpoint's: "alone__model/head.weight"."""
+    found = {}
+    for kind, tensors in members.items():
+        for key, tensor in tensors.items():
+            slot, _, name = key.rpartition("/")
+            found[f"{kind}{JOINT}{slot or 'model'}/{name}"] = tensor
+    return found
+
+
+def members_of(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """What ``joined`` put together, by kind; {} for the tensors of one model."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        bundle, _, name = key.rpartition("/")
+        kind, joint, slot = bundle.partition(JOINT)
+        if joint and kind in SINGLE:
+            found.setdefault(kind, {})[name if slot == "model" else f"{slot}/{name}"] = tensor
+    return found
+
+
+def _with(result: RoundResult, alone: RoundResult) -> RoundResult:
+    """``result`` with the best model of the session alone as a checkpoint of its own kind."""
+    bests = [checkpoint for checkpoint in alone.checkpoints if checkpoint.kind == "best_local"]
+    named = [replace(best, kind=ALONE, tensors=joined({ALONE: best.tensors})) for best in bests]
+    return replace(result, checkpoints=(*result.checkpoints, *named))
+
+
+def _divided(state: SessionState) -> tuple[SessionState, SessionState]:
+    prefix = f"{ALONE}/"
+    alone = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
+    others = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(prefix)}
+    meta = dict(state.meta)
+    beside = meta.pop(ALONE, {})
+    return SessionState(others, meta), SessionState(alone, beside)
