@@ -22,6 +22,7 @@ from coordinator.answers import (
     SiteList,
     SiteRow,
     StudyCreated,
+    StudyFits,
     StudyReport,
     StudyStatus,
 )
@@ -31,7 +32,7 @@ from coordinator.models.aggregation import begin
 from coordinator.models.kept import add_model
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
-from coordinator.studies import report
+from coordinator.studies import fits, report
 from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, new_study
@@ -105,6 +106,8 @@ class Administration:
                 return self.stop(request.study)
             case requests.ShowStatus():
                 return self.status(request.study)
+            case requests.ShowFits():
+                return self.fits(request.study)
             case requests.ShowReport():
                 return self.report(request.study)
             case requests.FollowStudy():
@@ -284,6 +287,12 @@ class Administration:
         present, held = self._study(study), self._engine.holding(study)
         with self._store.read() as session:
             return report.status(present, session, self._busy(study), held)
+
+    def fits(self, name: str) -> StudyFits:
+        """Whose data fits a study. Raises as ``status``."""
+        study = self._study(name)
+        with self._store.read() as session:
+            return fits.of(session, study)
 
     def report(self, study: str) -> StudyReport:
         """All that is known of a study."""

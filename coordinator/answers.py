@@ -163,6 +163,26 @@ class StudyStatus(Answer):
     incomplete: tuple[str, ...]
 
 
+class SiteFit(Answer):
+    """What a site said of its data: whether it fits, and its rows in the form of the study's counts.
+
+    ``said``: when it was (UTC).
+    """
+
+    fits: bool
+    rows: int
+    said: str
+
+
+class StudyFits(Answer):
+    """Whose data fits a study; None of a site that has not said it. ``counts``: the form of the rows."""
+
+    id: str
+    revision: int
+    counts: str
+    sites: Mapping[str, SiteFit | None]
+
+
 class RefusedUpload(Answer):
     """An upload that was refused, and why. ``tensor`` names the one that is to blame, if one is."""
 

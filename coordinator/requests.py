@@ -110,6 +110,12 @@ class ShowStatus(StudyRequest):
     command: Literal["status"] = "status"
 
 
+class ShowFits(StudyRequest):
+    """Whose data fits a study, as the sites say."""
+
+    command: Literal["fit"] = "fit"
+
+
 class ShowReport(StudyRequest):
     """The full report of a study."""
 
@@ -125,8 +131,8 @@ class FollowStudy(StudyRequest):
 _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
-        Invite, ListSites, Revoke, CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, ShowStatus, ShowReport,
-        FollowStudy,
+        Invite, ListSites, Revoke, CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, ShowStatus, ShowFits,
+        ShowReport, FollowStudy,
     )
 }  # fmt: skip
 

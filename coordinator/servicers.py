@@ -17,6 +17,7 @@ from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
+from coordinator.studies import fits
 from coordinator.studies.engine import Engine
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
@@ -91,6 +92,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._status = authenticator.certificate_status
         self._engine = engine
         self._uploads = uploads
+        self._records = records
         self._downloads = Downloads(records, blobs)
         self._blobs = blobs
 
@@ -119,6 +121,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             )
         elif declared.status == SiteStatus.READY:
             self._engine.ready(peer.site, study.name)
+        elif declared.status in (SiteStatus.FITS, SiteStatus.DOES_NOT_FIT):
+            with self._records.write() as session:
+                fits.note(session, study, peer.site, declared, int(time.time()))
         elif declared.status == SiteStatus.HELD:
             self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         else:

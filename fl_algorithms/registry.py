@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from fl_algorithms import methods
-from fl_algorithms.rows import IMAGES, MASKS, SHARE, MethodRow, ModelRow, TaskRow
+from fl_algorithms.rows import IMAGES, MASKS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.models import (
     BallastSettings,
@@ -22,7 +22,13 @@ from fl_algorithms.settings.models import (
     MlpSettings,
 )
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.tabular import (
+    MultilabelSettings,
+    RegressionSettings,
+    SurvivalSettings,
+    TabularSettings,
+)
+from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
 from fl_algorithms.settings.vision import (
     DenseNetSettings,
     MonaiUnetSettings,
@@ -83,31 +89,25 @@ MODELS: Mapping[str, ModelRow] = {
     )
 }
 
-TABULAR = TaskRow(
-    name="tabular",
-    settings=TabularSettings,
-    implementation="fl_algorithms.tasks.tables.tabular:TabularTask",
-    metrics=("accuracy", "balanced_accuracy", "auc", "macro_f1"),
-    ranges={"accuracy": SHARE, "balanced_accuracy": SHARE, "auc": SHARE, "macro_f1": SHARE},
-)
-
+TABLES = "fl_algorithms.tasks.tables.tabular"
+TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
+REGRESSION = TaskRow("regression", RegressionSettings, f"{TABLES}:TableTask", NUMBER_METRICS, ranges=RANGES)
+MULTILABEL = TaskRow("multilabel", MultilabelSettings, f"{TABLES}:TableTask", LABEL_METRICS, ranges=RANGES)
+SURVIVAL = TaskRow("survival", SurvivalSettings, f"{TABLES}:TableTask", SURVIVAL_METRICS, ranges=RANGES)
 IMAGE_CLASSES = TaskRow(
-    name="images",
-    settings=ImageSettings,
-    implementation="fl_algorithms.tasks.images.classification:ImageTask",
-    metrics=TABULAR.metrics,
-    gives=IMAGES,
-    ranges=TABULAR.ranges,
+    "images",
+    ImageSettings,
+    "fl_algorithms.tasks.images.classification:ImageTask",
+    CLASS_METRICS,
+    IMAGES,
+    RANGES,
+    classes=True,
 )
-
 SEGMENTATION = TaskRow(
-    name="segmentation",
-    settings=SegmentationSettings,
-    implementation="fl_algorithms.tasks.images.segmentation:SegmentationTask",
-    metrics=("dice",),
-    gives=MASKS,
-    ranges={"dice": SHARE},
-)
+    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
+    RANGES,
+)  # fmt: skip
+TASKS = (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
 
 
 @functools.cache  # a scan of the installed distributions takes milliseconds
@@ -117,7 +117,7 @@ def tasks() -> dict[str, TaskRow]:
     Raises:
         BadData: an entry point does not lead to a ``TaskRow`` of its name.
     """
-    found = {row.name: row for row in (TABULAR, IMAGE_CLASSES, SEGMENTATION)}
+    found = {row.name: row for row in TASKS}
     for entry in entry_points(group="wardround.tasks"):
         if entry.name in found:
             continue

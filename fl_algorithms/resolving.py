@@ -9,7 +9,7 @@ from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, Me
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
-from wardround.records.schema import check
+from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile, TrainingSection
 
 Network = Choice[ModelRow, NetworkSettings]
@@ -61,7 +61,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
                 "networks": dict(sorted(networks.items())),
                 "assigned": dict(sorted(study.assigned.items())),
                 "algorithm": method.named(),
-                "reported": _with_ranges(study.reported, task.row, source),
+                "reported": _with_ranges(study.reported, task, source),
                 "limits": _filled(study),
                 "public_data": study.public_data if method.row.public_data else None,
             }
@@ -77,13 +77,14 @@ def _with_start(training: TrainingSection, row: MethodRow) -> TrainingSection:
     )
 
 
-def _with_ranges(reported: ReportedSection, row: TaskRow, source: str) -> ReportedSection:
+def _with_ranges(reported: ReportedSection, task: Choice[TaskRow, Strict], source: str) -> ReportedSection:
     """With the range of each reported metric, as the study narrows it or as the task has it."""
+    row, metrics = task.row, getattr(task.settings, "metrics", task.row.metrics)
     for name in reported.metrics:
-        if name not in (VAL_LOSS, *row.metrics):
+        if name not in (VAL_LOSS, *metrics):
             raise BadData(
                 f"{source}: `metrics` in [reported] names `{name}`, which task `{row.name}` does not have",
-                hint=nearest(name, (VAL_LOSS, *row.metrics)),
+                hint=nearest(name, (VAL_LOSS, *metrics)),
             )
     for name in reported.ranges:
         if name not in reported.metrics:
@@ -194,6 +195,25 @@ def _refuse_unfit(study: ResolvedStudy, network: Network, source: str) -> None:
         )
     training = study.training
     plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+    if training.sampling == "balanced" and not study.task.row.kinds:
+        raise BadData(
+            f'{source}: `sampling = "balanced"` in [training] draws classes equally often, and the rows of task '
+            f"`{study.task.name}` are of none",
+            hint='`sampling = "shuffled"`',
+        )
+    if study.method.settings.compares_classes and not (study.task.row.classes or study.task.row.gives == MASKS):
+        raise BadData(
+            f"{source}: algorithm `{row.name}` as it is set compares the classes of rows, task `{study.task.name}` has "
+            "none",
+            hint=study.method.settings.without_classes,
+        )
+    steady = training.schedule.is_constant and training.clip_norm is None and training.early_stopping is None
+    if row.plain_sgd and not steady:
+        raise BadData(
+            f"{source}: algorithm `{row.name}` needs the same step everywhere, [training] has a `schedule`, a "
+            "`clip_norm` or `early_stopping`",
+            hint="leave them out of [training]",
+        )
     if row.plain_sgd and not plain:
         found = f"{training.optimizer}, momentum {training.momentum:g}, weight decay {training.weight_decay:g}"
         raise BadData(

@@ -4,16 +4,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_algorithms.methods.settings import MeanSettings, MethodSettings
+from fl_algorithms.settings.dataset import ClassDatasetSettings, DatasetSettings
 from fl_algorithms.settings.models import NetworkSettings
+from fl_algorithms.settings.targets import (
+    CLASS_METRICS,
+    LABEL_METRICS,
+    NUMBER_METRICS,
+    RANGES,
+    SMALLER_IS_BETTER,
+    SURVIVAL_METRICS,
+    ClassTarget,
+    LabelsTarget,
+    NumberTarget,
+    SurvivalTarget,
+)  # fmt: skip
 from wardround.records.schema import Strict
 
 VAL_LOSS = "val_loss"
 LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
-SHARE = (0.0, 1.0)
 PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
 SITES, COORDINATOR = "sites", "coordinator"
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
 # image of which every pixel is judged
+FILES = "files"  # read by a plug-in's own code
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,12 @@ class TaskRow:
 
     ``ranges`` has, for each metric that a study may report, its lowest and highest value: what lies outside is
     reported as the bound, and a site or the coordinator refuses anything beyond. Without one ``val_loss`` has
-    ``LOSS_RANGE``.
+    ``LOSS_RANGE``. Settings may have ``metrics`` of their own: those of the row that a study so set has.
+
+    Attributes:
+        classes: whether each row is of one of the settings' ``classes``, as methods that compare classes need.
+        smaller_is_better: of the metrics, errors rather than merits.
+        reads: how a site's data lies: FILES, which only the task's own code can read; "": as what it gives.
     """
 
     name: str
@@ -31,6 +49,14 @@ class TaskRow:
     metrics: tuple[str, ...]  # the names that a study may report, beside val_loss
     gives: str = COLUMNS  # of IMAGES and MASKS, the settings have ``size`` and ``input_shape``
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    reads: str = ""
+    classes: bool = False
+    smaller_is_better: frozenset[str] = SMALLER_IS_BETTER
+
+    @property
+    def kinds(self) -> bool:
+        """Whether each row is of a kind, so that kinds may be drawn equally often."""
+        return self.classes or issubclass(self.settings, SurvivalTarget)
 
     def range_of(self, metric: str) -> tuple[float, float] | None:
         """The lowest and highest value of a metric; None where nobody said."""
@@ -88,3 +114,27 @@ class MethodRow:
     public_data: str = ""
     lab_only: bool = False
     differs: str = ""
+
+
+def dataset_row(
+    name: str, implementation: str, settings: type[DatasetSettings] = ClassDatasetSettings, *, gives: str = COLUMNS
+) -> TaskRow:
+    """The row of a task whose rows come from a ``torch.utils.data.Dataset`` of one's own.
+
+    Args:
+        implementation: "module:attribute" of the class that derives from ``fl_algorithms.tasks.dataset.DatasetTask``.
+        settings: what [task] may say: one of ``fl_algorithms.settings.dataset``, or a class derived from one.
+        gives: COLUMNS for rows (features,), IMAGES for rows (channels, *size).
+    """
+    metrics = next(metrics for target, metrics in METRICS_OF.items() if issubclass(settings, target))
+    return TaskRow(
+        name, settings, implementation, metrics, gives, RANGES, FILES, classes=issubclass(settings, ClassTarget)
+    )
+
+
+METRICS_OF: Mapping[type[Strict], tuple[str, ...]] = {
+    ClassTarget: CLASS_METRICS,
+    NumberTarget: NUMBER_METRICS,
+    LabelsTarget: LABEL_METRICS,
+    SurvivalTarget: SURVIVAL_METRICS,
+}

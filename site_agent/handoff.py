@@ -35,7 +35,14 @@ OUTPUT_END_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
 ROUND_REQUESTS = (records.Train, records.Validate, records.Finish)
-READING_REQUESTS = (records.Inspect, records.Check, records.HashFiles, records.Predict)  # a folder of images is large
+READING_REQUESTS = (
+    records.Inspect,
+    records.Check,
+    records.Examine,
+    records.DraftMapping,
+    records.HashFiles,
+    records.Predict,
+)  # fmt: skip  a folder of images is large
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
 A = TypeVar("A", bound=Answer)
 OnProgress = Callable[[records.Progress], None]

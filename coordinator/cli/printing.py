@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coordinator.answers import AttemptReport, StudyReport, StudyStatus
+from coordinator.answers import AttemptReport, SiteFit, StudyFits, StudyReport, StudyStatus
 
 
 def print_progress(status: StudyStatus) -> None:
@@ -32,6 +32,22 @@ def print_status(status: StudyStatus) -> None:
             print(f"counted for less than its rows: {name} in {_rounds(site.rounds_capped)}")
     if status.incomplete:
         print(f"not in every round: {', '.join(status.incomplete)}")
+
+
+def print_fits(fits: StudyFits) -> None:
+    """Each site's word, and how many have given one."""
+    print_table(("site", "data", "rows", "said"), [(name, *_fit(site)) for name, site in fits.sites.items()])
+    said = [site for site in fits.sites.values() if site is not None]
+    silent = len(fits.sites) - len(said)
+    print(f"{sum(site.fits for site in said)} of {len(fits.sites)} sites fit, {silent} have not said")
+    if fits.counts != "exact":
+        print(f"numbers of rows are {fits.counts}, as the study says")
+
+
+def _fit(site: SiteFit | None) -> tuple[str, str, str]:
+    if site is None:
+        return "not said", "", ""
+    return ("fits", str(site.rows), site.said) if site.fits else ("does not fit", "", site.said)
 
 
 def print_report(report: StudyReport) -> None:

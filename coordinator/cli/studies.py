@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyCreated, StudyReport, StudyStatus
+from coordinator.answers import StudyCreated, StudyFits, StudyReport, StudyStatus
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.options import Force, Json, State
-from coordinator.cli.printing import print_progress, print_report, print_status
-from coordinator.requests import CreateStudy, FollowStudy, ShowReport, ShowStatus, StartStudy, StopStudy
+from coordinator.cli.printing import print_fits, print_progress, print_report, print_status
+from coordinator.requests import CreateStudy, FollowStudy, ShowFits, ShowReport, ShowStatus, StartStudy, StopStudy
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, say
@@ -113,6 +113,13 @@ def status(
             f"study `{last.id}` is paused: {last.why}",
             hint=f"`coordinator study report {last.id}` says which site did what",
         )
+
+
+@app.command()
+def fit(study: Study, state: State, as_json: Json = False) -> None:
+    """Show whose data fits a study, as far as the sites have said so with `site-agent data fit`."""
+    fits = ask(state, ShowFits(study=study), StudyFits)
+    print_json(fits.document()) if as_json else print_fits(fits)
 
 
 @app.command()

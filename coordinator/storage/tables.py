@@ -147,6 +147,19 @@ class Upload(Base):
         return tuple((name, value) for name, value in json.loads(self.metrics))
 
 
+class Fit(Base):
+    """What a site last said of its data before anybody approved: whether it fits, and how many rows it has."""
+
+    __tablename__ = "fits"
+
+    study: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True)
+    site: Mapped[str] = mapped_column(String(64), primary_key=True)
+    fits: Mapped[bool]
+    rows: Mapped[int] = mapped_column(BigInteger)
+    said_s: Mapped[int] = mapped_column(BigInteger)
+
+
 class LedgerHead(Base):
     """A head of a site's ledger. Of those that no receipt names only the newest is kept."""
 

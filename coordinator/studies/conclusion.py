@@ -85,7 +85,9 @@ def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tup
             spooled.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
     label = f"{study.name}-{study.revision}-{current.number}"
     public = public_data.copy_of(study.resolved, blobs)
-    return aggregate(blobs, study.resolved, study.aggregator, study.newest, spooled, before, current.number, label, public)
+    return aggregate(
+        blobs, study.resolved, study.aggregator, study.newest, spooled, before, current.number, label, public
+    )
 
 
 def _say(study: Study, current: Round, account: Account) -> None:

@@ -132,10 +132,14 @@ class Context:
         return validation_loss(compute_logits(self.algorithm, networks, split.x), split, self.task, self.study)
 
     def headline(self, networks: Networks) -> float | None:
-        """The task's headline metric on the site's validation split; None where it is undefined."""
-        split = self.data.validation
+        """The task's headline metric on the site's validation split, an error with its sign turned, so that more is
+        better; None where it is undefined.
+        """
+        split, name = self.data.validation, self.task.headline
         logits = compute_logits(self.algorithm, networks, split.x)
-        return self.task.metrics(logits, split.y)[self.task.headline]
+        fit = fit_outputs(self, networks, logits)
+        score = self.task.metrics(logits, split.y, fit)[name]
+        return -score if score is not None and name in self.study.task.row.smaller_is_better else score
 
 
 Hook = Callable[[Context], None]
@@ -150,12 +154,10 @@ def nothing(context: Context) -> None:
 
 
 def study_network(study: SiteStudy, task: Task) -> nn.Module:
-    """The network that [model] names, for the task's inputs; one logit for two classes, else one each."""
-    settings = study.model.settings
-    outputs = 1 if len(task.classes) == 2 else len(task.classes)
+    """The network that [model] names, for the task's inputs and outputs."""
     row, shape = study.model.row, task.input_shape
     inputs = shape[0] if row.takes == COLUMNS else shape
-    network: nn.Module = registry.load(row.implementation)(settings, inputs, outputs)
+    network: nn.Module = registry.load(row.implementation)(study.model.settings, inputs, task.outputs)
     return network
 
 
@@ -309,6 +311,22 @@ def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tenso
     where = device_of(networks)
     with torch.no_grad():
         return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
+
+
+def fit_outputs(context: Context, networks: Networks, validation_logits: Tensor) -> dict[str, Any]:
+    """``Task.fit_outputs`` of these networks, whose outputs for the validation split are known."""
+    data = context.data
+
+    def outputs_of(split: Split) -> Tensor:
+        return validation_logits if split is data.validation else compute_logits(context.algorithm, networks, split.x)
+
+    return context.task.fit_outputs(outputs_of, data)
+
+
+def kinds_of(context: Context) -> Tensor | None:
+    """What each training row is, where the study draws each kind equally often."""
+    balanced = context.study.training.sampling == "balanced"
+    return context.task.kinds(context.data.train.y) if balanced else None
 
 
 def evaluation_parts(x: Inputs) -> Iterator[Tensor]:

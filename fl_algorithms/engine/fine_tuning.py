@@ -8,11 +8,12 @@ import copy
 
 from torch import nn
 
-from fl_algorithms.engine.algorithm import Context, loss_of
+from fl_algorithms.engine.algorithm import Context, kinds_of, loss_of
 from fl_algorithms.engine.training import (
     Batches,
     Networks,
     Optimizers,
+    clip_gradients,
     only_trainable,
     run_steps,
     seeded,
@@ -31,7 +32,8 @@ def fine_tuned(context: Context, networks: Networks, tuning: FineTuning) -> dict
     """
     copies = {slot: copy.deepcopy(network) for slot, network in networks.items()}
     study, train = context.study, context.data.train
-    batches = Batches(train.x, train.y, study, context.site, context.round_number, PHASE, {}, context.device)
+    kinds = kinds_of(context)
+    batches = Batches(train.x, train.y, study, context.site, context.round_number, PHASE, {}, context.device, kinds)
     steps = tuning.steps if tuning.steps is not None else (tuning.epochs or 0) * batches.per_epoch
     parameters = trainable_parameters(copies, [f"*/{pattern}" for pattern in tuning.train])
     optimizer = Optimizers(study.training).get(PHASE, parameters, tuning.learning_rate)
@@ -42,6 +44,7 @@ def fine_tuned(context: Context, networks: Networks, tuning: FineTuning) -> dict
             steps,
             optimizer,
             lambda batch: loss_of(context, context.algorithm.infer(copies, batch.x), batch),
+            lambda batch: clip_gradients(parameters.values(), study.training.clip_norm),
             device=context.device,
         )
     return copies

@@ -29,7 +29,7 @@ from fl_algorithms.engine.beside import ALONE, JOINT, SINGLE, joined, members_of
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.study import SiteStudy
-from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Split, Task
 
 SELECTED = "selected"
 FEWEST = 2  # validation rows that have a standard error
@@ -86,7 +86,8 @@ class Together:
         return torch.stack([member.logits(x) for member in self.members.values()]).mean(dim=0)
 
     def probabilities(self, x: Inputs) -> Tensor:
-        """(n, classes) for ``x`` (n, features)."""
+        """(n, classes) for ``x`` (n, features). For a task of classes."""
+        assert isinstance(self._task, Classifies)
         return self._task.probabilities(self.logits(x))
 
 
@@ -117,8 +118,9 @@ def selected(
     choice, why = choose(judged)
     tensors = joined({kind: kept[kind] for kind in choice.members})
     model = restored(study, task, tensors, device)
+    fit = task.fit_outputs(lambda split: model.logits(split.x), data)
     split, where = (data.validation, "validation") if data.test is None else (data.test, "test")
-    scores = task.metrics(model.logits(split.x), split.y)
+    scores = task.metrics(model.logits(split.x), split.y, fit)
     loss = validation_loss(model.logits(data.validation.x), data.validation, task, study)
     return Checkpoint(
         SELECTED,
@@ -129,6 +131,7 @@ def selected(
         where,
         loss if math.isfinite(loss) else None,
         scores,
+        fit,
         why,
     )
 

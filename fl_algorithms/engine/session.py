@@ -5,23 +5,36 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, validation_loss
+from fl_algorithms.engine.algorithm import (
+    Context,
+    Downlink,
+    algorithm_of,
+    compute_logits,
+    evaluation_parts,
+    fit_outputs,
+    kinds_of,
+    validation_loss,
+)
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
+from fl_algorithms.engine.early_stopping import EarlyStop, mean_loss
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
+from fl_algorithms.engine.schedule import rate_factor
 from fl_algorithms.engine.training import (
+    Batch,
     Batches,
     Networks,
     Optimizers,
     Phase,
     Progress,
+    clip_gradients,
     only_trainable,
     run_steps,
     seeded,
@@ -31,7 +44,7 @@ from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Inputs, SiteData, Split, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
 from wardround.errors import BadData
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -47,6 +60,7 @@ class Checkpoint:
         round: the round whose model it is; of "best_local", for a method that judges models right after training, the
             round in which it was trained.
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
+        fit: what ``Task.fit_outputs`` gave for it: a threshold, a baseline hazard. It stays at the site.
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
         scores: every metric on ``split``; None where undefined.
@@ -61,6 +75,7 @@ class Checkpoint:
     split: str
     val_loss: float | None
     scores: dict[str, float | None]
+    fit: dict[str, Any] = field(default_factory=dict)
     why: str = ""
 
 
@@ -110,16 +125,20 @@ class Restored:
         return compute_logits(self._algorithm, self.networks, x)
 
     def probabilities(self, x: Inputs) -> Tensor:
-        """(n, classes) for ``x`` (n, features)."""
+        """(n, classes) for ``x`` (n, features). For a task of classes."""
+        assert isinstance(self._task, Classifies)
         return self._task.probabilities(self.logits(x))
 
 
 @dataclass(frozen=True)
 class _Judgement:
-    """The loss of a split, None where it is not finite, and the task's metrics."""
+    """The loss of the validation split, None where it is not finite, the task's metrics on it, and what was fitted to
+    the outputs for it.
+    """
 
     loss: float | None
     metrics: dict[str, float | None]
+    fit: dict[str, Any]
 
 
 class SiteSession:
@@ -213,7 +232,7 @@ class SiteSession:
         metrics, checkpoints = self._receive(round_number, base)
         if (tuning := context.settings.fine_tuning) is not None:
             copies = fine_tuned(context, context.networks, tuning)
-            judged = self._judge(copies, context.data.validation)
+            judged = self._judge(copies)
             checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
         return self._result({}, metrics, checkpoints)
 
@@ -232,7 +251,7 @@ class SiteSession:
         context = self._context
         context.base = context.device.bring_all(best)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks, context.data.validation)
+        judged = self._judge(context.networks)
         return (self._checkpoint("best_global", best_round, context.networks, judged),)
 
     def export_state(self) -> SessionState:
@@ -284,7 +303,7 @@ class SiteSession:
         context = self._context
         context.round_number, context.base = round_number, context.device.bring_all(base)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks, context.data.validation)
+        judged = self._judge(context.networks)
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
             checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
@@ -295,7 +314,7 @@ class SiteSession:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces."""
         best: list[Checkpoint] = []
         for candidate in self._context.algorithm.candidates(self._context, trained):
-            judged = self._judge(candidate.networks, self._context.data.validation)
+            judged = self._judge(candidate.networks)
             if candidate.pool != self._best_pool:
                 self._best_pool, self._best_loss = candidate.pool, None
             if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
@@ -307,43 +326,94 @@ class SiteSession:
         context, study = self._context, self._context.study
         place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
         x, y = context.data.train.x, context.data.train.y
+        kinds = kinds_of(context)
         if phase.rows is not None:
-            (x, y), place = phase.rows, {}
+            (x, y), place, kinds = phase.rows, {}, None
             study = _of_own_rows(study, phase.batch_size, len(y))
-        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device)
+        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device, kinds)
         parameters = trainable_parameters(context.networks, phase.trainable)
         optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
         steps = _steps(phase, study, batches.per_epoch)
         loss = phase.loss or context.algorithm.loss
         purpose = f"noise.{phase.name}" if phase.name else "noise"
         noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
-        after_backward, after_step = context.algorithm.after_backward, context.algorithm.after_step
+        after_step = context.algorithm.after_step
+        stop = self._early_stop(phase, parameters)
         with seeded(noise), only_trainable(context.networks, parameters):
-            run_steps(
+            context.steps += run_steps(
                 batches,
                 steps,
                 optimizer,
                 lambda batch: loss(context, batch),
-                None if after_backward is None else lambda batch: after_backward(context, batch),
+                self._after_backward(parameters),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,
                 context.device,
+                self._before_step(steps),
+                None if stop is None else stop.after,
             )
-        context.steps += steps
+            if stop is not None:
+                stop.go_back()
 
-    def _judge(self, networks: Networks, split: Split) -> _Judgement:
-        context = self._context
+    def _before_step(self, steps: int) -> Callable[[int], None] | None:
+        """The study's schedule of the learning rate."""
+        context, schedule = self._context, self._context.study.training.schedule
+        if schedule.is_constant:
+            return None
+        rounds, number = context.study.study.rounds, context.round_number
+        return lambda step: context.optimizers.scale(rate_factor(schedule, rounds, number, step, steps))
+
+    def _after_backward(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Batch], None] | None:
+        """The method's edit of the gradient, and the study's bound on it."""
+        context, hook = self._context, self._context.algorithm.after_backward
+        norm = context.study.training.clip_norm
+        if hook is None and norm is None:
+            return None
+
+        def edit(batch: Batch) -> None:
+            if hook is not None:
+                hook(context, batch)
+            clip_gradients(parameters.values(), norm)
+
+        return edit
+
+    def _early_stop(self, phase: Phase, parameters: dict[str, nn.Parameter]) -> EarlyStop | None:
+        """What ends the steps on the site's own rows early, if the study says so."""
+        context, settings = self._context, self._context.study.training.early_stopping
+        if settings is None or phase.rows is not None:
+            return None
+        split, loss = context.data.validation, phase.loss or context.algorithm.loss
+
+        def parts() -> Iterator[Batch]:
+            start = 0
+            for x in evaluation_parts(split.x):
+                yield Batch(context.device.bring(x), context.device.bring(split.y[start : start + len(x)]))
+                start += len(x)
+
+        def loss_now() -> float:
+            return mean_loss(lambda batch: loss(context, batch), parts())
+
+        return EarlyStop(settings, context.networks, parameters, loss_now)
+
+    def _judge(self, networks: Networks) -> _Judgement:
+        """The networks on the validation split."""
+        context, split = self._context, self._context.data.validation
         logits = compute_logits(context.algorithm, networks, split.x)
         loss = validation_loss(logits, split, context.task, context.study)
-        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y))
+        fit = fit_outputs(context, networks, logits)
+        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y, fit), fit)
 
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
         """The networks as they are now. ``judged`` is what the validation split said of them."""
-        data, metric = self._context.data, self._context.task.headline
-        scores = judged.metrics if data.test is None else self._judge(networks, data.test).metrics
+        data, task = self._context.data, self._context.task
+        scores, metric = judged.metrics, task.headline
+        if data.test is not None:
+            scores = task.metrics(
+                compute_logits(self._context.algorithm, networks, data.test.x), data.test.y, judged.fit
+            )
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
         split = "validation" if data.test is None else "test"
-        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores)
+        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores, judged.fit)
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]

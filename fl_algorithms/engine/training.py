@@ -5,6 +5,7 @@ named streams (``streams``), and what survives a round is exported as tensors an
 """
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.device import CPU, Device, at_home, like
+from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.engine.workers import ahead
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
@@ -98,8 +100,11 @@ class Batches:
         phase: str,
         place: dict[str, int],
         device: Device = CPU,
+        kinds: Tensor | None = None,
     ) -> None:
-        """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save."""
+        """``place`` is {} at first; for "run" it is kept up to date, and is all there is to save. With ``kinds``, int64
+        (n,), an order is n draws with replacement in which each kind is as likely as any other.
+        """
         self._y, self._device = y, device
         self._rows = None if isinstance(x, Tensor) else x
         self._x = x if isinstance(x, Tensor) else torch.arange(len(y))  # places, whose rows are made in their turn
@@ -108,6 +113,7 @@ class Batches:
         self._place = place
         self._seed, self._site, self._round, self._phase = study.study.seed, site, 0, phase
         self._purpose = f"shuffle.{phase}" if phase else "shuffle"
+        self._chances = None if kinds is None else 1 / torch.bincount(kinds)[kinds].double()
         self._own: torch.Generator | None = None
         if study.training.iterator == "round":
             self._own = self._generator(round_number)
@@ -156,13 +162,18 @@ class Batches:
             if not 0 < position < self._limit:
                 order, position = order + 1, 0
             generator = self._own if self._own is not None else self._generator(order)
-            permutation = torch.randperm(len(self._y), generator=generator)
+            permutation = self._order(generator)
             xs = torch.split(self._x[permutation], self._size)
             ys = torch.split(self._y[permutation], self._size)
             seed = stream_seed(self._seed, self._site, self._round, f"augment.{self._phase}.{order}")
             for start in range(position, self._limit, self._size):
                 position = min(start + self._size, self._limit)
                 yield _Coming(xs[start // self._size], ys[start // self._size], seed, order, position)
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        if self._chances is None:
+            return torch.randperm(len(self._y), generator=generator)
+        return torch.multinomial(self._chances, len(self._y), replacement=True, generator=generator)
 
     def _generator(self, round_number: int) -> torch.Generator:
         seed = stream_seed(self._seed, self._site, round_number, self._purpose)
@@ -181,6 +192,7 @@ class Optimizers:
         self._training = training
         self._made: dict[str, tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]] = {}
         self._kept: Mapping[str, Tensor] = {}
+        self._factor = 1.0
 
     def begin_round(self) -> None:
         if self._training.optimizer_lifetime == "round":
@@ -203,7 +215,15 @@ class Optimizers:
             optimizer = _make(self._training, list(parameters.values()), learning_rate)
             self._restore(optimizer, key, parameters)
             self._made[key] = (optimizer, parameters)
+            if self._factor != 1:
+                _scale(optimizer, self._factor)
         return self._made[key][0]
+
+    def scale(self, factor: float) -> None:
+        """Multiply each optimizer's learning rate, those of phases to come too, in place of an earlier ``factor``."""
+        self._factor = factor
+        for optimizer, _ in self._made.values():
+            _scale(optimizer, factor)
 
     def export(self) -> dict[str, Tensor]:
         """Every moment as a tensor on the CPU: "KEY.SLOT.PARAMETER.MOMENT"."""
@@ -230,6 +250,11 @@ class Optimizers:
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise BadData(f"the kept state does not fit the study's network: optimizer state `{name}`")
             optimizer.state[parameter][moment] = like(value, parameter)
+
+
+def _scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 def _kept_name(key: str, parameter: str) -> str:
@@ -280,6 +305,17 @@ def only_trainable(networks: Networks, parameters: Mapping[str, nn.Parameter]) -
             network.eval()
 
 
+@contextmanager
+def evaluating(networks: Networks, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Evaluation mode in the midst of a phase that trains ``parameters``."""
+    for network in networks.values():
+        network.eval()
+    yield
+    chosen = {id(parameter) for parameter in parameters.values()}
+    for network in networks.values():
+        _train(network, chosen)
+
+
 def _train(module: nn.Module, chosen: set[int]) -> None:
     own = [id(parameter) for parameter in module.parameters()]
     if own and not chosen.intersection(own):
@@ -288,6 +324,12 @@ def _train(module: nn.Module, chosen: set[int]) -> None:
     module.training = True
     for child in module.children():
         _train(child, chosen)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float | None) -> None:
+    """Scale the gradient down to ``norm``, over all ``parameters``, where it is larger. None: leave it."""
+    if norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, norm)
 
 
 def run_steps(
@@ -299,22 +341,48 @@ def run_steps(
     after_step: Callable[[Batch], Any] | None = None,
     progress: Progress | None = None,
     device: Device = CPU,
-) -> None:
-    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step.
+    before_step: Callable[[int], Any] | None = None,
+    is_last: Callable[[int], bool] | None = None,
+) -> int:
+    """``steps`` times: a batch, its ``loss`` (a scalar), its gradient, a step. Gives the number of steps.
+
+    Args:
+        before_step: called with the step's number, from 0.
+        is_last: called with how many steps there have been; True ends early.
 
     Raises:
         TryAgain, BadData: as ``Batches.take`` and ``Device.explaining_errors``; or rows cannot be read.
+        Diverged: a loss is not finite; on another device than the CPU this is noticed every few steps.
     """
+    step = 0
     with closing(batches.take(steps)) as taken, device.explaining_errors():
         for step, batch in enumerate(taken, start=1):
+            if before_step is not None:
+                before_step(step - 1)
             optimizer.zero_grad(set_to_none=True)
             with device.arithmetic():
                 found = loss(batch)
+            shown = step % PROGRESS_EVERY == 0 or step == steps
+            if step == 1 or shown or found.device.type == "cpu":
+                _refuse_not_finite(found, step, steps)
             found.backward()  # type: ignore[no-untyped-call]
             if after_backward is not None:
                 after_backward(batch)
             optimizer.step()
             if after_step is not None:
                 after_step(batch)
-            if progress is not None and (step % PROGRESS_EVERY == 0 or step == steps):
+            if progress is not None and shown:
                 progress(step, steps)
+            if is_last is not None and is_last(step):
+                break
+    return step
+
+
+def _refuse_not_finite(loss: Tensor, step: int, steps: int) -> None:
+    if math.isfinite(loss.item()):
+        return
+    what = "the first batch already" if step == 1 else f"step {step} of {steps}"
+    hint = "a smaller `learning_rate`, or `clip_norm` in the study's [training]"
+    if step == 1:
+        hint = "look for extreme values in the data, and at the study's scale for them; the steps have not begun"
+    raise Diverged(f"the loss is not finite in {what}", hint=hint, code="DECLINED_TRAINING_FAILED")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.study import ResolvedStudy
@@ -82,10 +83,21 @@ def attempt(job: Job, folder: Path, hardware: Hardware) -> bytes | Failed:
     """The job's result file. A failure is recorded, so that the other jobs go on."""
     try:
         return json.dumps(perform(job, folder, hardware), indent=1, ensure_ascii=False, allow_nan=False).encode()
+    except Diverged as error:
+        return _without_loss(job) if job.tuning else Failed(error.message, error.hint)
     except WardroundError as error:
         return Failed(error.message, error.hint)
     except Exception as error:
         return Failed(f"a fault in the program: {type(error).__name__}: {error}", trace=traceback.format_exc())
+
+
+def _without_loss(job: Job) -> bytes:
+    """The result of a tuning run that left the finite numbers: its point is not chosen."""
+    result = {
+        "format": FORMAT, "row": job.row, "kind": job.kind, "tuning": True, "point": job.point,
+        "settings": job.settings, "seed": job.seed, "diverged": True, "rows": {}, "checkpoints": {},
+    }  # fmt: skip
+    return json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:

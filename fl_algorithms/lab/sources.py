@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, PUBLIC_DATA
+from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS, PUBLIC_DATA, TaskRow
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.source import Source
 from wardround.errors import BadData
 
 # role -> name in the site's folder; the first role must be there, and those that share a prefix with it
-TABLES = ({"table": "train.csv", "test": "test.csv"},)
+TABLES = ({"table": "train.csv", "test": "test.csv", "mapping": "mapping.toml"},)
 ARRAYS = {"arrays": "train.npz", "test": "test.npz"}
 LABELED = {
     "images": "images", "labels": "labels.csv", "test_images": "test_images", "test_labels": "test_labels.csv",
@@ -18,15 +18,17 @@ MASKED = {
     "images": "images", "masks": "masks", "labels": "patients.csv",
     "test_images": "test_images", "test_masks": "test_masks", "test_labels": "test_patients.csv",
 }  # fmt: skip
-LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED)}
+OWN = {"files": "train", "test_files": "test"}  # or with any ending
+LAYOUTS = {COLUMNS: TABLES, IMAGES: (ARRAYS, LABELED), MASKS: (ARRAYS, MASKED), FILES: (OWN,)}
 
 
 def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, Source]:
     """Each site's files in ``folder/SITE``.
 
-    Tables are train.csv and test.csv. Images are train.npz and test.npz, or the folder images with labels.csv (for
-    masks: with the folder masks, and perhaps patients.csv) and the same names with ``test_`` before them. What is for
-    testing may be absent.
+    Tables are train.csv and test.csv, and mapping.toml where the columns are the site's own. Images are train.npz and
+    test.npz, or the folder images with labels.csv (for masks: with the folder masks, and perhaps patients.csv) and the
+    same names with ``test_`` before them. What a plug-in's own code reads is train and test, files of any ending or
+    folders. What is for testing may be absent.
 
     Args:
         test: False leaves out what is for testing.
@@ -34,15 +36,16 @@ def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, 
     Raises:
         BadData: a site has nothing there that the study's task could read.
     """
-    layouts, sources = LAYOUTS[study.task.row.gives], {}
+    row = study.task.row
+    layouts, sources = LAYOUTS[_reads(row)], {}
     for site in study.study.sites:
         found = next((paths for layout in layouts if (paths := _present(folder / site, layout))), None)
         if found is None:
             first = [str(folder / site / next(iter(layout.values()))) for layout in layouts]
             absent = f"{first[0]} does not exist" if len(first) == 1 else f"neither {' nor '.join(first)} exists"
             raise BadData(
-                f"{folder} has no {'table' if layouts == TABLES else 'images'} for site `{site}`: {absent}",
-                hint=HINTS[layouts == TABLES],
+                f"{folder} has no {WHAT[_reads(row)]} for site `{site}`: {absent}",
+                hint=HINTS[_reads(row)],
             )
         sources[site] = Source({role: path for role, path in found.items() if test or not role.startswith("test")})
     return sources
@@ -50,13 +53,13 @@ def find(study: ResolvedStudy, folder: Path, *, test: bool = True) -> dict[str, 
 
 def require_tests(study: ResolvedStudy, folder: Path, sources: Mapping[str, Source]) -> None:
     """Raises BadData: in what ``find`` found, a site has nothing to test."""
+    reads = _reads(study.task.row)
     for site, source in sources.items():
-        layout = next(layout for layout in LAYOUTS[study.task.row.gives] if next(iter(layout)) in source.paths)
+        layout = next(layout for layout in LAYOUTS[reads] if next(iter(layout)) in source.paths)
         role = next(role for role in layout if role.startswith("test"))
         if role not in source.paths:
             raise BadData(
-                f"{folder} has no test {'table' if layout in TABLES else 'images'} for site `{site}`: "
-                f"{folder / site / layout[role]} does not exist",
+                f"{folder} has no test {WHAT[reads]} for site `{site}`: {folder / site / layout[role]} does not exist",
                 hint="central training is judged on each site's test rows, for its validation rows come from the pool",
             )
 
@@ -75,14 +78,27 @@ def find_public_data(folder: Path) -> Path:
     return found
 
 
+_IMAGES = (
+    "one folder for each site, with train.npz and test.npz, or images and labels.csv or masks; "
+    "`fl-lab data --help` makes examples"
+)
 HINTS = {
-    True: "one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
-    False: "one folder for each site, with train.npz and test.npz, or images and labels.csv or masks; "
-    "`fl-lab data --help` makes examples",
+    COLUMNS: "one folder for each site, with train.csv and test.csv; `fl-lab data --help` makes examples",
+    IMAGES: _IMAGES,
+    MASKS: _IMAGES,
+    FILES: "one folder for each site, with train and test: files of any one ending, or folders",
 }
+WHAT = {COLUMNS: "table", IMAGES: "images", MASKS: "images", FILES: "files"}
+
+
+def _reads(row: TaskRow) -> str:
+    return row.reads or row.gives
 
 
 def _present(folder: Path, layout: dict[str, str]) -> dict[str, Path]:
     """The layout's roles that are there; {} where the first is not."""
-    paths = {role: folder / name for role, name in layout.items() if (folder / name).exists()}
+    named = {role: folder / name for role, name in layout.items()}
+    if layout is OWN:
+        named = {role: next(iter(sorted(folder.glob(f"{name}.*"))), folder / name) for role, name in layout.items()}
+    paths = {role: path for role, path in named.items() if path.exists()}
     return paths if next(iter(layout)) in paths else {}

@@ -46,7 +46,7 @@ def choose(row: str, runs: Sequence[Run]) -> Choice:
     points: dict[int, list[Run]] = {}
     for run in runs:
         points.setdefault(run["point"], []).append(run)
-    kind = chosen_kind(runs[0])
+    kind = next((chosen_kind(run) for run in runs if run["checkpoints"]), "latest")
     tried = tuple(
         Tried(points[point][0]["settings"], _mean([site_mean(run, kind) for run in points[point]]))
         for point in sorted(points)
@@ -71,7 +71,11 @@ def chosen_kind(run: Run) -> str:
 
 
 def site_mean(run: Run, kind: str) -> float | None:
-    """The sites' validation losses of that checkpoint, weighted by validation rows; None if one is not finite."""
+    """The sites' validation losses of that checkpoint, weighted by validation rows; None if one is not finite, or the
+    run left the finite numbers on its way.
+    """
+    if not run["checkpoints"]:
+        return None
     total, rows = 0.0, 0
     for site, kinds in run["checkpoints"].items():
         loss = kinds[kind]["val_loss"]

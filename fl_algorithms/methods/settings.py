@@ -86,6 +86,16 @@ class MethodSettings(Strict):
         return True
 
     @property
+    def compares_classes(self) -> bool:
+        """Whether its mathematics, as it is set, is of classes' probabilities."""
+        return False
+
+    @property
+    def without_classes(self) -> str:
+        """What can be done where a task has no classes."""
+        return "a method that averages weights, such as fedavg, fedprox, fenda or ditto"
+
+    @property
     def labeled(self) -> bool:
         """Whether the classes of the public data set's rows are needed too."""
         return False

@@ -1,10 +1,10 @@
 """The schema of an image study: classes, the size that a network sees, and how images are brought there."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from fl_algorithms.settings.tabular import Level, Metric, check_levels
+from fl_algorithms.settings.targets import ClassTarget
 from wardround.records.schema import Strict
 
 Side = Annotated[int, Field(ge=4, le=1024)]
@@ -77,43 +77,15 @@ class PixelSettings(Strict):
         return (self.channels, *self.size)
 
 
-def _weights(value: Any) -> Any:
-    if value in ("none", "balanced"):
-        return value
-    if isinstance(value, list | tuple) and all(_positive(weight) for weight in value):
-        return tuple(float(weight) for weight in value)
-    raise ValueError('not "none", "balanced", or one positive number for each class')
-
-
-def _positive(weight: Any) -> bool:
-    try:
-        return not isinstance(weight, bool) and 0 < float(weight) <= 1e6
-    except (TypeError, ValueError):
-        return False
-
-
-Weights = Annotated[str | tuple[float, ...], BeforeValidator(_weights)]
-
-
-class ImageSettings(PixelSettings):
+class ImageSettings(PixelSettings, ClassTarget):
     """[task] of a study whose task is ``images``: each image has one class."""
 
     label: str = Field(
         default="label", min_length=1
     )  # the class's column, or array, where a site calls it nothing else
-    classes: tuple[Level, ...] = Field(min_length=2)  # of two, the last is the positive one
-    class_weights: Weights = "none"  # of the loss; "balanced": n / (classes x n of the class) among a site's training
-    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
-    gamma: float = Field(default=2.0, ge=0, le=10)  # of focal
-    metric: Metric = "balanced_accuracy"  # what a checkpoint's score is
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        check_levels(self.classes, "`classes`")
-        if not isinstance(self.class_weights, str) and len(self.class_weights) != len(self.classes):
-            raise ValueError(
-                f"`class_weights` has {len(self.class_weights)} numbers, there are {len(self.classes)} classes"
-            )
+    def _three_columns(self) -> Self:
         if len({self.image, self.label, self.patient}) < 3:
             raise ValueError("`image`, `label` and `patient` are not three different columns")
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fl_algorithms.settings.images import PixelSettings
-from fl_algorithms.settings.tabular import Level, check_levels
+from fl_algorithms.settings.targets import Level, check_levels
 
 
 class SegmentationSettings(PixelSettings):
@@ -14,7 +14,7 @@ class SegmentationSettings(PixelSettings):
     classes: tuple[Level, ...] = Field(default=("background", "foreground"), min_length=2, max_length=255)
     values: tuple[Annotated[int, Field(ge=0, le=65535)], ...] = ()  # a mask's number for each class; none: 0, 1, 2, ...
     loss: Literal["dice", "dice_ce"] = "dice_ce"  # dice_ce: plus the mean cross entropy of the pixels
-    metric: Literal["dice"] = "dice"
+    headline: Literal["dice"] = "dice"  # what a checkpoint's score is
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

@@ -61,8 +61,11 @@ def in_parts(x: Inputs, size: int) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Split:
-    """Rows used for one purpose: ``x`` float32 (n, features), standardized, or ``Rows``; ``y`` int64 (n,), class
-    indices, or uint8 (n, *size), those of each pixel.
+    """Rows used for one purpose: ``x`` float32 (n, features), standardized, or ``Rows``; ``y`` what is to be learned.
+
+    ``y`` is int64 (n,), class indices; uint8 (n, *size), those of each pixel; float32 (n,), numbers; float32 (n,
+    labels), 0 or 1; or float32 (n, 2), a time and whether the event happened then (1) or the patient was seen no longer
+    (0).
     """
 
     x: Inputs
@@ -103,6 +106,39 @@ class SiteData:
     public_data: PublicData | None = None  # from a file of its own, which the study pins and ``digest`` does not
 
 
+OutputsOf = Callable[[Split], Tensor]  # a model's outputs for a split's rows, (n, outputs), on the CPU
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of new rows, as a table: ``rows`` has texts, and numbers to be shown with six digits, in the
+    order of ``header``.
+
+    ``notes`` are sentences about all of them: which threshold, and where it comes from.
+    """
+
+    header: tuple[str, ...]
+    rows: list[tuple[str | float, ...]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A mapping file to be edited.
+
+    Attributes:
+        columns: how many columns the study reads.
+        as_they_are: how many of them need no mapping.
+        open: how many a person must fill in.
+    """
+
+    text: str
+    columns: int
+    as_they_are: int
+    open: int
+
+
 class Task(Protocol):
     """One kind of data and how a model of it is judged. Holds settings only: the same object serves many sites."""
 
@@ -111,8 +147,8 @@ class Task(Protocol):
         """Of one sample as a network is fed it: (features,), or (channels, *size)."""
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes' names in the order of their indices; of two, the last is the positive one."""
+    def outputs(self) -> int:
+        """How many numbers (logits) a network gives for a sample; or for each pixel."""
 
     @property
     def headline(self) -> str:
@@ -143,13 +179,48 @@ class Task(Protocol):
         """
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample: (n,), carries gradient."""
+        """The loss of each sample: (n,), carries gradient.
+
+        Where samples are compared with one another, as in survival, a sample's part in the loss of all that are given:
+        their mean is that loss, and of some of them alone it would be another. So training compares the samples of a
+        batch, and validation those of the whole split.
+        """
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The mean of ``losses``, a scalar: what training takes the gradient of."""
 
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
-        """Scores over all samples given; None where a score is undefined."""
+    def metrics(self, logits: Tensor, y: Tensor, fit: Mapping[str, Any] | None = None) -> Scores:
+        """Scores over all samples given; None where a score is undefined.
+
+        Args:
+            fit: what ``fit_outputs`` gave for this model; without it, scores that rest on it are None.
+        """
+
+    def fit_outputs(self, outputs_of: OutputsOf, data: SiteData) -> dict[str, Any]:
+        """What predictions of a model need beside its tensors, found out on this site's own rows: a threshold from the
+        validation part, a baseline hazard from the training part. Plain JSON without floats (numbers as text); computed
+        from patients, so it stays at the site, beside the checkpoint.
+        """
+
+    def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
+        """What a model says of rows to be predicted. ``fit`` is what ``fit_outputs`` gave for it."""
+
+    def kinds(self, y: Tensor) -> Tensor | None:
+        """What each sample is, for drawing each kind equally often: int64 (n,), its class, or whether it has the event;
+        None where samples are of no kinds.
+        """
+
+    def counts(self, y: Tensor) -> dict[str, int]:
+        """How many samples are of each kind, by name: of each class, with an event. For the site's own eyes."""
+
+
+@runtime_checkable
+class Classifies(Protocol):
+    """What a task of classes also has: each sample, or each pixel, is of one of them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes' names in the order of their indices; of two, the last is the positive one."""
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of each class: (n, classes), rows sum to 1; (n, classes, *size) for masks."""
@@ -183,4 +254,16 @@ class ReadsPublicData(Protocol):
 
         Raises:
             BadData: as ``Task.load``; or a value is missing.
+        """
+
+
+@runtime_checkable
+class TakesMapping(Protocol):
+    """What a task may also offer: to read a site's files by its mapping, the role ``mapping``, and to draft one."""
+
+    def draft_mapping(self, source: Source) -> Draft:
+        """A mapping of the table of ``source``, for the hospital to edit. It has column names and codes of the site's.
+
+        Raises:
+            BadData: a file cannot be read as a table at all.
         """

@@ -9,16 +9,18 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from site_agent import handoff
+from site_agent.cli import findings
+from site_agent.cli.fit import fit
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
 from wardround import cli
-from wardround.errors import NeedsPerson, UsageProblem
+from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import outputs
 from wardround.records import trainer as records
 from wardround.records.schema import check
@@ -62,6 +64,11 @@ def data_add(
     test_masks: Annotated[Path | None, _file("Their masks.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images, and labels or masks, as arrays of one file.", "FILE.npz")] = None,
     test_arrays: Annotated[Path | None, _file("Such a file held out, for scores.", "FILE.npz")] = None,
+    files: Annotated[Path | None, _file("What a plug-in's own code reads: a file or a folder.", "PATH")] = None,
+    test_files: Annotated[Path | None, _file("The same held out, for scores.", "PATH")] = None,
+    mapping: Annotated[
+        Path | None, _file("How the table becomes a study's; `data map` drafts one.", "FILE.toml")
+    ] = None,
     label: Annotated[str, _column("The column of the class; of images, where it is not the study's own.")] = "",
     image: Annotated[str, _column("The column of the image's name, where it is not the study's own.")] = "",
     patient: Annotated[str, _column("The column that says who it is, where it is not the study's own.")] = "",
@@ -78,6 +85,8 @@ def data_add(
     paths = {
         "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
         "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
+        "files": files, "test_files": test_files,
+        "mapping": mapping,
     }  # fmt: skip
     named = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
     named |= {key: text for key, text in {"label": label, "image": image, "patient": patient}.items() if text}
@@ -98,6 +107,8 @@ def data_add(
 
 def _counted(inspected: records.Inspected) -> str:
     """What an inspection counted, as a person reads it."""
+    if inspected.rows is None:
+        return "files that a plug-in reads; `site-agent data check` says what is in them"
     what = "images" if inspected.columns is None else "rows"
     counted = f"{inspected.rows} {what}"
     if inspected.columns is not None:
@@ -120,6 +131,33 @@ def data_public_data(
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
 
 
+@data_app.command("map")
+def data_map(
+    name: Annotated[str, typer.Argument(help="What `data add` called it.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The mapping; if absent, it is drafted.")],
+    state: State,
+    study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to draft it for.")] = "",
+) -> None:
+    """Say how a table's columns, codes, units and dates become a study's: draft a mapping to edit, or name one."""
+    site_state = SiteState(state)
+    site_state.require_used()
+    path = _absolute(path)
+    named = sources.source(state, name)
+    if not path.exists():
+        if not study:
+            raise UsageProblem(f"there is no {path}", hint="add `--study ID` to draft it for a study")
+        request = records.DraftMapping(
+            study=site_state.offer(study).document, site=site_state.site().site, data=name, out=str(path)
+        )
+        drafted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
+        counted = f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} for you to fill in"
+        cli.say(f"Drafted {path}: {counted}. It has codes of your table in it: keep it in the hospital")
+    files = check(records.DataFiles, {**_files(named), "mapping": str(path)}, "the data")
+    sources.name_mapping(state, name, path, handoff.ask(state, records.Inspect(files=files)).digest)
+    cli.say("The mapping is part of the data: a study that was approved with it must be approved again")
+    cli.say(f"next: edit {path}, then `site-agent data check {name} --study {study or 'ID'}`")
+
+
 @data_app.command("check")
 def data_check(
     name: Annotated[str, typer.Argument(help="What `data add` called it.")],
@@ -127,24 +165,51 @@ def data_check(
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to read it for.")],
     as_json: Json = False,
 ) -> None:
-    """Read data as a study would, in an isolated process, and say what the study would make of it."""
+    """Read data as a study would, in an isolated process, and say all that does not fit, or what it makes of it."""
     site_state = SiteState(state)
     site = site_state.site().site
     offer = site_state.offer(study)
-    checked = handoff.ask(state, records.Check(study=offer.document, site=site, data=name))
+    examined = handoff.ask(state, records.Examine(study=offer.document, site=site, data=name))
+    checked = examined.checked
+    if checked is None:
+        _print_misfits(study, name, examined, as_json=as_json)
     if as_json:
-        cli.print_json({"study": study, "data": name, **checked.to_document()})
+        cli.print_json({"study": study, "data": name, "fits": True, **checked.to_document()})
         return
-    what = "rows" if checked.gives == "columns" else "images"
+    what = "images" if checked.gives in ("images", "masks") else "rows"
     rows = f"{checked.rows} {what}: {checked.train_rows} to train, {checked.validation_rows} to validate"
     print(rows + ("" if checked.test_rows is None else f"; {checked.test_rows} held out for scores"))
-    classes = ", ".join(f"{label}: {count}" for label, count in checked.classes.items())
-    print(f"masks with: {classes}" if checked.gives == "masks" else f"classes: {classes}")
+    counts = ", ".join(f"{label}: {count}" for label, count in checked.classes.items())
+    if counts:
+        print(f"{'masks with' if checked.gives == 'masks' else 'classes'}: {counts}")
     if checked.weights is not None:
         print(begins_with(checked.weights))
     for warning in checked.warnings:
         print(f"warning: {warning}")
     cli.say(f"next: `site-agent approve {study} --data {name}`")
+
+
+def _print_misfits(study: str, name: str, examined: records.Examined, *, as_json: bool) -> NoReturn:
+    """Raises BadData, after what does not fit was printed."""
+    if as_json:
+        cli.print_json({"study": study, "data": name, "fits": False, **examined.to_document()})
+    else:
+        findings.show(examined.findings)
+        if examined.more:
+            print(f"and {examined.more} more")
+    things = len(examined.findings) + examined.more
+    raise BadData(
+        f"data `{name}` does not fit study `{study}`: {things} thing{'s' if things > 1 else ''}",
+        hint=f"correct the table, or say in a mapping what is meant: `site-agent data map {name} FILE --study {study}`",
+    )
+
+
+def _files(named: sources.DataSource) -> dict[str, str]:
+    """What a request says of where data lies."""
+    return {key: text for key, text in named.entry().items() if key in records.DataFiles.model_fields}
+
+
+data_app.command("fit")(fit)
 
 
 @data_app.command("list")
@@ -214,28 +279,31 @@ def predict(
     table: Annotated[Path | None, _file("Patients, with the study's columns.", "NEW.csv")] = None,
     images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
+    files: Annotated[Path | None, _file("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
     checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)] = "selected",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Predict classes or masks of new patients with one of this hospital's models, in an isolated process."""
+    """Predict for new patients with one of this hospital's models, in an isolated process."""
     _check_kind(checkpoint)
-    given = {"table": table, "images": images, "arrays": arrays}
+    given = {"table": table, "images": images, "arrays": arrays, "files": files}
     paths = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
     if len(paths) != 1:
         named = " and ".join(map(layouts.option, paths)) or "none"
-        raise UsageProblem(f"one of `--table`, `--images` and `--arrays` is needed, found {named}")
+        raise UsageProblem(f"one of `--table`, `--images`, `--arrays` and `--files` is needed, found {named}")
     if _may_read(state):
         outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
     request = records.Predict(
         study=study, checkpoint=checkpoint, table=paths.get("table"), images=paths.get("images"),
-        arrays=paths.get("arrays"), out=str(_absolute(out)), force=force,
+        arrays=paths.get("arrays"), files=paths.get("files"), out=str(_absolute(out)), force=force,
     )  # fmt: skip
     predicted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
     if as_json:
         cli.print_json(predicted.to_document())
         return
     cli.say(f"{predicted.rows} predictions written to {predicted.out}")
+    for note in predicted.notes:
+        cli.say(note)
 
 
 def _print_checkpoints(rows: list[records.Checkpoint]) -> None:

@@ -23,10 +23,11 @@ from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
+from site_agent.gateway.fitting import declaration_of_fit, fit_of, form_of
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
-from site_agent.gateway.requests import ReleaseDecision, Waiting
+from site_agent.gateway.requests import Fit, ReleaseDecision, Waiting
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
 from site_agent.state.journal import Journal
@@ -38,7 +39,7 @@ from wardround.local import durable
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.ledger import entries
-from wardround.records.trainer import Check, Checked, Describe, Described
+from wardround.records.trainer import Check, Checked, Describe, Described, Examine
 from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -220,6 +221,32 @@ class CommandHandler:
             withdrawn = replace(consent, state=WITHDRAWN, withdrawn_by=person, withdrawn_at=now_text())
             self._state.save_consent(withdrawn)
         return withdrawn
+
+    def fit(self, study: str, data: str, person: Person) -> Fit:
+        """Tell the coordinator whether the data called ``data`` fits a study that nobody approved yet.
+
+        What is said is one word and, where it fits, the number of usable rows in the form of the study's counts.
+
+        Raises:
+            UsageProblem: no such study, or it is over.
+            NotPermitted: the policy does not let it be said.
+            WardroundError: what the trainer says; or the coordinator cannot be reached, after the ledger's line.
+        """
+        offer = self._state.offer(study)
+        if offer.state in ENDED:
+            raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
+        self._policy.refuse_fit(study, form_of(offer).counts)
+        fit = fit_of(
+            offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
+        )
+        declaration = declaration_of_fit(offer, fit)
+        with self._session.use() as connection:
+            self._ledger.append(entries.DeclareEntry(
+                study=study, revision=offer.revision, standing=declaration.status.value,
+                num_examples=fit.rows if fit.fits else None, by=_in_ledger(person),
+            ))  # fmt: skip
+            connection.declare(declaration)
+        return fit
 
     def waiting(self, study: str, round_: int) -> Waiting:
         """The update that waits for a person.

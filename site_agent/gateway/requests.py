@@ -6,6 +6,7 @@ receipts  Receipts         ask the coordinator for its copy of this site's recei
 preview   Preview          the account of a study
 approve   Approved         approve exactly what was shown
 withdraw  Withdrawn        take an approval back
+fit       Fit              tell the coordinator whether data fits a study
 waiting   Waiting          the update that waits for a person
 decide    Decided          release or reject it
 leave     Left             end the membership
@@ -83,6 +84,14 @@ class Withdrawn(Answer):
     """``reported``: whether the coordinator was told already."""
 
     reported: bool
+
+
+@dataclass(frozen=True)
+class Fit(Answer):
+    """What the coordinator was told of data: whether it fits, and its rows in the form of the study's counts."""
+
+    fits: bool
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -200,6 +209,16 @@ class Withdraw(Request[Withdrawn]):
 
 
 @dataclass(frozen=True)
+class SendFit(Request[Fit]):
+    """Fails where the coordinator is not reached."""
+
+    command = "fit"
+    study: str
+    data: str
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
 class GetWaiting(Request[Waiting]):
     """Every tensor with its norms, and every number."""
 
@@ -229,7 +248,7 @@ class Leave(Request[Left]):
     by: KnownPerson
 
 
-AnyRequest = Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | GetWaiting | Decide | Leave
+AnyRequest = Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | GetWaiting | Decide | Leave
 REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
 
 

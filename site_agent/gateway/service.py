@@ -109,6 +109,8 @@ class RequestDispatcher:
                 )
             case requests.Withdraw(study, by):
                 return requests.Withdrawn(agent.withdraw(study, _person(by)))
+            case requests.SendFit(study, data, by):
+                return handler.fit(study, data, _person(by))
             case requests.GetWaiting(study, round_):
                 return handler.waiting(study, round_)
             case requests.Decide(study, round_, decision, update, by):

@@ -78,6 +78,10 @@ class Requests:
                 return self._rounds.describe(request)
             case records.Check():
                 return self._rounds.check(request)
+            case records.Examine():
+                return self._rounds.examine(request)
+            case records.DraftMapping():
+                return self._rounds.draft_mapping(request)
             case records.Train():
                 return self._rounds.train(request, _throttled(progress))
             case records.Validate():

@@ -18,6 +18,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from fl_algorithms.tasks.base import Predictions
 from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
@@ -953,9 +954,10 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
         assert shown in cells, entry
         assert not any(cell.startswith(outputs.FORMULA) for cell in cells)
 
-    task, out = SimpleNamespace(classes=(text, "-1")), tmp_path / "predictions.csv"
-    restored = SimpleNamespace(probabilities=lambda x: torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], tmp_path, out)
+    said = Predictions((text, f"probability_{text}"), [(text, 0.9), ("-1", 0.2)])
+    task, out = SimpleNamespace(predictions=lambda logits, fit: said), tmp_path / "predictions.csv"
+    restored = SimpleNamespace(logits=lambda x: x)
+    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], tmp_path, out, {})
     head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
     assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing
     assert not any(cell.startswith(outputs.FORMULA) for cell in head)

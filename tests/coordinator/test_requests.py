@@ -32,7 +32,8 @@ st.register_type_strategy(StudyReport, st.builds(StudyReport, study=DOCUMENTS))
 st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
 
 OF_A_STUDY = (
-    requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowReport, requests.FollowStudy,
+    requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
+    requests.FollowStudy,
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
@@ -40,7 +41,7 @@ REQUESTS = (
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
-    StudyStatus, StudyReport,
+    StudyStatus, StudyReport, answers.StudyFits,
 )  # fmt: skip
 
 

@@ -279,7 +279,7 @@ def unknown_class(folder: Path) -> None:
         (foreign_file, "{}/images: notes.txt has no row in {}/labels.csv", "add the row, or move the image elsewhere"),
         (no_images, "{}/images: no files in it", ""),
         (listed_twice, "{}/labels.csv: lines 5 and 14: the same file in column `image`", "one row for each image"),
-        (unknown_class, "{}/labels.csv: line 5: label column `shape` holds no class", "the classes are: round, oval"),
+        (unknown_class, "{}/labels.csv: line 5, column `shape`: no class", "the classes are: round, oval"),
     ],
 )
 def test_a_broken_folder_is_refused_with_the_file_and_what_to_do(

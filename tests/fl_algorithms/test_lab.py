@@ -36,6 +36,7 @@ seed = 5
 name = "tabular"
 label = "ill"
 classes = ["no", "yes"]
+headline = "accuracy"
 features = ["u", "v", "w"]
 
 [model]

@@ -30,6 +30,7 @@ seed = 5
 name = "tabular"
 label = "ill"
 classes = ["no", "yes"]
+headline = "accuracy"
 features = ["u", "v", "w"]
 
 [model]
@@ -473,6 +474,9 @@ def test_of_equal_points_the_first_is_chosen_and_a_loss_that_is_not_finite_never
     assert tuning.choose("row", lost).tried[0].val_loss is None
     with pytest.raises(BadData, match="row `row`: no point of its grid has a finite validation loss"):
         tuning.choose("row", lost[:1])
+    gone = tuning_run(0, {}, diverged=True)  # it left the finite numbers before it had a checkpoint
+    assert tuning.choose("row", [gone, lost[1]]).point == 1
+    assert tuning.choose("row", [gone, lost[1]]).kind == "best_local"
 
 
 def test_a_row_that_ends_with_fine_tuning_is_tuned_on_the_fine_tuned_model() -> None:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
+from sklearn.linear_model import LogisticRegression
 
-from fl_algorithms.tasks.metrics import auc, balanced_accuracy, macro_f1, scores
+from fl_algorithms.tasks.metrics import auc, balanced_accuracy, best_threshold, calibration, macro_f1, scores
 
 
 @st.composite
@@ -73,6 +74,63 @@ def test_every_score_is_undefined_there(probabilities: np.ndarray, y: np.ndarray
     assert set(scores(probabilities, y).values()) == {None}
 
 
-def test_only_auc_is_undefined_where_one_class_occurs() -> None:
+def test_areas_and_calibration_are_undefined_where_one_class_occurs() -> None:
     found = scores(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]))
-    assert found == {"accuracy": 0.5, "balanced_accuracy": 0.5, "auc": None, "macro_f1": pytest.approx(1 / 3)}
+    assert {name for name, score in found.items() if score is None} == {
+        "auc", "auprc", "calibration_slope", "calibration_intercept",
+    }  # fmt: skip
+    assert found["accuracy"] == found["balanced_accuracy"] == 0.5
+    assert found["macro_f1"] == pytest.approx(1 / 3)
+    assert found["brier"] == pytest.approx((0.1**2 + 0.8**2) / 2)
+
+
+@given(judged(2))
+def test_auprc_and_brier_are_scikit_learns(case: tuple[np.ndarray, np.ndarray]) -> None:
+    probabilities, y = case
+    found = scores(probabilities, y)
+    assert found["brier"] == pytest.approx(sk.brier_score_loss(y, probabilities[:, 1]))
+    if len(set(y)) == 2:
+        assert found["auprc"] == pytest.approx(sk.average_precision_score(y, probabilities[:, 1]))
+
+
+@given(judged(3))
+def test_brier_of_several_classes_is_the_squared_distance_to_what_happened(case: tuple[np.ndarray, np.ndarray]) -> None:
+    probabilities, y = case
+    squares = [
+        sum((p - (place == k)) ** 2 for k, p in enumerate(row)) for row, place in zip(probabilities, y, strict=True)
+    ]
+    assert scores(probabilities, y)["brier"] == pytest.approx(np.mean(squares))
+
+
+def test_calibration_is_that_of_a_logistic_regression_without_penalty() -> None:
+    generator = np.random.default_rng(3)
+    logit = generator.normal(size=300)
+    positive = generator.random(300) < 1 / (1 + np.exp(-(0.5 * logit - 0.7)))
+    probability = 1 / (1 + np.exp(-logit))
+    slope, intercept = calibration(probability, positive)
+    fitted = LogisticRegression(C=np.inf, tol=1e-10).fit(logit[:, None], positive)
+    assert slope == pytest.approx(float(fitted.coef_[0, 0]), rel=1e-4)
+    assert intercept is not None
+    moved = 1 / (1 + np.exp(-(logit + intercept)))  # with the slope held at 1, predictions sum to what happened
+    assert moved.sum() == pytest.approx(positive.sum())
+
+
+def test_calibration_that_has_no_end_is_undefined() -> None:
+    apart = np.array([0.1, 0.2, 0.8, 0.9])
+    assert calibration(apart, np.array([False, False, True, True]))[0] is None
+    assert calibration(np.full(4, 0.3), np.array([False, False, True, True]))[0] is None
+
+
+@pytest.mark.parametrize(
+    ("probability", "positive", "threshold"),
+    [
+        pytest.param([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], 0.25, id="between the classes"),
+        pytest.param([0.01, 0.02, 0.03, 0.2, 0.3], [0, 0, 0, 1, 0], 0.115, id="a rare class"),
+        pytest.param([0.2, 0.9], [1, 1], 0.5, id="one class"),
+        pytest.param([0.3, 0.3], [0, 1], 0.5, id="one probability"),
+    ],
+)
+def test_the_threshold_is_the_one_of_best_balanced_accuracy(
+    probability: list[float], positive: list[int], threshold: float
+) -> None:
+    assert best_threshold(np.array(probability), np.array(positive) == 1) == pytest.approx(threshold)

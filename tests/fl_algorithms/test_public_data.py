@@ -169,14 +169,12 @@ def test_classes_are_read_where_the_method_learns_them(tmp_path: Path) -> None:
         ),
         pytest.param(
             [HEAD, "1,,3,no", *ROWS[1:]],
-            "1 missing value: `v` 1; the first is in line 2",
+            "line 2, column `v`: no value",
             "has every value",
             id="a gap",
         ),
         pytest.param(["u,v,ill", *ROWS], "no column `w`", "", id="a column less"),
-        pytest.param(
-            [HEAD, "1,2,3,maybe", *ROWS[1:]], "label column `ill` holds no class of the study", "", id="label"
-        ),
+        pytest.param([HEAD, "1,2,3,maybe", *ROWS[1:]], "column `ill`: no class of the study", "", id="label"),
     ],
 )
 def test_a_set_that_the_task_cannot_use_is_refused(tmp_path: Path, lines: list[str], said: str, hint: str) -> None:

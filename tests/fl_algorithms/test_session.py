@@ -1,6 +1,7 @@
 """A site's rounds: what leaves, what stays, what is kept, and that a restart changes no bit."""
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,8 @@ from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored, SessionState
+from fl_algorithms.engine.training import Diverged
+from fl_algorithms.settings.targets import CLASS_METRICS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
@@ -181,7 +184,7 @@ def test_the_initial_model_is_judged_but_is_no_checkpoint() -> None:
     study = toy_study()
     result = session_of(study).train(1, start_of(study))
     assert result.metrics["val_loss"] is not None
-    assert set(result.metrics) == {"val_loss", "accuracy", "balanced_accuracy", "auc", "macro_f1"}
+    assert set(result.metrics) == {"val_loss", *CLASS_METRICS}
     assert result.checkpoints == ()
     assert (result.num_examples, result.num_validation) == (22, 9)
 
@@ -235,9 +238,26 @@ def test_a_model_whose_loss_is_not_finite_is_never_the_best() -> None:
     session, start = session_of(study), start_of(study)
     session.train(1, start)
     broken = {"model": {name: torch.full_like(tensor, torch.nan) for name, tensor in start["model"].items()}}
-    result = session.train(2, broken)
+    result = session.validate(2, broken)
     assert result.metrics["val_loss"] is None
     assert [checkpoint.kind for checkpoint in result.checkpoints] == ["latest"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_round_with_a_sentence_and_a_code() -> None:
+    study = toy_study()
+    start = start_of(study)
+    broken = {"model": {name: torch.full_like(tensor, torch.nan) for name, tensor in start["model"].items()}}
+    with pytest.raises(Diverged) as refused:
+        session_of(study).train(1, broken)
+    assert refused.value.message == "the loss is not finite in the first batch already"
+    assert refused.value.hint.startswith("look for extreme values in the data")
+    assert refused.value.code == "DECLINED_TRAINING_FAILED"
+    steep = toy_study(optimizer="sgd", learning_rate=100.0, local_steps=400, model={"name": "mlp", "hidden": [40, 40]})
+    data = toy_data("ash")
+    wide = replace(data, train=Split(torch.as_tensor(data.train.x) * 1e6, data.train.y))
+    with pytest.raises(Diverged, match=r"the loss is not finite in step \d+ of 400") as refused:
+        session_of(steep, data=wide).train(1, start_of(steep))
+    assert refused.value.hint == "a smaller `learning_rate`, or `clip_norm` in the study's [training]"
 
 
 @pytest.mark.parametrize("reduction", ["sample_mean", "batch_mean"])

@@ -63,7 +63,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_it_is_a_task(table: Path) -> None:
-    found: Task = task(metric="auc")
+    found: Task = task(headline="auc")
     assert (found.input_shape, found.classes, found.headline) == ((3,), ("no", "yes"), "auc")
 
 
@@ -204,7 +204,7 @@ def test_a_feature_that_a_hospital_never_measured_is_zero_there(tmp_path: Path) 
     filled = task(missing={"policy": "median", "indicators": ["age", "pain"]})
     data = load(filled, write(tmp_path / "train.csv", [["", "", "yes" if k % 2 else "no"] for k in range(20)]))
     assert not data.train.x.any()
-    assert "train.csv: `age` has no value in any row; it tells nothing here" in data.warnings
+    assert "train.csv: `age` and `pain` have no value in any row; they tell nothing here" in data.warnings
 
 
 def test_a_number_may_stand_for_a_missing_value(tmp_path: Path) -> None:
@@ -228,7 +228,10 @@ def test_one_class_only_is_a_warning_for_each_part(tmp_path: Path) -> None:
 
 
 def test_a_test_table_that_is_the_training_table_is_a_warning(table: Path) -> None:
-    assert "The test table is the training table, so its scores will be too good" in load(task(), table, table).warnings
+    assert (
+        "train.csv: the test table is the training table, so its scores will be too good"
+        in load(task(), table, table).warnings
+    )
 
 
 # Rows to predict.
@@ -302,7 +305,11 @@ def test_multiclass_losses_and_probabilities_are_a_softmax() -> None:
     share = [math.exp(k) / sum(math.exp(j) for j in (1, 2, 3)) for k in (1, 2, 3)]
     assert three.losses(logits, y).tolist() == pytest.approx([-math.log(share[1])])
     assert three.probabilities(logits)[0].tolist() == pytest.approx(share)
-    assert three.metrics(logits, y) == {"accuracy": 0.0, "balanced_accuracy": 0.0, "auc": None, "macro_f1": 0.0}
+    brier = sum((p - (k == 1)) ** 2 for k, p in enumerate(share))
+    assert three.metrics(logits, y) == {
+        "accuracy": 0.0, "balanced_accuracy": 0.0, "auc": None, "macro_f1": 0.0, "auprc": None,
+        "brier": pytest.approx(brier), "calibration_slope": None, "calibration_intercept": None,
+    }  # fmt: skip
 
 
 def test_a_logit_too_small_for_float32_probabilities_is_still_the_class_that_it_leans_to() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_algorithms.settings.tabular import TabularSettings, level
+from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.targets import level
 from wardround.errors import BadData
 from wardround.records.schema import check
 
@@ -113,7 +114,7 @@ def test_checked_settings_check_to_themselves() -> None:
             "[task.missing]: indicator `age` stands twice",
             id="indicator twice",
         ),
-        pytest.param({"metric": "auroc"}, "`metric` in [task]: input should be 'accuracy', ", id="unknown metric"),
+        pytest.param({"headline": "auroc"}, "`headline` in [task]: input should be 'auc', ", id="unknown metric"),
     ],
 )
 def test_a_schema_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -28,7 +28,9 @@ FENDA: dict[str, Any] = {"name": "fenda", "shared_hidden": [4], "private_hidden"
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [4]}
 U: dict[str, Any] = {"name": "unet", "widths": [2, 4], "norm": "none"}
 MODEL_OF: dict[str, dict[str, Any]] = {"fenda": FENDA, "lcfed": U}
-TABLE: dict[str, Any] = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"]}
+TABLE: dict[str, Any] = {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["u", "v", "w"],
+    "headline": "accuracy",
+}  # fmt: skip
 TASK_OF = {"lcfed": MASKS}  # of a method that is not for tables
 TWO = {"steps": 2}
 NONE = {"steps": 0}

@@ -56,6 +56,7 @@ class FakeTrainer:
         self.digest = "ab" * 32
         self.seen = "a5" * 32
         self.missing: list[str] = []
+        self.misfits: list[dict[str, Any]] = []  # what of the data does not fit
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
         self.says: Any = None  # instead of any answer
@@ -112,6 +113,11 @@ class FakeTrainer:
             "gives": "columns", "classes": {}, "warnings": ["one class"], "common": self.common,
             "weights": self.weights, "status": {"data": self.seen, "weights": ""},
         }  # fmt: skip
+
+    def _examine(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.misfits:
+            return {"findings": self.misfits, "more": 0, "checked": None}
+        return {"findings": [], "more": 0, "checked": self._check(request)}
 
     def _stat_files(self, request: dict[str, Any]) -> dict[str, Any]:
         status = {"data": self.seen, "weights": ""}

@@ -102,7 +102,6 @@ MIXTURES = {
     "arrays and images": ("--arrays a --images i", "`--arrays` and `--images` do not go together"),
     "table without label": ("--table t", "`--table` needs `--label` beside it"),
     "table with masks": ("--table t --label a --masks m", "`--masks` does not go with a table"),
-    "table with a patient": ("--table t --label a --patient p", "`--patient` does not go with a table"),
     "table with the arrays' test": ("--table t --label a --test-arrays x", "`--test-arrays` does not go with a table"),
     "arrays with the table's test": ("--arrays a --test t", "`--test` does not go with arrays"),
     "arrays with labels": ("--arrays a --labels l", "`--labels` does not go with arrays"),

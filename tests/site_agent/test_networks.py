@@ -197,7 +197,7 @@ def test_images_are_trained_and_predicted_at_the_size_of_the_sites_network(
         train(hospital, number, label)
         hospital.commit(number)
     [latest] = [kept for kept in Vault(hospital.state, NAME, 1).checkpoints() if kept.card.kind == "latest"]
-    assert (latest.card.network, latest.preprocessing()["shape"]) == (label, [1, side, side])
+    assert (latest.card.network, latest.preprocessing()["inputs"]["shape"]) == (label, [1, side, side])
     write_images(tmp_path / "new", list(pictures(3, side=24)[0]))
     out = tmp_path / "out.csv"
     told = hospital.ask("predict", study=NAME, checkpoint="latest", images=str(tmp_path / "new"), out=str(out))

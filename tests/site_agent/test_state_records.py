@@ -78,6 +78,7 @@ REQUESTS = st.one_of(
     st.builds(requests.GetPreview, TEXT, TEXT),
     st.builds(requests.Approve, TEXT, TEXT, HEX, PERSONS),
     st.builds(requests.Withdraw, TEXT, PERSONS),
+    st.builds(requests.SendFit, TEXT, TEXT, PERSONS),
     st.builds(requests.GetWaiting, TEXT, COUNT),
     st.builds(requests.Decide, TEXT, COUNT, st.sampled_from(["released", "rejected"]), HEX, PERSONS),
     st.builds(requests.Leave, PERSONS),
@@ -92,6 +93,7 @@ ANSWERS = st.one_of(
     st.builds(requests.Receipts, COUNT),
     st.builds(requests.Approved, st.booleans(), COUNT, HEX, TEXT, TEXT),
     st.builds(requests.Withdrawn, st.booleans()),
+    st.builds(requests.Fit, st.booleans(), COUNT),
     st.builds(
         requests.Waiting, PLAIN, COUNT, COUNT, HEX,
         st.lists(ROWS, max_size=2).map(tuple),
@@ -140,7 +142,7 @@ def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: 
 
 def test_each_request_has_one_command_and_an_answer() -> None:
     assert set(requests.REQUESTS) == {
-        "status", "refresh", "receipts", "preview", "approve", "withdraw", "waiting", "decide", "leave"
+        "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "waiting", "decide", "leave"
     }  # fmt: skip
     assert len(requests.REQUESTS) == len(get_args(AnyRequest))
     assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)

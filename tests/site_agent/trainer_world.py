@@ -29,7 +29,13 @@ def small_study(algorithm: str = "fenda", **study: Any) -> ResolvedStudy:
     """Two numbers, two classes, four rounds of five steps."""
     tables = {
         "study": {"name": NAME, "sites": ["north", "south"], "rounds": 4, "seed": 7, **study},
-        "task": {"name": "tabular", "label": "ill", "classes": ["no", "yes"], "features": ["age", "dose"]},
+        "task": {
+            "name": "tabular",
+            "label": "ill",
+            "classes": ["no", "yes"],
+            "features": ["age", "dose"],
+            "headline": "accuracy",
+        },
         "model": NETWORKS[algorithm],
         "algorithm": {"name": algorithm},
         "training": {"local_steps": 5, "batch_size": 8},

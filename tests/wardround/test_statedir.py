@@ -29,12 +29,14 @@ ARGUMENTS = {
     "site-agent reject": ["s", "--round", "1"],
     "site-agent release": ["s", "--round", "1"],
     "site-agent withdraw": ["s"],
+    "site-agent data fit": ["p", "--study", "s"],
+    "site-agent data map": ["p", "MAPPING"],
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
     "coordinator receipts": ["north", "--out", "OUT"],
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
-    **{f"coordinator study {one}": ["s"] for one in ("report", "start", "status", "stop")},
+    **{f"coordinator study {one}": ["s"] for one in ("fit", "report", "start", "status", "stop")},
     "coordinator study create": ["TABLE"],
 }
 MAKES = ("site-agent join", "coordinator init")  # what a missing or an empty folder is right for

@@ -58,6 +58,10 @@ from wardround.tensors.files import TensorFile, file_header
 
 LINES, HEADS = "000001.jsonl", "heads.jsonl"
 
+OF_A_STUDY = (  # requests that need a whole study
+    "describe", "check", "examine", "draft_mapping", "train", "validate", "finish", "predict", "device",
+)  # fmt: skip
+
 
 def _joined(lines: list[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
@@ -522,7 +526,7 @@ def _requests(folder: Path) -> Door:
         request = request_from(document)
         if request_from(request.to_document()) != request:
             raise Broken("a request that does not survive being written")
-        if request.command not in ("describe", "check", "train", "validate", "finish", "predict", "device"):
+        if request.command not in OF_A_STUDY:
             requests.answer(request, lambda step: None)
 
     return Door([json.dumps(one).encode() for one in asked], in_json, take, refusals=frozenset({0, 2, 3, 4}))

@@ -94,6 +94,8 @@ from wardround.records.trainer import (
     DataFiles,
     Describe,
     Described,
+    DraftMapping,
+    Examine,
     Export,
     FilesStatus,
     GetStatus,
@@ -589,7 +591,8 @@ ASKED: dict[bytes, AnyRequest] = {
     b"l": StatFiles(data="patients"), b"g": HashFiles(data="patients"), b"f": ListCheckpoints(study=STUDY),
     b"e": Export(study=STUDY, checkpoint="latest", out="/x"),
     b"p": Predict(study=STUDY, checkpoint="latest", table="/x.csv", out="/x"), b"s": GetStatus(),
-    b"n": Commit(study=STUDY, revision=1, round=1),
+    b"n": Commit(study=STUDY, revision=1, round=1), b"x": Examine(study={}, site="alpha", data="patients"),
+    b"m": DraftMapping(study={}, site="alpha", data="patients", out="/x.toml"),
 }  # fmt: skip
 CHECKED = Checked(
     digest="ab" * 32, rows=20, train_rows=15, validation_rows=5, test_rows=None, gives="columns", classes={},

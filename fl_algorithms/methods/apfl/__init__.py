@@ -13,6 +13,14 @@ class ApflSettings(MeanSettings):
     alpha_learning_rate: float = Field(default=0.1, ge=0)
     mixing: Literal["outputs", "weights"] = "outputs"
 
+    @property
+    def compares_classes(self) -> bool:
+        return self.mixing == "outputs"
+
+    @property
+    def without_classes(self) -> str:
+        return '`mixing = "weights"` in [algorithm] mixes the networks and not the classes\' probabilities'
+
 
 ROWS = (
     MethodRow(

@@ -30,7 +30,7 @@ from fl_algorithms.engine.algorithm import (
     loss_of_slot,
     study_network,
 )
-from fl_algorithms.engine.training import Batch, Networks, trainable_parameters
+from fl_algorithms.engine.training import Batch, Networks, clip_gradients, trainable_parameters
 from fl_algorithms.methods.apfl import ApflSettings
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
@@ -71,6 +71,7 @@ def apfl(settings: ApflSettings) -> Algorithm:
             alpha.copy_((alpha - settings.alpha_learning_rate * g).clamp(0, 1))
             context.scratch["alpha_moved"] = True
         own = trainable_parameters(context.networks, [f"{PERSONAL}/*"])
+        clip_gradients(own.values(), context.study.training.clip_norm)
         context.optimizers.get(PERSONAL, own).step()
 
     return Algorithm(

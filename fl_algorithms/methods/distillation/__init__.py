@@ -13,6 +13,10 @@ class DistillationSettings(MethodSettings):
     distil_batch_size: int = Field(default=128, ge=2, le=65536)
     distil_learning_rate: Rate | None = None  # None: that of [training]
 
+    @property
+    def compares_classes(self) -> bool:
+        return True
+
     def public_data_misfit(self, rows: int) -> tuple[str, str]:
         if (self.subset or 0) > rows:
             return f"`subset` in [algorithm] is {self.subset}, the public data set has {rows} rows", ""

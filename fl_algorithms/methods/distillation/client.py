@@ -18,7 +18,7 @@ from fl_algorithms.methods.fedmd.server import PREDICTIONS
 from fl_algorithms.methods.settings import Amount
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
-from fl_algorithms.tasks.base import Inputs, Split
+from fl_algorithms.tasks.base import Classifies, Inputs, Split
 from fl_algorithms.tasks.selection import chosen
 from wardround.tensors.manifests import TensorSpec
 
@@ -67,6 +67,7 @@ def send_probabilities(temperature: float) -> Callable[[Context], Uplink]:
     """h8: what ``class_probabilities`` announces, softmax(logits / temperature)."""
 
     def to_send(context: Context) -> Uplink:
+        assert isinstance(context.task, Classifies)  # as resolving has found
         found = context.task.probabilities(_next_logits(context) / temperature)
         return {PREDICTIONS: {PROBABILITIES: found.to(torch.float32).contiguous()}}
 

@@ -35,6 +35,10 @@ class FedDfSettings(MethodSettings):
     early_stopping: EarlyStopping | None = None  # None: all steps, for which no classes are needed
 
     @property
+    def compares_classes(self) -> bool:
+        return True
+
+    @property
     def labeled(self) -> bool:
         return self.early_stopping is not None
 

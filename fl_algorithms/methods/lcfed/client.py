@@ -147,4 +147,4 @@ def _phase(
 
 
 def _outputs(task: Task) -> int:
-    return 1 if len(task.classes) == 2 else len(task.classes)
+    return task.outputs

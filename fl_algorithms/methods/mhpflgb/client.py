@@ -55,10 +55,9 @@ def mhpflgb(settings: MhPflgbSettings) -> Algorithm:
 
 def bypass(settings: MhPflgbSettings, study: SiteStudy, task: Task) -> Bypass:
     """The same at every site, whatever its own network is."""
-    outputs = 1 if len(task.classes) == 2 else len(task.classes)
     masks = study.task.row.gives == MASKS
     body, head = settings.global_body, settings.global_head
-    return Bypass(task.input_shape, outputs, settings.widths, masks=masks, body=body, head=head)
+    return Bypass(task.input_shape, task.outputs, settings.widths, masks=masks, body=body, head=head)
 
 
 def fusion(settings: MhPflgbSettings, study: SiteStudy, task: Task) -> Fusion:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,23 +24,26 @@ from fl_algorithms.tasks.images.rows import (
     new_images,
     public_images,
 )
-from fl_algorithms.tasks.metrics import scores
+from fl_algorithms.tasks.objectives.base import Judged
+from fl_algorithms.tasks.objectives.classes import ClassObjective
 
-SMALLEST = 1e-12  # of 1 - p_y, whose power has no slope at 0 when gamma is below 1
 
-
-class ImageTask:
+class ImageTask(Judged):
     """See ``fl_algorithms.tasks.base.Task``."""
 
-    def __init__(self, settings: ImageSettings, weights: Tensor | None = None) -> None:
-        """``weights``: of the loss, one for each class, float32; None: the study's own, or none."""
+    def __init__(self, settings: ImageSettings, objective: ClassObjective | None = None) -> None:
+        """``objective``: as a site judges; None: as the study does."""
         self.settings = settings
         self.input_shape: tuple[int, ...] = settings.input_shape
-        self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
-        self._weights = weights
-        if weights is None and not isinstance(settings.class_weights, str):
-            self._weights = torch.tensor(settings.class_weights)
+        self.objective: ClassObjective = objective or ClassObjective(settings)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.objective.classes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(n, classes)."""
+        return self.objective.probabilities(logits)
 
     def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """See ``imagerows.load_images``."""
@@ -81,12 +82,8 @@ class ImageTask:
         return replace(data, warnings=(*data.warnings, *(warning for some in lone for warning in some)))
 
     def at(self, data: SiteData) -> "ImageTask":
-        """With "balanced" weights: n / (classes * n of the class) of the training part, 1 for a class without any."""
-        if self.settings.class_weights != "balanced":
-            return self
-        counts = torch.bincount(data.train.y, minlength=len(self.classes))
-        weights = len(data.train) / (len(self.classes) * counts.clamp(min=1).double())
-        return ImageTask(self.settings, torch.where(counts > 0, weights, 1.0).float())
+        """With the loss weighed by the site's classes, where the study balances them."""
+        return ImageTask(self.settings, self.objective.at(data))
 
     def fitted(self, data: SiteData) -> dict[str, Any]:
         return dict(data.preprocessing)
@@ -99,35 +96,6 @@ class ImageTask:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: an .npz file or, without classes, a folder."""
         return public_images(path, self.settings, self.classes if labeled else ())
 
-    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Of each sample, (n,): w_y (1 - p_y)^gamma (-log p_y), gamma 0 but for "focal".
-
-        Logits are (n, 1) for two classes, of the last; else (n, classes).
-
-        Reference:
-            Lin, Goyal, Girshick, He, Dollar, Focal Loss for Dense Object Detection, ICCV 2017, equation 5.
-            https://arxiv.org/abs/1708.02002
-        """
-        if len(self.classes) == 2:
-            losses = F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction="none")
-        else:
-            losses = F.cross_entropy(logits, y, reduction="none")
-        if self.settings.loss == "focal":
-            missed = -torch.expm1(-losses)  # 1 - p_y
-            losses = missed.clamp(min=SMALLEST) ** self.settings.gamma * losses
-        return losses if self._weights is None else self._weights.to(y.device)[y] * losses
-
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The mean of ``losses``: a scalar."""
         return self.losses(logits, y).mean()
-
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
-        """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""
-        return scores(self.probabilities(logits.detach()).cpu().numpy(), y.cpu().numpy())
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, classes), float64."""
-        if len(self.classes) == 2:
-            positive = torch.sigmoid(logits.double().squeeze(1))
-            return torch.stack((1 - positive, positive), dim=1)
-        return torch.softmax(logits.double(), dim=1)

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.settings.images import PixelSettings
-from fl_algorithms.settings.tabular import level
+from fl_algorithms.settings.targets import level
+from fl_algorithms.tasks.findings import where
 from fl_algorithms.tasks.images.files import Array, files_in, fitted_to, stem
-from fl_algorithms.tasks.tables.encoding import classes_of
-from fl_algorithms.tasks.tables.table import Table, where
+from fl_algorithms.tasks.tables.table import Table
+from fl_algorithms.tasks.tables.targets import classes_of
 from wardround.errors import BadData
 
 SHOWN = 3  # files named in a message

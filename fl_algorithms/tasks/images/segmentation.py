@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.segmentation import SegmentationSettings
-from fl_algorithms.tasks.base import SiteData, Source, Split
+from fl_algorithms.tasks.base import OutputsOf, Predictions, Scores, SiteData, Source, Split
 from fl_algorithms.tasks.images.labels import LabelSource, masks_among
 from fl_algorithms.tasks.images.rows import ImageRows, load_images, load_pooled_images, new_images
 from wardround.errors import BadData
@@ -27,7 +27,8 @@ class SegmentationTask:
         self.settings = settings
         self.input_shape: tuple[int, ...] = settings.input_shape
         self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
+        self.headline: str = settings.headline
+        self.outputs = 1 if len(settings.classes) == 2 else len(settings.classes)
 
     def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """See ``imagerows.load_images``."""
@@ -104,13 +105,30 @@ class SegmentationTask:
         """The mean of ``losses``: a scalar."""
         return self.losses(logits, y).mean()
 
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
+    def metrics(self, logits: Tensor, y: Tensor, fit: Mapping[str, Any] | None = None) -> Scores:
         """dice: see ``dice``, with the likeliest class of each pixel."""
         if len(y) == 0 or not torch.isfinite(logits).all():
             return {"dice": None}
         parts = zip(torch.split(logits.detach(), PART), torch.split(y, PART), strict=True)
         each = torch.cat([dice(self.likeliest(some), masks, len(self.classes)) for some, masks in parts])
         return {"dice": float(each.mean())}
+
+    def fit_outputs(self, outputs_of: OutputsOf, data: SiteData) -> dict[str, Any]:
+        """Nothing: the likeliest class of each pixel counts."""
+        return {}
+
+    def predictions(self, logits: Tensor, fit: Mapping[str, Any]) -> Predictions:
+        """Of each mask the share of its pixels in each class; the masks themselves are ``likeliest``'s."""
+        shares = one_hot(self.likeliest(logits), len(self.classes)).flatten(2).double().mean(2)
+        return Predictions(tuple(f"share_{name}" for name in self.classes), [tuple(row) for row in shares.tolist()])
+
+    def kinds(self, y: Tensor) -> Tensor | None:
+        return None
+
+    def counts(self, y: Tensor) -> dict[str, int]:
+        """How many masks have a pixel of each class."""
+        seen = [int((y == place).flatten(1).any(1).sum()) for place in range(len(self.classes))]
+        return dict(zip(self.classes, seen, strict=True))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(n, classes, *size), float32."""

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms.settings.images import PixelSettings
+from fl_algorithms.tasks.findings import where
 from fl_algorithms.tasks.images.files import ARRAYS, Array, decode, files_in, read_arrays, read_bytes, sha256
 from fl_algorithms.tasks.images.labels import LabelSource, ReadLabels, paired, rows_of
 from fl_algorithms.tasks.images.nifti import require_same_grid
 from fl_algorithms.tasks.images.pixels import MIB, ByPlace, pixels_of_arrays, pixels_of_files
 from fl_algorithms.tasks.source import Source
-from fl_algorithms.tasks.tables.table import read_table, where
+from fl_algorithms.tasks.tables.table import read_table
 from wardround.errors import BadData
 from wardround.signing import canonical
 

@@ -1,59 +1,44 @@
-"""The tabular task: a CSV file per hospital, numeric and categorical columns, two or more classes.
+"""The tasks of tables: a CSV file per hospital, its columns as inputs, and one or more of them to be predicted.
 
-``table`` reads the file, ``encoding`` makes numbers of it, ``metrics`` scores; here they become tensors and splits.
+``table`` reads the file, ``encoding`` makes numbers of it, ``targets`` reads what is to be learned, an objective judges
+it; here they become tensors and splits.
 """
 
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_algorithms.settings.tabular import TabularSettings
+from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import PublicData, SiteData, Source, Split
-from fl_algorithms.tasks.metrics import scores
-from fl_algorithms.tasks.tables.encoding import (
-    Preprocessing,
-    Values,
-    classes_of,
-    encode,
-    fit,
-    scale_of,
-    settle_missing,
-    values_of,
-)
-from fl_algorithms.tasks.tables.table import data_digest, read_table
+from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.findings import DoesNotFit, refuse
+from fl_algorithms.tasks.objectives import objective_of
+from fl_algorithms.tasks.objectives.base import Judged
+from fl_algorithms.tasks.objectives.classes import ClassObjective
+from fl_algorithms.tasks.tables import advice
+from fl_algorithms.tasks.tables.draft import draft
+from fl_algorithms.tasks.tables.encoding import Preprocessing, encode, fit, scale_of
+from fl_algorithms.tasks.tables.mapping import read_mapped
+from fl_algorithms.tasks.tables.reading import NO_VALUE, read_features
+from fl_algorithms.tasks.tables.rows import PATIENT, Rows, SiteRows, pooled, read_site, repeated
+from fl_algorithms.tasks.tables.splits import split_rows
+from fl_algorithms.tasks.tables.table import read_table
+from fl_algorithms.tasks.tables.targets import names_at_site, target_of, words_of
 from wardround.errors import BadData
-from wardround.signing import canonical
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A file's usable rows, before any scale."""
-
-    path: Path
-    sha256: str
-    values: Values
-    y: NDArray[np.int64]
-    dropped: int
-
-
-class TabularTask:
+class TableTask(Judged):
     """See ``fl_algorithms.tasks.base.Task``."""
 
-    def __init__(self, settings: TabularSettings) -> None:
+    def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
         self.input_shape: tuple[int, ...] = (settings.inputs,)
-        self.classes: tuple[str, ...] = settings.classes
-        self.headline: str = settings.metric
+        self.target = target_of(settings)
+        self.objective = objective_of(settings)
 
     def load(self, source: Source, *, site: str, seed: int, validation_fraction: float) -> SiteData:
         """Read, check, encode and split a site's table and its test table.
@@ -65,29 +50,29 @@ class TabularTask:
         Raises:
             BadData: see ``table`` and ``encoding``; or too few rows for a training and a validation part.
         """
-        table, test, label = source.path("table"), source.paths.get("test"), source.label or self.settings.label
-        rows = self._read(table, label)
-        test_rows = self._read(test, label) if test is not None else None
-        return self._site_data(rows, test_rows, label, site, seed, validation_fraction)[0]
+        return self._site_data(self._read(source), site, seed, validation_fraction)[0]
 
     def load_pooled(
         self, sources: Mapping[str, Source], *, site: str, seed: int, validation_fraction: float
     ) -> tuple[SiteData, dict[str, Split]]:
         """See ``fl_algorithms.tasks.base.Pooling``: statistics are of all training rows."""
-        label = self.settings.label
-        train = [self._read(source.path("table"), source.label or label) for source in sources.values()]
-        tests = {
-            name: self._read(source.path("test"), source.label or label)
-            for name, source in sources.items()
-            if "test" in source.paths
-        }
-        test = _pool(list(tests.values())) if tests else None
-        data, fitted = self._site_data(_pool(train), test, label, site, seed, validation_fraction)
-        return data, {name: self._split(rows, fitted) for name, rows in tests.items()}
+        sites = {name: self._read(source) for name, source in sources.items()}
+        data, fitted = self._site_data(pooled(sites), site, seed, validation_fraction)
+        return data, {name: self._split(both.test, fitted) for name, both in sites.items() if both.test is not None}
 
-    def at(self, data: SiteData) -> "TabularTask":
-        """Itself."""
-        return self
+    def draft_mapping(self, source: Source) -> Draft:
+        """See ``fl_algorithms.tasks.base.TakesMapping``."""
+        patient = self.settings.patient or (PATIENT if source.patient else "")
+        names = names_at_site(self.settings, source.label)
+        labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
+        who = (patient, source.patient) if patient else None
+        return draft(source.path("table"), self.settings, labels, who)
+
+    def at(self, data: SiteData) -> Self:
+        """With the loss weighed by the site's classes, where the study balances them."""
+        own = copy.copy(self)
+        own.objective = self.objective.at(data)
+        return own
 
     def fitted(self, data: SiteData) -> dict[str, Any]:
         """The statistics that ``load`` took from the site's table, as plain JSON with numbers as text."""
@@ -102,134 +87,79 @@ class TabularTask:
             BadData: as ``load``; or ``fitted`` was not made for this study's inputs.
         """
         preprocessing = Preprocessing.from_document(fitted, self.settings)
-        table = read_table(rows, [feature.name for feature in self.settings.features])
-        table, _ = settle_missing(table, self.settings, None)
-        encoded = encode(values_of(table, self.settings), self.settings, preprocessing)
-        return torch.from_numpy(encoded), table.lines
+        table = read_mapped(rows, dict.fromkeys(self.settings.read, ""), preprocessing.mapping)
+        read = read_features(table, self.settings)
+        refuse(read.findings)
+        return torch.from_numpy(encode(read.values, self.settings, preprocessing)), read.table.lines
 
     def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: a CSV file in which every value is given."""
-        label = self.settings.label if labeled else None
-        names = [feature.name for feature in self.settings.features]
-        table = read_table(path, names if label is None else [*names, label])
+        labels = self.settings.targets if labeled else ()
         strict = self.settings.missing.model_copy(update={"policy": "refuse", "indicators": ()})
+        settings = self.settings.model_copy(update={"missing": strict})
+        read = read_features(read_table(path, [*self.settings.read, *labels]), settings, labels)
         try:
-            settle_missing(table, self.settings.model_copy(update={"missing": strict}), label)
-        except BadData as error:
-            raise BadData(error.message, hint="a public data set has every value: leave these rows out") from None
-        encoded = encode(values_of(table, self.settings), self.settings, scale_of(self.settings))
-        y = None if label is None else torch.from_numpy(classes_of(table, label, self.classes))
+            refuse(read.findings)
+        except DoesNotFit as error:
+            gap = error.findings[0].what == NO_VALUE
+            hint = "a public data set has every value: leave these rows out" if gap else error.hint
+            raise BadData(error.message, hint=hint) from None
+        encoded = encode(read.values, self.settings, scale_of(self.settings))
+        y = torch.from_numpy(self.target.read(read.table)) if labeled else None
         return PublicData(torch.from_numpy(encoded), y)
 
-    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy of each sample, (n,). Logits are (n, 1) for two classes, of the last; else (n, classes)."""
-        return self._cross_entropy(logits, y, "none")
-
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self._cross_entropy(logits, y, "mean")
-
-    def _cross_entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        if len(self.classes) == 2:
-            return F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype), reduction=reduction)
-        return F.cross_entropy(logits, y, reduction=reduction)
-
-    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float | None]:
-        """accuracy (of the likeliest class), balanced_accuracy, auc and macro_f1."""
-        return scores(self.probabilities(logits.detach()).cpu().numpy(), y.cpu().numpy())
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, classes), float64: the likeliest class is then the same in ``metrics`` and in a file of predictions."""
-        if len(self.classes) == 2:
-            positive = torch.sigmoid(logits.double().squeeze(1))
-            return torch.stack((1 - positive, positive), dim=1)
-        return torch.softmax(logits.double(), dim=1)
-
-    def _read(self, path: Path, label: str) -> _Rows:
-        names = [feature.name for feature in self.settings.features]
-        if label in names:
-            raise BadData(f"{path}: `{label}` is named as the label, but the study uses it as a feature")
-        whole = read_table(path, [*names, label])
-        table, dropped = settle_missing(whole, self.settings, label)
-        values = values_of(table, self.settings)
-        return _Rows(path, table.sha256, values, classes_of(table, label, self.classes), dropped)
+    def _read(self, source: Source) -> SiteRows:
+        return read_site(source, self.settings, names_at_site(self.settings, source.label), self.target.read)
 
     def _site_data(
-        self, rows: _Rows, test_rows: _Rows | None, label: str, site: str, seed: int, validation_fraction: float
+        self, both: SiteRows, site: str, seed: int, validation_fraction: float
     ) -> tuple[SiteData, Preprocessing]:
-        validation_rows = math.floor(validation_fraction * len(rows.y))
-        if validation_rows == 0:
-            raise BadData(
-                f"{rows.path}: {len(rows.y)} usable row{'s' if len(rows.y) > 1 else ''}; a validation part of "
-                f"{validation_fraction:g} needs at least {math.ceil(1 / validation_fraction)}"
-            )
-        fitted = fit(rows.values, self.settings)
+        rows, test_rows = both.rows, both.test
+        generator = torch.Generator().manual_seed(stream_seed(seed, site, 0, "split"))
+        places = split_rows(
+            len(rows.y), validation_fraction, generator, rows.path,
+            patients=rows.patients, strata=self.target.strata(rows.y),
+        )  # fmt: skip
+        fitted = fit(rows.values, self.settings, both.mapping)
         whole = self._split(rows, fitted)
-        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(stream_seed(seed, site, 0, "split")))
-        train, validation = _take(whole, order[:-validation_rows]), _take(whole, order[-validation_rows:])
+        train, validation = (_take(whole, part) for part in places)
         held_out = self._split(test_rows, fitted) if test_rows else None
         data = SiteData(
             train=train,
             validation=validation,
             test=held_out,
-            digest=data_digest(rows.sha256, test_rows.sha256 if test_rows else None, label),
+            digest=both.digest,
             warnings=(
-                *_about_rows(rows),
-                *self._about_columns(rows, fitted),
-                *self._about_classes("training part", train),
-                *self._about_classes("validation part", validation),
-                *(_about_rows(test_rows) if test_rows else ()),
-                *(self._about_classes("test table", held_out) if held_out else ()),
-                *_about_overlap(rows, test_rows),
+                *advice.about_rows(rows),
+                *advice.about_columns(rows, fitted),
+                *self.objective.about("training part", train.y),
+                *self.objective.about("validation part", validation.y),
+                *(advice.about_rows(test_rows) if test_rows else ()),
+                *(self.objective.about("test table", held_out.y) if held_out else ()),
+                *advice.sentences(repeated(rows, test_rows)),
             ),
             preprocessing=fitted.document(),
         )
         return data, fitted
 
-    def _split(self, rows: _Rows, fitted: Preprocessing) -> Split:
+    def _split(self, rows: Rows, fitted: Preprocessing) -> Split:
         return Split(torch.from_numpy(encode(rows.values, self.settings, fitted)), torch.from_numpy(rows.y))
 
-    def _about_columns(self, rows: _Rows, fitted: Preprocessing) -> list[str]:
-        empty = [name for name, cells in rows.values.items() if np.isnan(cells).all()]
-        constant = [name for name, std in zip(fitted.columns, fitted.std, strict=True) if std == 0]
-        said = [f"{rows.path.name}: `{name}` has no value in any row; it tells nothing here" for name in empty]
-        said += [
-            f"{rows.path.name}: `{name}` is the same in every row, so it is 0 for the model, in the test table too"
-            for name in constant
-            if name not in empty
-        ]
-        return said
 
-    def _about_classes(self, part: str, split: Split) -> list[str]:
-        present = torch.unique(split.y).tolist()
-        if len(present) > 1:
-            return []
-        return [
-            f"The {part} ({len(split)} rows) has one class only, `{self.classes[present[0]]}`: "
-            "AUC is undefined there and left out of means"
-        ]
+class TabularTask(TableTask):
+    """The class in a column."""
 
+    objective: ClassObjective
 
-def _pool(parts: Sequence[_Rows]) -> _Rows:
-    """The rows of several files after one another, called by the folder that holds them all."""
-    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
-    y = np.concatenate([part.y for part in parts])
-    sha256 = canonical.digest([part.sha256 for part in parts])
-    folder = Path(os.path.commonpath([part.path for part in parts]))
-    return _Rows(folder, sha256, values, y, sum(part.dropped for part in parts))
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.objective.classes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(n, classes)."""
+        return self.objective.probabilities(logits)
 
 
 def _take(split: Split, rows: Tensor) -> Split:
     assert isinstance(split.x, Tensor)
     return Split(split.x[rows].contiguous(), split.y[rows].contiguous())
-
-
-def _about_rows(rows: _Rows) -> list[str]:
-    if rows.dropped == 0:
-        return []
-    return [f"{rows.path.name}: {rows.dropped} of {rows.dropped + len(rows.y)} rows dropped for missing values"]
-
-
-def _about_overlap(rows: _Rows, test: _Rows | None) -> list[str]:
-    if test is None or test.sha256 != rows.sha256:
-        return []
-    return ["The test table is the training table, so its scores will be too good"]

@@ -132,14 +132,16 @@ class SiteStatus(StrEnum):
     WITHDRAWN = "withdrawn"  # takes effect at once, mid-round too
     DECLINED = "declined"  # this one round and attempt
     HELD = "held"  # this one round and attempt waits for a person there; an update may still come
+    FITS = "fits"  # before anybody approves: its data is what the study reads
+    DOES_NOT_FIT = "does_not_fit"
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A site's word on where it stands. ``digest`` (hex) is of the study that it approved.
+    """A site's word on where it stands. ``digest`` (hex) is of the study that it approved, or looked at.
 
     ``round`` and ``attempt`` are those of ``DECLINED`` and ``HELD``, ``code`` (one of ``DECLINE_CODES``) that of
-    ``DECLINED``.
+    ``DECLINED``; ``rows`` is that of ``FITS``, in the form of the study's counts.
     """
 
     study: str
@@ -149,6 +151,7 @@ class Declaration:
     round: int = 0
     attempt: int = 0
     code: str = ""
+    rows: int = 0
 
     @classmethod
     def from_message(cls, message: pb.DeclareRequest) -> "Declaration":
@@ -161,13 +164,13 @@ class Declaration:
             raise BadData("the declaration declines with a code that is not for that", code="MESSAGE_MALFORMED")
         return cls(
             message.study, message.revision, message.digest.hex(), status, message.round, message.attempt,
-            code if status == SiteStatus.DECLINED else "",
+            code if status == SiteStatus.DECLINED else "", message.rows if status == SiteStatus.FITS else 0,
         )  # fmt: skip
 
     def to_message(self) -> pb.DeclareRequest:
         return pb.DeclareRequest(
             study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), status=self.status.upper(),
-            round=self.round, attempt=self.attempt, code=self.code or "REFUSAL_UNSPECIFIED",
+            round=self.round, attempt=self.attempt, code=self.code or "REFUSAL_UNSPECIFIED", rows=self.rows,
         )  # fmt: skip
 
 

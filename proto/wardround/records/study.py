@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from wardround.errors import BadData, UsageProblem
 from wardround.records.schema import Strict, check, read_toml
+from wardround.records.training import TrainingSection as TrainingSection
 from wardround.signing import canonical
 from wardround.terminal import is_plain, refuse_control_characters
 
@@ -99,31 +100,6 @@ class Named(BaseModel):
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
-
-
-class TrainingSection(Strict):
-    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    learning_rate: float = Field(default=1e-3, gt=0, le=100)
-    weight_decay: float = Field(default=0.01, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd only
-    betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw
-    batch_size: int = Field(default=32, ge=1, le=65536)
-    local_steps: int | None = Field(default=None, ge=0, le=1_000_000)
-    local_epochs: int | None = Field(default=None, ge=0, le=10_000)
-    optimizer_lifetime: Literal["run", "round"] = "run"
-    iterator: Literal["run", "round"] = "round"
-    drop_last: bool = False
-    init_private: Literal["site", "common"] | None = None  # None: "common" where the method needs it, else "site"
-
-    @model_validator(mode="after")
-    def _one_amount(self) -> Self:
-        if (self.local_steps is None) == (self.local_epochs is None):
-            raise ValueError("give either `local_steps` or `local_epochs`")
-        if any(not 0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas {list(self.betas)} are not both at least 0 and below 1")
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"`momentum` belongs to sgd, the optimizer is {self.optimizer}")
-        return self
 
 
 class CheckpointSection(Strict):

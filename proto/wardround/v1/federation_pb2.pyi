@@ -63,6 +63,8 @@ class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WITHDRAWN: _ClassVar[SiteStatus]
     DECLINED: _ClassVar[SiteStatus]
     HELD: _ClassVar[SiteStatus]
+    FITS: _ClassVar[SiteStatus]
+    DOES_NOT_FIT: _ClassVar[SiteStatus]
 REFUSAL_UNSPECIFIED: RefusalCode
 VERSION_UNSUPPORTED: RefusalCode
 CERTIFICATE_PROFILE: RefusalCode
@@ -113,6 +115,8 @@ READY: SiteStatus
 WITHDRAWN: SiteStatus
 DECLINED: SiteStatus
 HELD: SiteStatus
+FITS: SiteStatus
+DOES_NOT_FIT: SiteStatus
 
 class StudiesRequest(_message.Message):
     __slots__ = ("agent_version", "after")
@@ -149,7 +153,7 @@ class StudyOffer(_message.Message):
     def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., document: _Optional[bytes] = ..., initial_model: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class DeclareRequest(_message.Message):
-    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code")
+    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code", "rows")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,7 @@ class DeclareRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     study: str
     revision: int
     digest: bytes
@@ -164,7 +169,8 @@ class DeclareRequest(_message.Message):
     round: int
     attempt: int
     code: RefusalCode
-    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ...) -> None: ...
+    rows: int
+    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class DeclareReply(_message.Message):
     __slots__ = ()

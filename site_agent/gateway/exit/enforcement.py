@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.policy.decisions import Decision, StudyRequest, decide, first_denial, number_quotas, quotas
+from site_agent.gateway.policy.decisions import (
+    Decision,
+    StudyRequest,
+    decide,
+    decide_fit,
+    first_denial,
+    number_quotas,
+    quotas,
+)
 from site_agent.gateway.policy.policy import Policy, parse, read
 from site_agent.state.consent import Consent
 from site_agent.state.directory import COUNTS, SiteState
@@ -105,6 +113,25 @@ class PolicyEnforcement:
             WardroundError: there is no policy, or it is broken.
         """
         self._refuse(attempt, self._decisions(attempt, consent, reported, specs, metrics, 0), "it is not sent again")
+
+    def refuse_fit(self, study: str, counts: str) -> None:
+        """Let the word that this site's data fits a study pass, with one number in the form ``counts``.
+
+        Raises:
+            NotPermitted: a rule denies it, or the day's numbers are spent.
+            WardroundError: there is no policy, or it is broken.
+        """
+        policy = self.policy(study)
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        numbers = number_quotas(policy, 1, 0, self.ledger.numbers(today))
+        denial = first_denial([*decide_fit(policy, study, self.coordinator, counts), *numbers])
+        if denial is not None:
+            raise NotPermitted(
+                f"the policy does not let it be said whether data fits `{study}`: {denial.what}: {denial.rule}; "
+                "nothing was sent",
+                hint=f"edit {self.path} if it should leave",
+                code="DECLINED_POLICY",
+            )
 
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from site_agent.state.directory import COUNTS
 from wardround.errors import BadData
 from wardround.records.ledger.entries import (
+    DeclareEntry,
     Entry,
     GenesisEntry,
     HeldEntry,
@@ -106,6 +107,8 @@ class LedgerState:
                 if resend.sent is not None and resend.upload_id in self.charges:
                     self.sent(resend.upload_id, resend.sent)
                 self._charge(line.ts, resend, resend.try_)
+            case DeclareEntry(num_examples=int()):
+                self.numbers[line.ts[:10]] += 1
             case PolicyEntry() as policy:
                 self.policy = policy.sha256 or ""
             case HoldEntry() as hold:

@@ -62,6 +62,12 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
     return decisions
 
 
+def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> list[Decision]:
+    """The decision on the word that this site's data fits a study, with its rows in the form ``counts``."""
+    request = StudyRequest(study, coordinator, (), (), 1, counts, None)
+    return [_study(policy, request), _counts(policy, request)]
+
+
 def quotas(policy: Policy, size: int, of_round: int, of_day: int) -> list[Decision]:
     """Whether ``size`` more bytes may leave, after so many of this round and of this day (UTC)."""
     table = policy.quotas

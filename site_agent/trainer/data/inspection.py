@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+from fl_algorithms.tasks.tables.mapping import load_mapping
 from fl_algorithms.tasks.tables.table import data_digest, read_table
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import DataSource, digest_now, weights_now
@@ -22,24 +23,34 @@ def inspect(files: DataFiles) -> Inspected:
     named = check(DataSource, {**given, "digest": UNKNOWN}, "the data")
     weights = weights_now(named)
     if named.layout is layouts.TABLE:
-        return _of_table(named.paths["table"], named.paths.get("test"), named.label, weights)
+        return _of_table(named, weights)
+    if named.layout is layouts.OWN:
+        digest = digest_now(named)  # what is in the files, only a plug-in knows
+        return Inspected(digest=digest, rows=None, test_rows=None, columns=None, patients=None, weights=weights)
     from fl_algorithms.tasks.images.survey import survey
 
-    trained = survey(named.files, test=False)
+    trained = survey(named.source, test=False)
     assert trained is not None
-    tested = survey(named.files, test=True)
+    tested = survey(named.source, test=True)
     return Inspected(
         digest=digest_now(named), rows=trained.images, test_rows=None if tested is None else tested.images,
         columns=None, patients=trained.patients, weights=weights,
     )  # fmt: skip
 
 
-def _of_table(table: Path, test: Path | None, label: str, weights: str) -> Inspected:
-    read = read_table(table, [label])
-    tested = None if test is None else read_table(test, [label])
+def _of_table(named: DataSource, weights: str) -> Inspected:
+    wanted = [named.label, *([named.patient] if named.patient else [])]
+    table, test = named.paths["table"], named.paths.get("test")
+    read = read_table(table, wanted)
+    tested = None if test is None else read_table(test, wanted)
+    mapping = load_mapping(named.paths["mapping"]) if "mapping" in named.paths else None
+    digest = data_digest(
+        read.sha256, None if tested is None else tested.sha256, named.label,
+        patient=named.patient, mapping_sha256=None if mapping is None else mapping.sha256,
+    )  # fmt: skip
     return Inspected(
-        digest=data_digest(read.sha256, None if tested is None else tested.sha256, label), rows=len(read),
-        test_rows=None if tested is None else len(tested), columns=_width(table), patients=None, weights=weights,
+        digest=digest, rows=len(read), test_rows=None if tested is None else len(tested), columns=_width(table),
+        patients=len(set(read.columns[named.patient])) if named.patient else None, weights=weights,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class Layout:
     wants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-TABLE = Layout("a table", ("table", "label"), ("test",))
+TABLE = Layout("a table", ("table", "label"), ("test", "mapping", "patient"))
 ARRAYS = Layout("arrays", ("arrays",), ("test_arrays", "label", "patient"))
 LABELLED = Layout(
     "images with labels", ("images", "labels"), ("test_images", "test_labels", "label", "image", "patient"),
@@ -36,16 +36,18 @@ MASKED = Layout(
         "image": ("labels",), "patient": ("labels",),
     },
 )  # fmt: skip
-LAYOUTS = (TABLE, ARRAYS, LABELLED, MASKED)
+OWN = Layout("files of a plug-in's own", ("files",), ("test_files",))
+LAYOUTS = (TABLE, ARRAYS, LABELLED, MASKED, OWN)
 PATHS = (
     "table", "test", "arrays", "test_arrays",
-    "images", "labels", "masks", "test_images", "test_labels", "test_masks",
+    "images", "labels", "masks", "test_images", "test_labels", "test_masks", "mapping",
+    "files", "test_files",
 )  # fmt: skip
 COLUMNS = ("label", "image", "patient")
-PREDICTABLE = ("table", "images", "arrays")  # what may hold rows or images to be predicted
+PREDICTABLE = ("table", "images", "arrays", "files")  # what may hold rows or images to be predicted
 EXAMPLES = (
-    "`--table FILE.csv --label COLUMN`, `--images DIR --labels FILE.csv`, `--images DIR --masks DIR` or "
-    "`--arrays FILE.npz`"
+    "`--table FILE.csv --label COLUMN`, `--images DIR --labels FILE.csv`, `--images DIR --masks DIR`, "
+    "`--arrays FILE.npz`, or for a plug-in `--files PATH`"
 )
 
 
@@ -66,7 +68,7 @@ def layout_of(given: Collection[str], say: Callable[[str], str] = option) -> Lay
         UsageProblem: it makes none, or a mixture; the message has the first fault.
     """
     # 1. One thing that says which layout it is.
-    heads = [name for name in ("table", "arrays", "images") if name in given]
+    heads = [name for name in ("table", "arrays", "images", "files") if name in given]
     if not heads:
         orphan = next((name for name in PATHS if name in given), None)
         if orphan is None:
@@ -81,7 +83,9 @@ def layout_of(given: Collection[str], say: Callable[[str], str] = option) -> Lay
     if heads == ["images"] and not {"labels", "masks"} & set(given):
         raise UsageProblem(f"{say('images')} needs {say('labels')} or {say('masks')} beside it", hint=EXAMPLES)
     layout = next(
-        layout for layout in (TABLE, ARRAYS, MASKED, LABELLED) if set(layout.needs[:1] + _second(layout)) <= set(given)
+        layout
+        for layout in (TABLE, ARRAYS, MASKED, LABELLED, OWN)
+        if set(layout.needs[:1] + _second(layout)) <= set(given)
     )
     # 3. What it needs, and nothing that is not its own.
     for name in layout.needs:

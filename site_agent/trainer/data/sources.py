@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.public_data import require_public_data
-from fl_algorithms.tasks.source import Source
+from fl_algorithms.tasks.source import Source, files_digest
 from fl_algorithms.tasks.tables.table import data_digest
 from site_agent.trainer.data import layouts
 from wardround.errors import BadData, UsageProblem, WardroundError
@@ -47,6 +47,7 @@ class DataSource(Strict):
     """What a hospital trains on: absolute paths in one of ``layouts.LAYOUTS``, columns, and the digest at ``data add``.
 
     Attributes:
+        mapping: the file that says how this site's table becomes the study's; a part of the data's digest.
         label, image, patient: columns of this site's tables, or arrays; "" for the study's own.
         public_data: this site's copy of the public data set of the studies trained with this data.
         weights: what the private tensors begin with; no part of the data's digest, for the consent has its own.
@@ -63,6 +64,9 @@ class DataSource(Strict):
     test_images: str | None = None
     test_labels: str | None = None
     test_masks: str | None = None
+    files: str | None = None
+    test_files: str | None = None
+    mapping: str | None = None
     label: str = ""
     image: str = ""
     patient: str = ""
@@ -95,7 +99,7 @@ class DataSource(Strict):
         return [*self.paths.values(), *beside]
 
     @property
-    def files(self) -> Source:
+    def source(self) -> Source:
         """The same, as a task takes it."""
         roles = {"test" if name == "test_arrays" else name: path for name, path in self.paths.items()}
         return Source(roles, self.label, self.patient, self.image)
@@ -183,6 +187,16 @@ def name_public_data(state: Path, name: str, path: Path) -> None:
     add(state, name, named, replace=True)
 
 
+def name_mapping(state: Path, name: str, path: Path, digest: str) -> None:
+    """Write into data.toml that ``path`` is the mapping of data ``name``, whose digest is then ``digest``.
+
+    Raises:
+        UsageProblem: there is no data of that name.
+    """
+    named = source(state, name).model_copy(update={"mapping": str(path), "digest": digest})
+    add(state, name, named, replace=True)
+
+
 def digest_now(named: DataSource) -> str:
     """The digest of the files as they are at this moment.
 
@@ -190,12 +204,16 @@ def digest_now(named: DataSource) -> str:
         BadData: one cannot be read.
     """
     if named.layout is layouts.TABLE:
-        paths = named.paths
-        return data_digest(_sha256(paths["table"]), _sha256(paths["test"]) if "test" in paths else None, named.label)
+        digests = {role: _sha256(path) for role, path in named.paths.items()}
+        return data_digest(
+            digests["table"], digests.get("test"), named.label,
+            patient=named.patient, mapping_sha256=digests.get("mapping"),
+        )  # fmt: skip
     from fl_algorithms.tasks.images.sets import source_digest
 
+    digest_of = files_digest if named.layout is layouts.OWN else source_digest
     try:
-        return source_digest(named.files)
+        return digest_of(named.source)
     except BadData as error:
         raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 

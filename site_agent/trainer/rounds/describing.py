@@ -50,12 +50,11 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     if data.digest != source.digest:
         warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
     labels = torch.cat([data.train.y, data.validation.y])
-    classes = study.task.classes
     return Checked.model_validate({
         "digest": data.digest, "rows": len(labels), "train_rows": len(data.train),
         "validation_rows": len(data.validation), "test_rows": None if data.test is None else len(data.test),
         "gives": study.file.task.row.gives,
-        "classes": dict(zip(classes, _counts(labels, len(classes)), strict=True)),
+        "classes": study.task.counts(labels),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
     })  # fmt: skip
@@ -63,10 +62,3 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
 
 def _row(spec: TensorSpec) -> TensorRow:
     return TensorRow(bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=list(spec.shape), bytes=spec.bytes)
-
-
-def _counts(y: torch.Tensor, classes: int) -> list[int]:
-    """How many rows are of each class; of masks, how many have a pixel of it."""
-    if y.ndim == 1:
-        return [int(count) for count in torch.bincount(y, minlength=classes)]
-    return [int((y == place).flatten(1).any(1).sum()) for place in range(classes)]

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.selection import Model, restored
-from fl_algorithms.rows import COLUMNS, MASKS
+from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
+from fl_algorithms.tasks.images.rows import ImageRows
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import protected
@@ -27,6 +28,7 @@ from wardround.local import durable, outputs
 from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
+FORMS = {COLUMNS: ("table",), IMAGES: ("images", "arrays"), MASKS: ("images", "arrays"), FILES: ("files",)}
 PART = 16  # images whose masks are in memory together
 BYTE = 255
 
@@ -47,10 +49,11 @@ def predict(state: Path, request: Predict) -> Predicted:
     path = rows_for(study, given, out, force=request.force, keep=protected(state))
     make_deterministic(study.study.threads)
     task = task_of(study)
-    x, names = task.read_new(path, kept.preprocessing())
+    fitted = kept.preprocessing()
+    x, names = task.read_new(path, fitted["inputs"])
     model = restored(study, task, from_bytes(kept.model.read_bytes()))
-    write(model, task, x, names, path, out, force=request.force)
-    return Predicted(rows=len(names), out=str(out))
+    notes = write(model, task, x, names, path, out, fitted["outputs"], force=request.force)
+    return Predicted(rows=len(names), out=str(out), notes=list(notes))
 
 
 def rows_for(
@@ -66,8 +69,8 @@ def rows_for(
         UsageProblem: it is not.
         CannotWrite, NotPermitted: ``out`` is there already, or is one of ``keep``; see ``wardround.local.outputs``.
     """
-    gives = study.task.row.gives
-    fitting = ("table",) if gives == COLUMNS else ("images", "arrays")
+    row = study.task.row
+    gives, fitting = row.gives, FORMS[row.reads or row.gives]
     if len(given) != 1 or not given.keys() <= set(fitting):
         named = " and ".join(map(layouts.option, given)) or "nothing"
         raise UsageProblem(
@@ -81,7 +84,7 @@ def rows_for(
     if form == "images" and out.resolve().is_relative_to(path.resolve()):
         raise UsageProblem(f"{out} lies among the images", hint="write the predictions elsewhere")
     if out.exists() and path.exists() and out.samefile(path):
-        what = "table" if form == "table" else "file of images"
+        what = {"table": "table", "files": "file of new rows"}.get(form, "file of images")
         raise UsageProblem(f"{out} is the {what} itself", hint="give the predictions a file of their own")
     (outputs.folder if gives == MASKS else outputs.file)(out, force=force, keep=[*keep, path])
     return path
@@ -94,17 +97,20 @@ def write(
     names: Sequence[int | str],
     given: Path,
     out: Path,
+    fit: Mapping[str, object],
     *,
     force: bool = False,
-) -> None:
+) -> tuple[str, ...]:
     """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
 
-    A row has its line, or its image's name, the predicted class, and each probability. A mask has the study's number of
-    the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume NAME.npz with the array
-    ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
+    A row has its line, or its image's name, and what the task predicts: the class and each probability, a number, or
+    survival at each horizon. Sentences about all of them are returned: which threshold, and where it is from. A mask
+    has the study's number of the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume
+    NAME.npz with the array ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
 
     Args:
         given: what ``x`` was read from.
+        fit: what was fitted to the model's outputs at this site.
 
     Raises:
         BadData: two images would have the same mask's name.
@@ -112,17 +118,19 @@ def write(
     """
     if isinstance(task, SegmentationTask):
         _write_masks(model, task, x, names, given, out, force)
-        return
-    probabilities = model.probabilities(x)
+        return ()
+    predictions = task.predictions(model.logits(x), fit)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    first = "line" if isinstance(x, torch.Tensor) else "image"
-    writer.writerow([first, "predicted", *(escaped(f"probability_{name}") for name in task.classes)])
-    classes = [outputs.inert(name) for name in task.classes]  # as the study names them, which others wrote
-    for name, row in zip(names, probabilities.tolist(), strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
-        writer.writerow([outputs.inert(str(name)), classes[best], *(f"{value:.6f}" for value in row)])
+    first = "line" if isinstance(x, torch.Tensor) else "image" if isinstance(x, ImageRows) else "row"
+    writer.writerow(
+        [first, *map(escaped, predictions.header)]
+    )  # classes are as the study names them: others wrote that
+    for name, row in zip(names, predictions.rows, strict=True):
+        cells = [outputs.inert(cell) if isinstance(cell, str) else f"{cell:.6f}" for cell in row]
+        writer.writerow([outputs.inert(str(name)), *cells])
     outputs.write(out, text.getvalue().encode(), force=force)
+    return predictions.notes
 
 
 def _write_masks(
@@ -136,7 +144,6 @@ def _write_masks(
 ) -> None:
     from fl_algorithms.tasks.images.files import mask_at, stem
     from fl_algorithms.tasks.images.nifti import NIFTI
-    from fl_algorithms.tasks.images.rows import ImageRows
 
     assert isinstance(x, ImageRows)
     stems = [stem(str(name)) for name in names]

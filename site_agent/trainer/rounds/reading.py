@@ -21,12 +21,13 @@ def load(study: Installed, name: str, source: DataSource) -> SiteData:
     path = public_data_of(study.file, name, source) if study.needs_public_data else None
     try:
         data = study.task.load(
-            source.files, site=study.site, seed=study.file.study.seed,
+            source.source, site=study.site, seed=study.file.study.seed,
             validation_fraction=study.file.checkpoints.validation_fraction,
         )  # fmt: skip
         return data if path is None else replace(data, public_data=read_public_data(study.file, study.task, path))
     except BadData as error:
-        raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
+        error.code = DATA_INVALID
+        raise
 
 
 def load_weights(study: Installed, path: str) -> OwnWeights:

@@ -23,7 +23,7 @@ from fl_algorithms.engine.training import Progress
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from site_agent.handoff import staged
-from site_agent.trainer.rounds import describing, predictions
+from site_agent.trainer.rounds import describing, examining, predictions
 from site_agent.trainer.rounds.installing import Installed, Studies
 from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
 from site_agent.trainer.rounds.tensorfiles import (
@@ -73,6 +73,14 @@ class Rounds:
     def check(self, request: records.Check) -> records.Checked:
         """As ``describing.checked``."""
         return describing.checked(self._state, self._studies, request)
+
+    def examine(self, request: records.Examine) -> records.Examined:
+        """As ``examining.examined``."""
+        return examining.examined(self._state, self._studies, request)
+
+    def draft_mapping(self, request: records.DraftMapping) -> records.Drafted:
+        """As ``examining.drafted``."""
+        return examining.drafted(self._state, self._studies, request)
 
     def predict(self, request: records.Predict) -> records.Predicted:
         """As ``predictions.predict``."""
@@ -173,7 +181,7 @@ class Rounds:
 
     def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData) -> None:
         specs = specs_of(checkpoint.tensors)
-        fitted = context.study.task.fitted(data)
+        fitted = {"inputs": context.study.task.fitted(data), "outputs": checkpoint.fit}
         preprocessing = json.dumps(fitted, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False).encode()
         card = Card.model_validate({
             "study": context.study.name, "revision": context.vault.revision, "study_digest": context.study_digest,

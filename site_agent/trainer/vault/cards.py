@@ -125,8 +125,9 @@ class CheckpointFile:
                 hint="restore it from a backup",
             )
 
-    def preprocessing(self) -> Mapping[str, object]:
-        """How rows were encoded for this model, as its task wrote it.
+    def preprocessing(self) -> Mapping[str, Mapping[str, object]]:
+        """How rows were encoded for this model, "inputs", and what was fitted to its outputs, "outputs", as its task
+        wrote them.
 
         Raises:
             BadData: it is not the file that was written with the model.
@@ -137,7 +138,7 @@ class CheckpointFile:
                 f"{self.folder / PREPROCESSING_FILE} does not belong to the model beside it",
                 hint="restore the folder from a backup, or wait for the next round's checkpoint",
             )
-        fitted: Mapping[str, object] = json.loads(data)
+        fitted: Mapping[str, Mapping[str, object]] = json.loads(data)
         return fitted
 
 

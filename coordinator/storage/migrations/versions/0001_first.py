@@ -101,6 +101,15 @@ def upgrade() -> None:
     op.create_index("uploads_of_round", "uploads", ["study", "revision", "round"])
     op.create_index("uploads_decided", "uploads", ["site", "decision", "decided_s"])
     op.create_table(
+        "fits",
+        sa.Column("study", sa.String(64), primary_key=True),
+        sa.Column("revision", sa.Integer, primary_key=True),
+        sa.Column("site", sa.String(64), primary_key=True),
+        sa.Column("fits", sa.Boolean, nullable=False),
+        sa.Column("rows", sa.BigInteger, nullable=False),
+        sa.Column("said_s", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
         "ledger_heads",
         sa.Column("site", sa.String(64), primary_key=True),
         sa.Column("ledger_id", sa.String(64), primary_key=True),

@@ -196,7 +196,10 @@ class ConsentEntry(_Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class DeclareEntry(LimitedEntry):
-    """What was declared to the coordinator: where this site stands in a study."""
+    """What was declared to the coordinator: where this site stands in a study.
+
+    ``num_examples`` (rows) and ``by`` are of the word that its data fits, which a person sent.
+    """
 
     type = "declare"
     study: str
@@ -205,6 +208,8 @@ class DeclareEntry(LimitedEntry):
     round: int | None = None
     attempt: int | None = None
     code: str | None = None
+    num_examples: int | None = None
+    by: Person | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

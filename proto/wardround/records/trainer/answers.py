@@ -29,6 +29,9 @@ from wardround.records.trainer.fields import (
     Words,
 )
 
+MOST_FINDINGS = 500  # of one answer
+SHOWN_LINES = 3  # of one finding
+
 
 class Answer(Strict):
     """One answer. ``max_parts`` bounds how many values its JSON may hold."""
@@ -100,10 +103,12 @@ class Described(Answer):
 
 
 class Inspected(Answer):
-    """What data holds, without a study. ``columns`` is None of images, ``patients`` where no column names them."""
+    """What data holds, without a study. ``rows`` is None where only a plug-in can tell, ``columns`` of images,
+    ``patients`` where no column names them.
+    """
 
     digest: Digest
-    rows: Count
+    rows: Count | None
     test_rows: Count | None
     columns: Count | None
     patients: Count | None
@@ -156,6 +161,49 @@ class Checked(Answer):
     status: FilesStatus
 
 
+class Finding(Strict):
+    """One thing of a site's data that does not fit a study, or that a person should know. Holds no value.
+
+    Attributes:
+        file: the file's name, without its folder.
+        column: as the study calls it; "" of a thing that concerns the whole file.
+        here: what this site calls it, where that differs.
+        rows: in how many rows it is so; None where it is no number of rows.
+        lines: the first of them.
+    """
+
+    file: Words
+    column: Words
+    here: Words
+    what: Words
+    rows: Count | None
+    lines: Annotated[list[Count], Field(max_length=SHOWN_LINES)]
+    hint: Words
+
+
+class Examined(Answer):
+    """All of the data that does not fit, or what the study makes of it.
+
+    Attributes:
+        findings: what does not fit.
+        more: how many findings there are beyond those that are sent.
+        checked: None where the data does not fit.
+    """
+
+    findings: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
+    more: Count
+    checked: Checked | None
+
+
+class Drafted(Answer):
+    """A mapping was written: of how many columns, how many need none, and how many a person must fill in."""
+
+    out: Place
+    columns: Count
+    as_they_are: Count
+    open: Count
+
+
 class Validated(Answer):
     """The numbers of a round, in the form that the study says."""
 
@@ -197,10 +245,11 @@ class Exported(Answer):
 
 
 class Predicted(Answer):
-    """How many rows were predicted, and where they were written."""
+    """How many rows were predicted, where they were written, and what they rest on."""
 
     rows: Count
     out: Place
+    notes: Annotated[list[Words], Field(max_length=1024)] = Field(default_factory=list)
 
 
 class Device(Answer):

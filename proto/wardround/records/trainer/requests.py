@@ -3,6 +3,8 @@
 describe          Described     which tensors of a study this site would upload, download and keep
 inspect           Inspected     what data holds, without a study
 check             Checked       what a study makes of the data
+examine           Examined      all of the data that does not fit a study, or as check
+draft_mapping     Drafted       how a site's table becomes a study's, for a person to edit
 stat_files        FilesStat     how the data's files lie there now; reads no patient
 hash_files        FileDigests   the digests of the data's files now
 train             Trained       one round; ``Progress`` while it lasts
@@ -25,6 +27,8 @@ from wardround.records.trainer.answers import (
     Described,
     Device,
     Done,
+    Drafted,
+    Examined,
     Exported,
     FileDigests,
     FilesStat,
@@ -99,6 +103,9 @@ class DataFiles(Strict):
     test_images: Path | None = None
     test_labels: Path | None = None
     test_masks: Path | None = None
+    files: Path | None = None
+    test_files: Path | None = None
+    mapping: Path | None = None
     label: Name = ""
     image: Name = ""
     patient: Name = ""
@@ -146,6 +153,25 @@ class Check(Request[Checked]):
     study: StudyDocument
     site: SiteName
     data: Name
+
+
+class Examine(Request[Examined]):
+    """Reads the data called ``data`` as a study would, to its end whatever does not fit."""
+
+    command: Literal["examine"] = "examine"
+    study: StudyDocument
+    site: SiteName
+    data: Name
+
+
+class DraftMapping(Request[Drafted]):
+    """Reads the table of the data called ``data``, and writes a mapping of it to ``out``, which must be new."""
+
+    command: Literal["draft_mapping"] = "draft_mapping"
+    study: StudyDocument
+    site: SiteName
+    data: Name
+    out: Path
 
 
 class StatFiles(Request[FilesStat]):
@@ -233,7 +259,7 @@ class Export(Request[Exported]):
 
 
 class Predict(Request[Predicted]):
-    """Applies a checkpoint to the one of ``table``, ``images`` and ``arrays`` that is given."""
+    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given."""
 
     command: Literal["predict"] = "predict"
     study: Name
@@ -241,6 +267,7 @@ class Predict(Request[Predicted]):
     table: Path | None = None
     images: Path | None = None
     arrays: Path | None = None
+    files: Path | None = None
     out: Path
     force: bool = False
 
@@ -264,8 +291,8 @@ class Abort(Request[Done]):
 
 
 AnyRequest = (
-    Describe | Inspect | Check | StatFiles | HashFiles | Train | Validate | Commit | Discard | Finish
-    | ListCheckpoints | Export | Predict | GetDevice | GetStatus | Abort
+    Describe | Inspect | Check | Examine | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit | Discard
+    | Finish | ListCheckpoints | Export | Predict | GetDevice | GetStatus | Abort
 )  # fmt: skip
 _UNION: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="command")])
 COMMANDS: dict[str, type[AnyRequest]] = {
