@@ -3,6 +3,8 @@
 What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 """
 
+from collections.abc import Callable
+
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of
 from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
@@ -13,10 +15,13 @@ from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile, TrainingSection
 
 Network = Choice[ModelRow, NetworkSettings]
+Form = Callable[[StudyFile, str], ResolvedStudy]
 MULTIPLE_OF_STEPS, MULTIPLE_OF_EPOCHS = 10.0, 200.0  # docs/decisions/0011-one-sites-influence.md has what was measured
 
 
-def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") -> ResolvedStudy:
+def resolve(
+    study: StudyFile, *, lab: bool = False, source: str = "study.toml", form: Form = ResolvedStudy
+) -> ResolvedStudy:
     """The study with every default filled in: what is hashed and approved. Resolving twice changes nothing.
 
     [public_data] is left out where the method has no use for it, so that one file can be run with methods of both
@@ -25,6 +30,7 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     Args:
         lab: also take the methods that run only in the lab.
         source: the file's name, for messages.
+        form: what looks up what the study names, where that is not installed but brought, as a notebook does.
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
@@ -32,9 +38,9 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
             what the method needs, images of several sizes where it needs one, an assignment of a network that the study
             does not have or to a site that is not in it, or a method that runs only in the lab.
     """
-    method = ResolvedStudy(study, source).method
+    method = form(study, source).method
     study = study.model_copy(update={"training": _with_start(study.training, method.row)})
-    asked = ResolvedStudy(study, source)
+    asked = form(study, source)
     task = asked.task
     if method.row.lab_only and not lab:
         raise BadData(
@@ -45,15 +51,17 @@ def resolve(study: StudyFile, *, lab: bool = False, source: str = "study.toml") 
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
         where = source if label == DEFAULT_NETWORK else f"{source}: [{table}]"
-        row = row_of(MODELS, own, "model", where)
-        network = Choice(row, check(row.settings, own.settings, source, table))
+        network = asked.model
+        if label != DEFAULT_NETWORK:
+            row = row_of(MODELS, own, "model", where)
+            network = Choice(row, check(row.settings, own.settings, source, table))
         _refuse_misfit(asked, network, where, table)
         _refuse_unfit(asked, network, where)
         networks[label] = network.named()
     _refuse_unknown_assignment(study, source)
     _refuse_without_public_data(asked, source)
     _refuse_different_sizes(asked, source)
-    return ResolvedStudy(
+    return form(
         study.model_copy(
             update={
                 "task": task.named(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState, SiteSession
-from fl_algorithms.engine.training import Progress
+from fl_algorithms.engine.training import Progress, Watch
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Task
@@ -28,9 +28,11 @@ class Beside:
     def __init__(self, federated: SiteSession, alone: SiteSession) -> None:
         self._federated, self._alone = federated, alone
 
-    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
-        """As ``SiteSession.train``."""
-        result = self._federated.train(round_number, base, progress)
+    def train(
+        self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
+    ) -> RoundResult:
+        """As ``SiteSession.train``; ``watch`` sees the federation's steps."""
+        result = self._federated.train(round_number, base, progress, watch)
         return _with(result, self._alone.train(round_number, {}, progress))
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:

@@ -33,6 +33,23 @@ def make_deterministic(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+@contextmanager
+def deterministic(threads: int) -> Iterator[None]:
+    """``make_deterministic`` for a while. On leaving, torch's flags, threads and random generators are as they were."""
+    flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    make_deterministic(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+        torch.set_num_threads(before)
+        torch.set_rng_state(state)
+        if cards:
+            torch.cuda.set_rng_state_all(cards)
+
+
 @dataclass(frozen=True)
 class Device:
     """A device and how it is used.

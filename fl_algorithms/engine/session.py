@@ -34,11 +34,13 @@ from fl_algorithms.engine.training import (
     Optimizers,
     Phase,
     Progress,
+    Watch,
     clip_gradients,
     only_trainable,
     run_steps,
     seeded,
     trainable_parameters,
+    watched,
 )
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
@@ -200,12 +202,15 @@ class SiteSession:
             for name, tensor in (own or {}).items():
                 live[name].copy_(tensor)
 
-    def train(self, round_number: int, base: Downlink, progress: Progress | None = None) -> RoundResult:
+    def train(
+        self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
+    ) -> RoundResult:
         """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
             progress: called with (steps done, steps in all) of each phase now and then.
+            watch: called with (phase, loss) of each step: a scalar without gradient, on the device.
 
         Raises:
             BadData: ``base`` is not the shared tensors.
@@ -216,7 +221,7 @@ class SiteSession:
         algorithm.before_round(context)
         context.optimizers.begin_round()
         for phase in algorithm.phases(context):
-            self._run(phase, progress)
+            self._run(phase, progress, watch)
         algorithm.after_round(context)
         checkpoints += self._compete(round_number, trained=True)
         uplink = algorithm.to_send(context)
@@ -322,7 +327,7 @@ class SiteSession:
                 best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
         return best
 
-    def _run(self, phase: Phase, progress: Progress | None) -> None:
+    def _run(self, phase: Phase, progress: Progress | None, watch: Watch | None) -> None:
         context, study = self._context, self._context.study
         place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
         x, y = context.data.train.x, context.data.train.y
@@ -344,7 +349,7 @@ class SiteSession:
                 batches,
                 steps,
                 optimizer,
-                lambda batch: loss(context, batch),
+                lambda batch: watched(phase.name, loss(context, batch), watch),
                 self._after_backward(parameters),
                 None if after_step is None else lambda batch: after_step(context, batch),
                 progress,

@@ -26,6 +26,7 @@ from wardround.records.study import TrainingSection
 
 Networks = Mapping[str, nn.Module]  # slot -> network
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
+Watch = Callable[[str, Tensor], object]  # (phase, the loss of a step, without gradient)
 PROGRESS_EVERY = 10
 
 
@@ -324,6 +325,13 @@ def _train(module: nn.Module, chosen: set[int]) -> None:
     module.training = True
     for child in module.children():
         _train(child, chosen)
+
+
+def watched(phase: str, loss: Tensor, watch: Watch | None) -> Tensor:
+    """``loss``, of which ``watch`` is told."""
+    if watch is not None:
+        watch(phase, loss.detach())
+    return loss
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float | None) -> None:

@@ -5,12 +5,13 @@ Importing this needs no torch; each command imports it when it runs.
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
+from fl_algorithms.lab.cli_partition import partition
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, run, say
@@ -22,8 +23,6 @@ from wardround.records.study import Named, PublicDataSection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fl_algorithms.engine.device import Device
-    from fl_algorithms.lab.federation import Outcome
 
 app = typer.Typer(
     help="Run a federated study in one process: the same methods, the same arithmetic, no network.",
@@ -31,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data", no_args_is_help=True)
+app.command()(partition)
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
 SetOption = Annotated[
@@ -46,6 +46,11 @@ WorkersOption = Annotated[
     int,
     typer.Option(min=0, max=MOST_WORKERS, help="Processes that read images ahead, where they do not fit the cache."),
 ]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs side by side, each in a process.")]
+ExecutorOption = Annotated[
+    Literal["processes", "ray"], typer.Option(help="Where: processes of this machine, or a Ray cluster.")
+]
+PerCardOption = Annotated[int, typer.Option(min=1, max=64, help="Runs that share one CUDA card.")]
 WeightsOption = Annotated[
     Path | None,
     typer.Option(
@@ -107,36 +112,37 @@ def run_study(
     study: StudyArgument,
     data: DataOption,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Runs, with the study's seed and those after it.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep curves and models; called again, it goes on.")
+    ] = None,
+    force: ForceOption = False,
     setting: SetOption = None,
     variant: VariantOption = "",
     alone: AloneOption = False,
     weights: WeightsOption = None,
+    sample: Annotated[float, typer.Option(help="Share of the sites that each round asks.")] = 1.0,
+    dropout: Annotated[float, typer.Option(help="Chance that a site that is asked does not answer.")] = 0.0,
+    delay_s: Annotated[float, typer.Option(help="Median seconds to an answer; late after `round_deadline_s`.")] = 0.0,
+    delay_spread: Annotated[float, typer.Option(help="How unlike the delays are: sd of their logarithm.")] = 1.0,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = "processes",
+    per_card: PerCardOption = 1,
     device: DeviceOption = "cpu",
     workers: WorkersOption = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
-    resolved = _resolved(study, setting, variant, alone=alone)
-    from fl_algorithms.engine.device import device_for
-    from fl_algorithms.lab.evaluation import summary
+    from fl_algorithms.lab import cli_run
+    from fl_algorithms.lab.participation import Participation
 
-    chosen = device_for(Hardware(device, workers))
-    outcomes = _run_seeds(resolved, data, seeds, weights, chosen)
-    first = resolved.study.seed
-    result = {
-        "method": resolved.method.name,
-        "model": resolved.model.name,
-        "study_digest": resolved.digest(outcomes[0].initial_digest),
-        "seeds": list(range(first, first + seeds)),
-        "digests": [outcome.digest for outcome in outcomes],
-        "best_rounds": [outcome.best_round for outcome in outcomes],
-        "scores": summary([outcome.checkpoints for outcome in outcomes]),
-        "device": chosen.name,
-    }
-    if as_json:
-        print_json(result)
-    else:
-        _print_table(resolved, result)
+    if out is not None:
+        outputs.folder(out, force=force, keep=[study, data], goes_on="run.json")
+    resolved = _resolved(study, setting, variant, alone=alone)
+    if weights is not None:
+        _initial(resolved, weights)
+    hardware = Hardware(device, workers)
+    there = Participation(sample, dropout, delay_s, delay_spread)
+    cli_run.run_and_print(resolved, data, seeds, out, hardware, weights, there, jobs, executor, per_card, as_json)
 
 
 @app.command()
@@ -151,6 +157,8 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Runs of each row, in place of the suite's.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes, in place of one a core.")] = None,
+    executor: ExecutorOption = "processes",
+    per_card: PerCardOption = 1,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="This row; repeatable.")] = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = 0,
@@ -159,7 +167,7 @@ def compare(
     from fl_algorithms.lab.cli_compare import run_compare
 
     outputs.folder(out, force=force, keep=[suite, data], goes_on="suite.json")
-    run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers))
+    run_compare(suite, data, out, seeds, jobs, only or [], Hardware(device, workers), executor, per_card)
 
 
 @app.command()
@@ -233,61 +241,6 @@ def _initial(study: ResolvedStudy, weights: Path | None, *, verbose: bool = True
         for name in start.unused:
             say(f"not used, stays at each site: {name}")
     return start.tensors
-
-
-def _run_seeds(
-    study: ResolvedStudy, folder: Path, seeds: int, weights: Path | None, device: "Device"
-) -> "list[Outcome]":
-    from fl_algorithms.engine.partition import task_of
-    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
-
-    task = task_of(study)
-    outcomes: list[Outcome] = []
-    for seed in range(study.study.seed, study.study.seed + seeds):
-        one = study.changed(study={"seed": seed})
-        sites = load_sites(one, task, folder)
-        if not outcomes:
-            for site, site_data in sites.items():
-                for warning in site_data.warnings:
-                    say(f"warning: {site}: {warning}")
-        start = _initial(one, weights, verbose=not outcomes)
-        outcomes.append(run_federation(one, task, sites, start=start, device=device))
-        for sentence in limits_summary(outcomes[-1].accounts):
-            say(f"warning: {sentence}")
-        say(f"{study.method.name}: seed {seed}, {study.study.rounds} rounds ({len(outcomes)} of {seeds} seeds)")
-    return outcomes
-
-
-def _print_table(study: ResolvedStudy, result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    found = {kind: row for kind, row in result["scores"].items() if row is not None}
-    over = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else f"seed {result['seeds'][0]}"
-    some = next(iter(found.values()))
-    title = f"{study.study.title or study.study.name}: {result['method']}, {some['metric']} on {some['split']}, {over}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("site")
-    for kind in found:
-        table.add_column(kind, justify="right")
-    for site in some["per_site"]:
-        table.add_row(site, *(_shown(row["per_site"].get(site)) for row in found.values()))
-    table.add_section()
-    table.add_row("mean", *(_shown(row["mean"]) for row in found.values()))
-    if len(result["seeds"]) > 1:
-        table.add_row("± 95 % CI", *(_shown(row["ci95"]) for row in found.values()))
-    console.print(table)
-    undefined = sorted({site for row in found.values() for site in row["undefined_at"]})
-    if undefined:
-        console.print(f"{some['metric']} is undefined at {', '.join(undefined)}, which are left out of the means")
-    console.print(f"shared model {result['digests'][0] or 'none: nothing is shared'}", highlight=False)
-    console.print(f"study        {result['study_digest']}", highlight=False)
-    console.print(f"device       {result['device']}", highlight=False)
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def main() -> None:

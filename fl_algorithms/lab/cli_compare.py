@@ -1,36 +1,51 @@
 """`fl-lab compare`: what it says while it runs and at its end."""
 
+import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from fl_algorithms.engine.hardware import Hardware
-from fl_algorithms.lab import compare, suite
+from fl_algorithms.lab import comparison, suite
+from fl_algorithms.lab.executors import CARDS, ExecutorName, cores, on_ray, placement, processes
 from wardround.cli import INTERRUPTED, say
 
 
 def run_compare(
-    path: Path, data: Path, out: Path, seeds: int | None, jobs: int | None, only: Sequence[str], hardware: Hardware
+    path: Path,
+    data: Path,
+    out: Path,
+    seeds: int | None,
+    jobs: int | None,
+    only: Sequence[str],
+    hardware: Hardware,
+    executor: ExecutorName = "processes",
+    per_card: int = 1,
 ) -> None:
     """Compare, and leave with 1 where a run failed and 130 where it was interrupted.
 
     Args:
-        seeds, jobs: None: the suite's, and one for each core.
+        seeds, jobs: None: the suite's, and one for each core, or as many as the cards take.
     """
     resolved = suite.load(path)
     wanted_seeds = seeds or resolved.seeds
-    command = _command(path, data, out, wanted_seeds, jobs, only, hardware)
-    tally = compare.compare(
+    where = placement(hardware, per_card, os.environ.get(CARDS))
+    threads = max(point.study.study.threads for row in resolved.rows for point in row.points)
+    pool = partial(on_ray, where=where, threads=threads) if executor == "ray" else partial(processes, where=where)
+    command = _command(path, data, out, wanted_seeds, jobs, only, hardware, executor, per_card)
+    tally = comparison.compare(
         resolved,
         data,
         out,
         seeds=wanted_seeds,
-        jobs=jobs or compare.cores(),
+        jobs=where.jobs(jobs, cores()),
         command=command,
         only=only,
         hardware=hardware,
+        pool=pool,
     )
     if tally.interrupted:
         say(f"stopped: {tally.done} of {tally.wanted} runs are done, each kept whole in {out}")
@@ -48,11 +63,21 @@ def run_compare(
 
 
 def _command(
-    path: Path, data: Path, out: Path, seeds: int, jobs: int | None, only: Sequence[str], hardware: Hardware
+    path: Path,
+    data: Path,
+    out: Path,
+    seeds: int,
+    jobs: int | None,
+    only: Sequence[str],
+    hardware: Hardware,
+    executor: ExecutorName,
+    per_card: int,
 ) -> str:
     words = ["fl-lab", "compare", str(path), "--data", str(data), "--seeds", str(seeds), "--out", str(out)]
     if jobs is not None:
         words += ["--jobs", str(jobs)]
     for row in only:
         words += ["--only", row]
+    words += ["--executor", executor] if executor != "processes" else []
+    words += ["--per-card", str(per_card)] if per_card != 1 else []
     return shlex.join([*words, *hardware.options])

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.beside import Session, session_at
-from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.device import CPU, Device, deterministic
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
 from fl_algorithms.engine.selection import SELECTED, Kept, selected
-from fl_algorithms.engine.session import Checkpoint, RoundResult
+from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
+from fl_algorithms.lab.curves import Curves
+from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.sources import find, find_public_data
 from fl_algorithms.rows import COORDINATOR, VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
@@ -30,7 +32,7 @@ from fl_algorithms.tasks.public_data import read_public_data, require_public_dat
 from wardround.errors import BadData
 from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
 
-Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
+Progress = Callable[[float, int], None]  # (rounds done, those of a part of the sites in part; rounds in all)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,30 @@ class Outcome:
     accounts: tuple[Account, ...] = ()  # of each round: whose update was capped, or left out
 
 
+@dataclass(frozen=True)
+class RunState:
+    """All that a run is between two rounds: another process goes on from it to the same bits.
+
+    Attributes:
+        round: the last one that closed.
+        model: what the coordinator keeps.
+        best_model: that of ``best``'s round.
+        kept: site -> kind -> checkpoint.
+        sites: each site's own state.
+    """
+
+    round: int
+    model: dict[str, Tensor]
+    best: BestGlobal
+    best_model: dict[str, Tensor]
+    accounts: tuple[Account, ...]
+    kept: dict[str, dict[str, Checkpoint]]
+    sites: dict[str, SessionState]
+
+
+Keep = Callable[[int, Callable[[], RunState]], None]  # after each round: its number, and what makes the state of it
+
+
 def run_federation(
     study: ResolvedStudy,
     task: Task,
@@ -53,62 +79,173 @@ def run_federation(
     progress: Progress | None = None,
     start: Mapping[str, Tensor] | None = None,
     device: Device = CPU,
+    *,
+    participation: Participation = EVERYONE,
+    curves: Curves | None = None,
+    state: RunState | None = None,
+    keep: Keep | None = None,
 ) -> Outcome:
-    """Run a resolved study with every site in every round, and its closing validation. The study's limits hold as at
-    the coordinator: a site beyond them trains on, and is not in that round's model.
+    """Run a resolved study and its closing validation. The study's limits hold as at the coordinator: a site beyond
+    them trains on, and is not in that round's model. Torch's global settings are afterwards as they were.
 
     Args:
         task: the study's; the sites' own ones are made of it.
         data: site -> its data, for each of the study's sites; with the public data set, if the method needs one.
+        progress: called after each round, and after each site in it.
         start: the initial model; without it as the study's seed draws it.
+        participation: who is in a round. A site that is not in it downloads nothing and stays as it is; what it did
+            too late leaves no trace, as at a hospital whose update is refused. Every site validates at the end.
+        curves: takes the learning curves.
+        state: go on after its round, with the same study, data and start.
+        keep: called after each round.
 
     Raises:
-        BadData: so many updates are beyond the study's limits that a coordinator would pause it.
+        BadData: so many updates are late, or beyond the study's limits, that a coordinator would pause it.
+        UsageProblem: ``participation`` asks fewer sites than the study needs.
     """
-    rounds, row = study.study.rounds, study.method.row
-    sessions = {
-        site: session_at(study, site, task_at(study, task, site), data[site], device=device)
-        for site in study.study.sites
-    }
-    kept: dict[str, dict[str, Checkpoint]] = {site: {} for site in sessions}
-    start = initial_model(study) if start is None else start
-    aggregator = server_aggregator(study, specs_of(start))
-    model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(start), sink))
-    best, best_model = BestGlobal(), model
-    accounts: list[Account] = []
-    public_data = next(iter(data.values())).public_data if row.public_data == COORDINATOR else None
+    participation.refuse_too_few(len(study.study.sites), study.study.needed)
+    with deterministic(study.study.threads):
+        run = _Run(study, task, data, start, device, participation, curves or Curves())
+        run.begin(state)
+        for round_number in range(run.closed + 1, study.study.rounds + 1):
+            run.round(round_number, progress)
+            if keep is not None:
+                keep(round_number, run.state)
+        return run.end()
 
-    for round_number in range(1, rounds + 2):
+
+class _Run:
+    """A study under way: the coordinator's part and the sites'."""
+
+    def __init__(
+        self,
+        study: ResolvedStudy,
+        task: Task,
+        data: Mapping[str, SiteData],
+        start: Mapping[str, Tensor] | None,
+        device: Device,
+        participation: Participation,
+        curves: Curves,
+    ) -> None:
+        self._study, self._participation, self._curves = study, participation, curves
+        self._row, self._task, self._data, self._device = study.method.row, task, data, device
+        self._start = initial_model(study) if start is None else start
+        self._aggregator = server_aggregator(study, specs_of(self._start))
+        self._public_data = next(iter(data.values())).public_data if self._row.public_data == COORDINATOR else None
+
+    def begin(self, state: RunState | None) -> None:
+        """Before the first round, or after that of ``state``."""
+        aggregator, sites = self._aggregator, {} if state is None else state.sites
+        self._sessions = {
+            site: session_at(
+                self._study,
+                site,
+                task_at(self._study, self._task, site),
+                self._data[site],
+                sites.get(site),
+                device=self._device,
+            )
+            for site in self._study.study.sites
+        }
+        if state is None:
+            model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(self._start), sink))
+            state = RunState(0, model, BestGlobal(), model, (), {site: {} for site in self._sessions}, {})
+        self.closed, self._model, self._accounts = state.round, dict(state.model), list(state.accounts)
+        self._best, self._best_model = state.best, state.best_model
+        self._kept = {site: dict(kinds) for site, kinds in state.kept.items()}
+
+    def state(self) -> RunState:
+        """As it is between two rounds."""
+        sites = {site: session.export_state() for site, session in self._sessions.items()}
+        kept = {site: dict(kinds) for site, kinds in self._kept.items()}
+        return RunState(
+            self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites
+        )  # fmt: skip
+
+    def round(self, round_number: int, progress: Progress | None) -> None:
+        """Train where the round asks for it, and average."""
+        study, rounds = self._study.study, self._study.study.rounds
+        there = self._participation.attendance(
+            study.sites,
+            seed=study.seed,
+            round_number=round_number,
+            needed=study.needed,
+            deadline_s=study.round_deadline_s,
+        )
         results = {}
-        for site, session in sessions.items():
-            base = downlink(aggregator, model, site, round_number)
-            step = session.train if round_number <= rounds else session.validate
-            results[site] = step(round_number, base)
-            kept[site] |= {checkpoint.kind: checkpoint for checkpoint in results[site].checkpoints}
-        if row.one_global_model:
-            judged = best.offered(round_number - 1, reported_losses(study, results), study.limits.max_weight)
-            if judged is not best:
-                best, best_model = judged, model
-        if round_number <= rounds:
-            try:
-                model, account = aggregate(study, aggregator, model, round_number, results, public_data, accounts)
-            except TooFewLeft as error:
-                raise _paused(study, round_number, error) from None
-            accounts.append(account)
-            if progress is not None:
-                progress(round_number, rounds)
+        for place, site in enumerate(there.accepted):
+            results[site] = self._trained(round_number, site)
+            if progress is not None and place + 1 < len(there.accepted):
+                progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
+        self._offer(round_number, results)
+        try:
+            self._model, account = aggregate(
+                self._study, self._aggregator, self._model, round_number, results, self._public_data, self._accounts
+            )
+        except TooFewLeft as error:
+            raise _paused(self._study, round_number, error) from None
+        self._accounts.append(account)
+        self._curves.averaged(round_number, study.sites, results.keys() - account.left_out.keys())
+        self.closed = round_number
+        if progress is not None:
+            progress(round_number, rounds)
 
-    for site, session in sessions.items():
-        finished = session.finish(best.round, downlink(aggregator, best_model, site, rounds + 1))
-        kept[site] |= {checkpoint.kind: checkpoint for checkpoint in finished}
-        if study.checkpoints.selection != "none":
-            own = task_at(study, task, site).at(data[site])
-            models = {kind: Kept(found.round, found.tensors) for kind, found in kept[site].items()}
-            kept[site][SELECTED] = selected(study.at(site), own, data[site], models, device)
-    digest = manifest(model, aggregator.kept_specs).digest() if model else None
-    return Outcome(
-        manifest(start, aggregator.upload).digest(), digest, best.round, kept, model, sessions, tuple(accounts)
-    )
+    def end(self) -> Outcome:
+        """The closing validation, at every site."""
+        closing, results = self._study.study.rounds + 1, {}
+        for site, session in self._sessions.items():
+            results[site] = session.validate(closing, downlink(self._aggregator, self._model, site, closing))
+            self._judged(closing, site, results[site])
+        self._offer(closing, results)
+        for site, session in self._sessions.items():
+            best = downlink(self._aggregator, self._best_model, site, closing)
+            self._keep(site, session.finish(self._best.round, best))
+            if self._study.checkpoints.selection != "none":
+                self._select(site)
+        digest = manifest(self._model, self._aggregator.kept_specs).digest() if self._model else None
+        return Outcome(
+            manifest(self._start, self._aggregator.upload).digest(),
+            digest,
+            self._best.round,
+            self._kept,
+            self._model,
+            self._sessions,
+            tuple(self._accounts),
+        )
+
+    def _trained(self, round_number: int, site: str) -> RoundResult:
+        losses: dict[str, list[Tensor]] = {}
+        base = downlink(self._aggregator, self._model, site, round_number)
+        result = self._sessions[site].train(
+            round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
+        )
+        self._judged(round_number, site, result)
+        self._curves.trained(round_number, site, {phase: torch.stack(of).tolist() for phase, of in losses.items()})
+        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
+        received = sum(spec.bytes for spec in self._aggregator.download_of(site))
+        self._curves.moved(round_number, site, sent=sent, received=received)
+        return result
+
+    def _judged(self, round_number: int, site: str, result: RoundResult) -> None:
+        self._curves.judged(round_number - 1, site, result.metrics)
+        self._keep(site, result.checkpoints)
+
+    def _keep(self, site: str, checkpoints: Sequence[Checkpoint]) -> None:
+        self._kept[site] |= {checkpoint.kind: checkpoint for checkpoint in checkpoints}
+
+    def _select(self, site: str) -> None:
+        """Keep what the site will use, of what it has."""
+        task, data = task_at(self._study, self._task, site).at(self._data[site]), self._data[site]
+        models = {kind: Kept(found.round, found.tensors) for kind, found in self._kept[site].items()}
+        self._kept[site][SELECTED] = selected(self._study.at(site), task, data, models, self._device)
+
+    def _offer(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
+        """Let the model before this round compete to be the best."""
+        if self._row.one_global_model:
+            losses = reported_losses(self._study, results)
+            judged = self._best.offered(round_number - 1, losses, self._study.limits.max_weight)
+            if judged is not self._best:
+                self._best, self._best_model = judged, self._model
 
 
 def load_sites(study: ResolvedStudy, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:

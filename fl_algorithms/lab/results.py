@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab.compare import read
+from fl_algorithms.lab.comparison import read
 from fl_algorithms.lab.evaluation import KINDS
 from fl_algorithms.lab.suite import TUNING_OFFSET
 from fl_algorithms.lab.tuning import Choice, Run, choose

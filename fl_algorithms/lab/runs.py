@@ -102,13 +102,19 @@ def _without_loss(job: Job) -> bytes:
 
 def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str, Any]:
     """Run ``job`` on the sites' tables below ``folder``. For tuning no test table is opened, but by a central row."""
-    from fl_algorithms.engine.device import device_for, make_deterministic
+    from fl_algorithms.engine.device import deterministic
+
+    with deterministic(job.study.study.threads):
+        return _performed(job, folder, hardware)
+
+
+def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
+    from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study
-    make_deterministic(study.study.threads)
     device = device_for(hardware)
     task = task_of(study)
     rows: dict[str, dict[str, int]] = {}
@@ -120,7 +126,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
         outcome = run_central(study, task, folder, job.normalisation, device=device)
     else:
         sites = load_sites(study, task, folder, test=not job.tuning)
-        rows = {site: _rows(site_data) for site, site_data in sites.items()}
+        rows = {site: rows_of(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
         outcome = run_federation(study, task, sites, device=device)
         protocol = job.protocol
@@ -153,7 +159,8 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
     }
 
 
-def _rows(data: "SiteData") -> dict[str, int]:
+def rows_of(data: "SiteData") -> dict[str, int]:
+    """How many rows each split has."""
     return {
         "train": len(data.train),
         "validation": len(data.validation),

@@ -327,8 +327,8 @@ def test_the_lab_holds_the_studys_limits_and_says_whom_they_touched(monkeypatch:
 
     real = SiteSession.train
 
-    def in_other_units(session: SiteSession, number: int, *given: Any) -> RoundResult:
-        result = real(session, number, *given)
+    def in_other_units(session: SiteSession, number: int, *given: Any, **more: Any) -> RoundResult:
+        result = real(session, number, *given, **more)
         if session._context.site != "birch" or number != 2:
             return result
         large = {bundle: {name: 1e6 * one for name, one in part.items()} for bundle, part in result.uplink.items()}

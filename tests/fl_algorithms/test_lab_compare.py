@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fl_algorithms.engine.hardware import Hardware
-from fl_algorithms.lab import compare, runs, suite, tuning
+from fl_algorithms.lab import comparison, runs, suite, tuning
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import paired
 from tests.fl_algorithms.toys import toy_data
@@ -113,10 +113,10 @@ def threads(jobs: int) -> AbstractContextManager[Executor]:
     return ThreadPoolExecutor(1)
 
 
-def compared(path: Path, data: Path, out: Path, **options: Any) -> compare.Tally:
+def compared(path: Path, data: Path, out: Path, **options: Any) -> comparison.Tally:
     resolved = suite.load(path)
     given: dict[str, Any] = {"seeds": resolved.seeds, "jobs": 1, "command": "again", "pool": threads} | options
-    return compare.compare(resolved, data, out, **given)
+    return comparison.compare(resolved, data, out, **given)
 
 
 def run_files(out: Path) -> dict[str, Any]:
@@ -385,18 +385,18 @@ LONG = STUDY.replace("rounds = 2", "rounds = 10").replace("local_steps = 3", "lo
 
 STOPPED_AT_TWO = """
 import os, signal
-from fl_algorithms.lab import compare
+from fl_algorithms.lab import comparison
 from fl_algorithms.lab.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
-say = compare.say
+say = comparison.say
 
 def say_and_stop(text):
     say(text)
     if "(2 of 13 runs)" in text:
         os.killpg(0, signal.SIGINT)  # as a terminal does: to the workers too
 
-compare.say = say_and_stop
+comparison.say = say_and_stop
 main()
 """
 
@@ -526,7 +526,7 @@ def test_tuning_never_reads_a_test_table(tmp_path: Path, data: Path) -> None:
     choices = {}
     for name, folder in (("data", data), ("turned", turned)):
         compared(tmp_path / "suite.toml", folder, tmp_path / name, only=["tuned"])
-        choices[name] = compare.choice(resolved, resolved.row("tuned"), tmp_path / name)
+        choices[name] = comparison.choice(resolved, resolved.row("tuned"), tmp_path / name)
     assert choices["data"] == choices["turned"]
 
 

@@ -1,4 +1,4 @@
-"""Run a suite: every row with every seed, in worker processes, one result file for each run.
+"""Run a suite: every row with every seed, side by side, one result file for each run.
 
     OUT/suite.json              the suite resolved, its digest, versions, data and seeds
     OUT/runs/ROW/SEED.json      a run that the tables are made of
@@ -10,28 +10,23 @@ Only this process writes, each file whole or not at all; so whatever stops it, t
 
 import itertools
 import json
-import multiprocessing
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fl_algorithms.engine.hardware import Hardware
-from fl_algorithms.engine.workers import follow_parent
 from fl_algorithms.lab import runs, tuning
+from fl_algorithms.lab.executors import Pool, processes
+from fl_algorithms.lab.run_folder import difference
 from fl_algorithms.lab.runs import Failed, Survey
 from fl_algorithms.lab.suite import Job, Row, Suite
 from wardround.cli import say
 from wardround.errors import BadData, TryAgain, WardroundError
 from wardround.local import durable
-
-Pool = Callable[[int], AbstractContextManager[Executor]]
 
 
 @dataclass
@@ -43,27 +38,6 @@ class Tally:
     failed: list[str] = field(default_factory=list)  # a sentence each
     waiting: list[str] = field(default_factory=list)  # rows whose tuning is not complete, so they have no runs
     interrupted: bool = False
-
-
-@contextmanager
-def processes(jobs: int) -> Iterator[Executor]:
-    """``jobs`` fresh processes. Leaving by an exception ends them at once, with what they were at."""
-    before = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), follow_parent)
-    try:
-        yield pool
-    except BaseException:
-        for worker in multiprocessing.active_children():
-            if worker not in before:
-                worker.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compare(
@@ -90,7 +64,7 @@ def compare(
     Raises:
         UsageProblem: ``only`` names no row; or the device is not there.
         BadData: ``out`` holds another suite's runs, or a site's data cannot be read.
-        TryAgain: another process writes there, or a worker was ended from outside.
+        TryAgain: another process writes there, or there is nowhere to run.
         CannotWrite: the disk does not take it.
     """
     rows = [suite.row(name) for name in dict.fromkeys(only)] or list(suite.rows)
@@ -100,15 +74,11 @@ def compare(
         work = _Work(suite, rows, folder, out, seeds, hardware)
         try:
             with pool(min(jobs, max(work.tally.wanted, 1))) as executor:
-                _settle(suite, folder, out, _survey(executor, suite.rows[0], folder, hardware), seeds, command)
-                work.do(executor)
+                survey = _survey(executor, suite.rows[0], folder, hardware)
+                _settle(suite, folder, out, survey, seeds, command)
+                work.do(executor, survey)
         except KeyboardInterrupt:
             work.tally.interrupted = True
-        except BrokenProcessPool:
-            raise TryAgain(
-                f"a worker process was ended from outside; {work.tally.done} of {work.tally.wanted} runs are kept",
-                hint="most often memory ran out; run it again with fewer --jobs, what is done stays done",
-            ) from None
     return work.tally
 
 
@@ -141,7 +111,8 @@ class _Work:
         wanted = [job for row in rows for job in (*suite.tuning_jobs(row), *suite.reported_jobs(row, 0, seeds))]
         self.tally = Tally(len(self._missing(wanted)))
 
-    def do(self, executor: Executor) -> None:
+    def do(self, executor: Executor, survey: Survey) -> None:
+        self._survey = survey
         tuning_jobs = [job for row in self._rows for job in self._suite.tuning_jobs(row)]
         reported = [self._reported(row) for row in self._rows if not self._missing(self._suite.tuning_jobs(row))]
         self._submit(executor, tuning_jobs)
@@ -150,7 +121,7 @@ class _Work:
             while self._running:
                 for future in wait(self._running, return_when=FIRST_COMPLETED).done:
                     job = self._running.pop(future)
-                    self._keep(job, future.result())
+                    self._keep(job, _answer(future))
                     advance(job)
                     if job.tuning and not self._tuning_runs(job.row):
                         self._submit(executor, self._tuned(self._suite.row(job.row)))
@@ -179,11 +150,12 @@ class _Work:
     def _submit(self, executor: Executor, jobs: Sequence[Job]) -> None:
         for row in {job.row for job in jobs}:
             durable.make_folder(self._out / "runs" / row)
-        with _deaf_children():
-            for job in self._missing(jobs):
-                self._running[executor.submit(runs.attempt, job, self._folder, self._hardware)] = job
+        for job in self._missing(jobs):
+            self._running[executor.submit(runs.attempt, job, self._folder, self._hardware)] = job
 
     def _keep(self, job: Job, result: bytes | Failed) -> None:
+        if isinstance(result, bytes) and (other := _other_versions(result, self._survey)):
+            result = Failed(f"it was made with other versions: {other}", "nodes of one cluster must be alike")
         if isinstance(result, Failed):
             self.tally.failed.append(f"{job}: {result.message}" + (f" (hint: {result.hint})" if result.hint else ""))
             failure = {"format": runs.FORMAT, "run": str(job), **asdict(result)}
@@ -194,15 +166,29 @@ class _Work:
         self.tally.done += 1
 
 
+def _answer(future: "Future[bytes | Failed]") -> bytes | Failed:
+    """What a run gave. One whose workers ended again and again has failed; the others go on."""
+    try:
+        return future.result()
+    except TryAgain as error:
+        return Failed(error.message, error.hint)
+
+
+def _other_versions(result: bytes, survey: Survey) -> str:
+    """What a run was made with that the others were not; "" where all is alike."""
+    made = json.loads(result)["versions"]
+    made.pop("threads")
+    return difference(survey.versions, made) if made != survey.versions else ""
+
+
 def choice(suite: Suite, row: Row, out: Path) -> tuning.Choice:
     """What the row's tuning runs chose. Raises BadData: one is missing, or none has a finite loss."""
     return tuning.choose(row.name, [read(out / job.file) for job in suite.tuning_jobs(row)])
 
 
 def _survey(executor: Executor, row: Row, folder: Path, hardware: Hardware) -> Survey:
-    with _deaf_children():
-        asked = executor.submit(runs.survey, row.points[0].study, folder, hardware)
-    return asked.result()
+    survey: Survey = executor.submit(runs.survey, row.points[0].study, folder, hardware).result()
+    return survey
 
 
 def _owned(out: Path) -> durable.StateLock:
@@ -218,7 +204,7 @@ def _refuse_other_suite(suite: Suite, out: Path) -> None:
     held = read(out / "suite.json")
     if held["digest"] != suite.digest():
         raise BadData(
-            f"{out} holds runs of another suite: {_difference(held['suite'], suite.document())}",
+            f"{out} holds runs of another suite: {difference(held['suite'], suite.document())}",
             hint="use another --out, or the suite as it was",
         )
 
@@ -236,7 +222,7 @@ def _settle(suite: Suite, folder: Path, out: Path, survey: Survey, seeds: int, c
         for what, old, new in (("versions", versions, survey.versions), ("data", held["data"], survey.data)):
             if old != new:
                 raise BadData(
-                    f"{out} holds runs with other {what}: {_difference(old, new)}",
+                    f"{out} holds runs with other {what}: {difference(old, new)}",
                     hint="use another --out: runs are compared only where all else is equal",
                 )
     for warning in survey.warnings:
@@ -258,38 +244,6 @@ def _settle(suite: Suite, folder: Path, out: Path, survey: Survey, seeds: int, c
         "command": command,
     }
     durable.write_file(path, json.dumps(record, indent=1, ensure_ascii=False).encode())
-
-
-def _difference(old: Any, new: Any, where: str = "") -> str:
-    """The first place where two documents differ, old against new."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                return _difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        number = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
-        return _difference(old[number], new[number], f"{where}[{number}]")
-    return f"{where} was {_brief(old)}, is now {_brief(new)}"
-
-
-def _brief(value: Any) -> str:
-    if value is None:
-        return "not there"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which a terminal sends to all: this process ends them.
-
-    The mask is inherited; a signal that comes meanwhile is taken when it is lifted.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
