@@ -293,16 +293,18 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
         '"study":{"max_update_norm":null,"name":"heart","quorum":null,"round_deadline_s":3600,"rounds":3,"seed":1,'
         '"sites":["charite","st-olav"],"start_deadline_s":604800,"threads":1,"title":""},'
         '"task":{"label":"disease","name":"tabular"},'
-        '"training":{"batch_size":32,"betas":["0.9","0.999"],"drop_last":false,"init_private":null,'
-        '"iterator":"round","learning_rate":"0.001","local_epochs":1,"local_steps":null,"momentum":"0.0",'
-        '"optimizer":"adamw","optimizer_lifetime":"run","weight_decay":"0.01"}}}'
+        '"training":{"batch_size":32,"betas":["0.9","0.999"],"clip_norm":null,"drop_last":false,'
+        '"early_stopping":null,"init_private":null,"iterator":"round","learning_rate":"0.001","local_epochs":1,'
+        '"local_steps":null,"momentum":"0.0","optimizer":"adamw","optimizer_lifetime":"run",'
+        '"sampling":"shuffled","schedule":{"every":10,"factor":"0.1","floor":"0.0","kind":"constant",'
+        '"warmup_rounds":"0.0"},"weight_decay":"0.01"}}}'
     )
     file = study(SMALL, written)
     assert canonical.dumps({"initial_model": "ab" * 32, "study": file.document()}).decode() == spelt
     assert (
         file.digest("ab" * 32)
         == hashlib.sha256(spelt.encode()).hexdigest()
-        == "d8717bada260ead7d31f24c51a6a2b9f4c3faf159bbe0f246a38ed9075f46d4d"
+        == "6f835e4bbaa2cd9b91debc1034d2c009ab8200500c95107fc4eb574ee6e0beab"
     )
 
 
