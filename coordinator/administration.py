@@ -34,6 +34,7 @@ from coordinator.requests import Request, request_from
 from coordinator.storage import tables
 from coordinator.studies import fits, report
 from coordinator.studies.lifecycle import Start, Stop
+from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, new_study
 from coordinator.updates.admission import values_refusal
@@ -219,9 +220,12 @@ class Administration:
 
         Raises:
             NeedsPerson: a study of that name goes on.
-            BadData: the document is no study, the tensors are not finite float32, or what distilling needs is missing.
+            NotPermitted: a plug-in would run here that the configuration does not allow.
+            BadData: the document is no study, the tensors are not finite float32, what distilling needs is missing, or
+                a plug-in that would run here is not installed.
         """
         file = ResolvedStudy(StudyFile.from_document(document))
+        admit_allowed(file, self._context.config.plugins)
         public_data_sets.prepare(file, self._context.blobs, None if public_data is None else Path(public_data))
         with TensorFile(Path(initial)) as tensors:
             _refuse_unusable(tensors)
@@ -240,7 +244,7 @@ class Administration:
 
     def _add(self, file: ResolvedStudy, manifest: Manifest, revision: int) -> Study:
         now = int(self._context.wall_clock())
-        study = new_study(file, manifest, revision, now)
+        study = new_study(file, manifest, revision, now, self._context.config.plugins)
         kept = begin(self._context.blobs, study.aggregator, manifest, f"kept-{study.name}-{os.getpid()}")
         study = replace(study, newest=kept.digest())
 

@@ -49,7 +49,10 @@ class Context:
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
             self.certificate_status.load()
             self.enrolment = Enrolment(self.store, self.authority, self.certificate_status, self.config.address)
-            self.engine = Engine(self.store, self.blobs, fatal=fatal, wall_clock=wall_clock, monotonic=monotonic)
+            self.engine = Engine(
+                self.store, self.blobs, fatal=fatal, wall_clock=wall_clock, monotonic=monotonic,
+                plugins=self.config.plugins,
+            )  # fmt: skip
         except BaseException:
             self.store.close()
             raise

@@ -1,6 +1,6 @@
 """The state directory: its paths, its configuration file, its receipt key, and how one is made.
 
-<state>/config.toml                        federation and address
+<state>/config.toml                        federation, address, plug-ins that may run here
 <state>/coordinator.db                     what it remembers
 <state>/authority/{key,certificate}.pem    who is who
 <state>/keys/receipt.pem                   signs receipts
@@ -23,6 +23,7 @@ from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
 from wardround.local.durable import make_folder, write_file
+from wardround.records.plugins import PluginTable
 from wardround.records.schema import Strict, check, read_toml, toml_bytes
 from wardround.signing.certificates import FEDERATION_NAME, private_key, refuse_readable
 
@@ -36,6 +37,7 @@ class Config(Strict):
 
     federation: str
     address: str  # HOST:PORT that the sites connect to
+    plugins: PluginTable = PluginTable()  # whose code may run here beside ours
 
     @field_validator("federation")
     @classmethod
@@ -138,7 +140,7 @@ def create(state: State, federation: str, address: str, now_s: float) -> Authori
     make_folder(state.blobs)
     database.upgrade(state.database)
     about = b"# address is HOST:PORT, as the sites connect to it\n"
-    write_file(state.config_file, about + toml_bytes(config.model_dump()))
+    write_file(state.config_file, about + toml_bytes(config.model_dump(exclude_defaults=True)))
     return authority
 
 

@@ -1,26 +1,22 @@
-"""What is installed: a row for each task, network and method.
+"""What is installed: a row for each task, network and method, by one door.
 
 Rows name their implementations as "module:attribute" and import them only when they are used, so reading the registry
 needs no torch: the coordinator and every `--help` can afford it. A study chooses rows by name; it can never name a
-module. Tasks of other distributions come by the entry point ``wardround.tasks``, whose value is a ``TaskRow``.
+module. ``row_of`` looks among ours first, then asks the plug-ins (``fl_algorithms.plugins``): none can take the name of
+one of ours, and one that cannot be imported is met by the studies that use it alone.
 """
 
 import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from fl_algorithms import methods
+from fl_algorithms import architectures, methods, plugins
+from fl_algorithms.plugins import Use, load
 from fl_algorithms.rows import IMAGES, MASKS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.images import ImageSettings
-from fl_algorithms.settings.models import (
-    BallastSettings,
-    FendaSettings,
-    MlpSettings,
-)
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import (
     MultilabelSettings,
@@ -29,65 +25,57 @@ from fl_algorithms.settings.tabular import (
     TabularSettings,
 )
 from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
-from fl_algorithms.settings.vision import (
-    DenseNetSettings,
-    MonaiUnetSettings,
-    SqueezeNetSettings,
-    UnetSettings,
-    UShapeSettings,
-    VggSettings,
-    VisionSettings,
-)
 from wardround.errors import BadData
-from wardround.records.study import Named
+from wardround.records.study import Named, StudyFile
+
+Row = TypeVar("Row", bound=TaskRow | ModelRow | MethodRow)
+
+
+def _none(name: str) -> None:
+    """Of a kind that no library has."""
+
+
+class Rows(dict[str, Row]):
+    """Our own rows of a kind, by name; ``find`` also knows those of libraries and of plug-ins.
+
+    Args:
+        library: gives the row of a name that is a library's by its form, "timm:resnet50"; None for any other.
+    """
+
+    def __init__(
+        self, kind: str, form: type[Row], own: Iterable[Row], library: Callable[[str], Row | None] = _none
+    ) -> None:
+        super().__init__((row.name, row) for row in own)
+        self.kind = kind
+        self._form, self._library = form, library
+
+    def ours(self, name: str) -> Row | None:
+        """Ours of that name, or a library's; None where a plug-in may have it."""
+        return self.get(name) or self._library(name)
+
+    def find(self, name: str) -> Row | None:
+        """Ours of that name, or a plug-in's, which is imported; None where nobody has it. Raises as ``plugins.row``."""
+        return self.ours(name) or plugins.row(Use(self.kind, name), self._form)
+
+    def names(self) -> list[str]:
+        """All of them. Imports no plug-in."""
+        return sorted({*self, *plugins.names(self.kind)})
 
 
 @functools.cache
-def installed_methods() -> Mapping[str, MethodRow]:
-    """The methods by name: each package in ``fl_algorithms.methods`` that has ``ROWS``."""
-    rows: dict[str, MethodRow] = {}
+def installed_methods() -> Rows[MethodRow]:
+    """The methods: each package in ``fl_algorithms.methods`` that has ``ROWS``."""
+    rows: list[MethodRow] = []
     for package in pkgutil.iter_modules(methods.__path__):
         if package.ispkg:
             module = importlib.import_module(f"{methods.__name__}.{package.name}")
-            rows |= {row.name: row for row in getattr(module, "ROWS", ())}
-    return rows
+            rows += getattr(module, "ROWS", ())
+    return Rows("method", MethodRow, rows)
 
 
 METHODS = installed_methods()
 
-MODELS: Mapping[str, ModelRow] = {
-    row.name: row
-    for row in (
-        ModelRow("mlp", MlpSettings, "fl_algorithms.models.mlp:mlp"),
-        ModelRow("fenda", FendaSettings, "fl_algorithms.models.fenda:fenda"),
-        ModelRow("ballast", BallastSettings, "fl_algorithms.models.ballast:ballast"),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.vision:{name}", IMAGES)
-            for name, settings in (
-                ("resnet10", VisionSettings),
-                ("resnet18", VisionSettings),
-                ("resnext", VisionSettings),
-                ("seresnet", VisionSettings),
-                ("efficientnet_b0", VisionSettings),
-                ("mobilenet_v2", VisionSettings),
-                ("shufflenet_v2", VisionSettings),
-                ("densenet", DenseNetSettings),
-                ("squeezenet", SqueezeNetSettings),
-                ("vgg", VggSettings),
-            )
-        ),
-        *(
-            ModelRow(name, settings, f"fl_algorithms.models.unet:{name}", MASKS)
-            for name, settings in (
-                ("unet", UShapeSettings),
-                ("resunet", UShapeSettings),
-                ("unetpp", UnetSettings),
-                ("fcn", UnetSettings),
-            )
-        ),
-        ModelRow("monai_unet", MonaiUnetSettings, "fl_algorithms.models.monai_unet:monai_unet", MASKS),
-    )
-}
+MODELS: Rows[ModelRow] = Rows("model", ModelRow, architectures.ROWS.values(), architectures.library_row)
 
 TABLES = "fl_algorithms.tasks.tables.tabular"
 TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
@@ -107,44 +95,43 @@ SEGMENTATION = TaskRow(
     "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
     RANGES,
 )  # fmt: skip
-TASKS = (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
 
 
-@functools.cache  # a scan of the installed distributions takes milliseconds
-def tasks() -> dict[str, TaskRow]:
-    """The installed tasks by name: ours, and those that other distributions bring.
+TASKS: Rows[TaskRow] = Rows("task", TaskRow, (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION))
+
+
+def tasks() -> Rows[TaskRow]:
+    """The installed tasks."""
+    return TASKS
+
+
+def row_of(rows: Rows[Row], table: Named, kind: str, source: str) -> Row:
+    """The row that ``table`` names.
 
     Raises:
-        BadData: an entry point does not lead to a ``TaskRow`` of its name.
+        BadData: nothing of that name is installed, or a plug-in's cannot be had: see ``plugins.row``.
     """
-    found = {row.name: row for row in TASKS}
-    for entry in entry_points(group="wardround.tasks"):
-        if entry.name in found:
-            continue
-        row = entry.load()
-        if not isinstance(row, TaskRow) or row.name != entry.name:
-            raise BadData(
-                f"the installed task `{entry.name}` ({entry.value}) is not a TaskRow of that name",
-                hint="uninstall that distribution, or ask whoever made it",
-            )
-        found[entry.name] = row
-    return found
+    row = rows.find(table.name)
+    if row is None:
+        hint = architectures.library_hint(table.name) if kind == "model" else ""
+        raise BadData(
+            f"{source}: there is no {kind} `{table.name[:60]}`", hint=hint or nearest(table.name, rows.names())
+        )
+    return row
 
 
-def load(implementation: str) -> Any:
-    """What "module:attribute" of a row leads to. Never called with a name that came from outside the catalog."""
-    module, _, attribute = implementation.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def uses(study: StudyFile) -> list[Use]:
+    """The rows that a study names and that are not ours. Imports nothing."""
+    named = [("task", study.task), ("method", study.algorithm)]
+    named += [("model", model) for model in (study.model, *study.networks.values())]
+    return sorted({Use(kind, table.name) for kind, table in named if not is_ours(kind, table.name)}, key=str)
 
 
-Row = TypeVar("Row", TaskRow, ModelRow, MethodRow)
-
-
-def row_of(rows: Mapping[str, Row], table: Named, kind: str, source: str) -> Row:
-    """The row that ``table`` names. Raises BadData: nothing of that name is installed."""
-    if table.name not in rows:
-        raise BadData(f"{source}: there is no {kind} `{table.name[:60]}`", hint=nearest(table.name, rows))
-    return rows[table.name]
+def is_ours(kind: str, name: str) -> bool:
+    """Whether a name of a kind ("task", "model", "method") is taken by Wardround, so that no plug-in can have it."""
+    if kind == "task":
+        return TASKS.ours(name) is not None
+    return (MODELS.ours(name) if kind == "model" else METHODS.ours(name)) is not None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -152,3 +139,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(names)}"
+
+
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "TASKS",
+    "Rows",
+    "installed_methods",
+    "is_ours",
+    "load",
+    "nearest",
+    "row_of",
+    "tasks",
+    "uses",
+]

@@ -5,8 +5,9 @@ What is installed, and what it needs, stands in ``fl_algorithms.registry``.
 
 from collections.abc import Callable
 
+from fl_algorithms import plugins
 from fl_algorithms.methods.settings import HeadSettings
-from fl_algorithms.registry import MODELS, nearest, row_of
+from fl_algorithms.registry import MODELS, nearest, row_of, uses
 from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
@@ -34,10 +35,12 @@ def resolve(
 
     Raises:
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
-            have, a network that does not take the task's data, a network, a training or a public data set that lacks
-            what the method needs, images of several sizes where it needs one, an assignment of a network that the study
-            does not have or to a site that is not in it, or a method that runs only in the lab.
+            have, a plug-in that cannot be had or pinned, a network that does not take the task's data, a network, a
+            training or a public data set that lacks what the method needs, images of several sizes where it needs one,
+            an assignment of a network that the study does not have or to a site that is not in it, or a method that
+            runs only in the lab.
     """
+    pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
     method = form(study, source).method
     study = study.model_copy(update={"training": _with_start(study.training, method.row)})
     asked = form(study, source)
@@ -72,6 +75,7 @@ def resolve(
                 "reported": _with_ranges(study.reported, task, source),
                 "limits": _filled(study),
                 "public_data": study.public_data if method.row.public_data else None,
+                "plugins": plugins.with_method(pinned, method.row, method.settings),
             }
         ),
         source,

@@ -24,6 +24,7 @@ VAL_LOSS = "val_loss"
 LOSS_RANGE = (0.0, 1e6)  # of a loss that is never negative; a model that is further off is lost anyway
 PUBLIC_DATA = "public_data"  # the folder of the public data set in the lab's data; no site can have this name
 SITES, COORDINATOR = "sites", "coordinator"
+MEAN = "fl_algorithms.server.mean:mean"  # the server aggregator of most methods
 COLUMNS, IMAGES, MASKS = "columns", "images", "masks"  # what a task gives to a network: numbers, one image, or one
 # image of which every pixel is judged
 FILES = "files"  # read by a plug-in's own code
@@ -66,13 +67,14 @@ class TaskRow:
 @dataclass(frozen=True)
 class ModelRow:
     """A network. ``implementation`` is called with its settings, its inputs and the number of outputs; inputs are the
-    number of columns, or an image's shape (channels, *size).
+    number of columns, or an image's shape (channels, *size). One of a library is called with its name there first.
     """
 
     name: str
     settings: type[NetworkSettings]
     implementation: str
     takes: str = COLUMNS
+    within: str = ""  # the name within its library
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class MethodRow:
     private: str
     client: str
     settings: type[MethodSettings] = MeanSettings
-    server: str = "fl_algorithms.server.mean:mean"
+    server: str = MEAN
     one_global_model: bool = False
     needs: frozenset[str] = frozenset()
     plain_sgd: bool = False

@@ -10,9 +10,10 @@ from typing import Any, Generic, Self, TypeVar
 
 from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.registry import METHODS, MODELS, row_of, tasks
-from fl_algorithms.rows import MethodRow, ModelRow, TaskRow
+from fl_algorithms.rows import COORDINATOR, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.errors import BadData
+from wardround.records.plugins import Plugin, PluginMethod, plugins_of
 from wardround.records.schema import Strict, check
 from wardround.records.study import (
     DEFAULT_NETWORK,
@@ -111,6 +112,36 @@ class ResolvedStudy:
     def method_row(self) -> MethodRow:
         """The method's row, whatever its settings are. Raises BadData: there is none of that name."""
         return row_of(METHODS, self.file.algorithm, "algorithm", self.source)
+
+    @property
+    def brought_method(self) -> PluginMethod | None:
+        """What the study itself says of its method where that is a plug-in's; None of one of ours."""
+        brings = f"method {self.file.algorithm.name}"
+        return next((pin.method for pin in self.file.plugins.values() if brings in pin.brings), None)
+
+    @property
+    def one_global_model(self) -> bool:
+        """Whether the sites' losses judge one model. Imports no plug-in."""
+        brought = self.brought_method
+        return self.method_row.one_global_model if brought is None else brought.one_global_model
+
+    @property
+    def distills(self) -> bool:
+        """Whether its method distills at the coordinator. Imports no plug-in."""
+        brought = self.brought_method
+        return self.method_row.public_data == COORDINATOR if brought is None else brought.distills
+
+    @property
+    def coordinators_plugins(self) -> tuple[Plugin, ...]:
+        """Whose code the coordinator itself runs for it: none to add updates up, the method's where it aggregates by
+        code of its own, and all of them where the coordinator distills, with the sites' networks.
+        """
+        brought = {
+            name: section
+            for name, section in self.file.plugins.items()
+            if self.distills or (section.method is not None and section.method.aggregates == "own")
+        }
+        return plugins_of(brought)
 
     @property
     def exposure(self) -> str:

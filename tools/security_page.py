@@ -18,6 +18,7 @@ PARTIES = {
     "test_coordinator": "A malicious coordinator",
     "test_member": "A malicious member, or a thief of its credentials",
     "test_trainer": "A trainer whose code was taken over",
+    "test_plugin": "Code of others: who makes a plug-in, changes one after it was approved, or names one",
     "test_insider": "An insider who edits the ledger afterwards",
     "test_other_user": "Another user of the hospital's machine",
     "test_network": "The network between",

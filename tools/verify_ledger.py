@@ -57,6 +57,7 @@ FORM_OF = forms(
     "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out",
     "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
     metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
+    plugins=[forms("name version")],
 )  # fmt: skip
 RECEIPT_FORM = forms(
     "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",

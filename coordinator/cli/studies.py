@@ -16,9 +16,12 @@ from coordinator.requests import CreateStudy, FollowStudy, ShowFits, ShowReport,
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, say
-from wardround.errors import NeedsPerson
+from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.records import study as study_files
+from wardround.records.study import StudyFile
+from wardround.signing import canonical
 
+RESOLVED = ".json"
 INCOMPLETE = 3  # exit code: finished without some sites in some rounds
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, start, stop and look at studies.")
@@ -27,6 +30,10 @@ Setting = Annotated[
 ]
 Study = Annotated[str, typer.Argument(metavar="ID", help="The study's name.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The study file (TOML).")]
+FileOrResolved = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The study file (TOML); or, as .json, what `coordinator study check` printed."),
+]
 
 
 @app.command()
@@ -45,7 +52,7 @@ def check(file: File, setting: Setting = None) -> None:
 
 @app.command()
 def create(
-    file: File,
+    file: FileOrResolved,
     state: State,
     initial: Annotated[
         Path | None, typer.Option(metavar="FILE.safetensors", help="The initial shared tensors, made by `fl-lab init`.")
@@ -58,7 +65,7 @@ def create(
 ) -> None:
     """Offer a study to its sites. Prints its id and its digest."""
     refuse_no_coordinator(state)
-    study = _resolved(file, setting)
+    study = _resolved(file, setting) if file.suffix != RESOLVED else resolved_elsewhere(file, initial, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
         path = initial.resolve() if initial is not None else make_initial(file, Path(folder), setting)
         here = None if public_data is None else str(public_data.resolve())
@@ -149,6 +156,24 @@ def report(
 
 def _resolved(file: Path, settings: list[str] | None) -> ResolvedStudy:
     return resolve(study_files.load(file, settings), source=file.name)
+
+
+def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | None) -> ResolvedStudy:
+    """A study that was resolved where its plug-ins are installed. Each site resolves it again, and refuses another."""
+    if initial is None or settings:
+        raise UsageProblem(
+            f"{file.name} is a resolved study: it takes `--initial` and no `--set`",
+            hint="where its plug-ins are: `fl-lab init STUDY.toml --out initial.safetensors`, and "
+            f"`coordinator study check STUDY.toml > {file.name}`",
+        )
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BadData(f"{file}: {error.strerror}") from None
+    try:
+        return ResolvedStudy(StudyFile.from_document(canonical.read(data), file.name), file.name)
+    except BadData as error:
+        raise BadData(f"{file.name} is no resolved study: {error.message}", hint=error.hint) from None
 
 
 def _say_state(status: StudyStatus) -> None:

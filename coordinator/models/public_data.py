@@ -5,7 +5,6 @@ from pathlib import Path
 
 from coordinator.storage.blobs import Blobs
 from fl_algorithms.methods.feddf.server import require_torch
-from fl_algorithms.rows import COORDINATOR
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.local import durable
@@ -20,8 +19,8 @@ def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
         BadData: torch or the set is missing, or ``path`` is not the study's or not a file that can be kept; or the
             study has no use for one.
     """
-    name = study.method.name
-    if not distills(study):
+    name = study.file.algorithm.name
+    if not study.distills:
         if path is not None:
             raise BadData(
                 f"algorithm `{name}` does not distill at the coordinator, so it takes no public data set here"
@@ -54,12 +53,7 @@ def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
 
 def copy_of(study: ResolvedStudy, blobs: Blobs) -> Path | None:
     """The copy that ``prepare`` kept; None where the study needs none, or has none."""
-    if not distills(study) or study.public_data is None:
+    if not study.distills or study.public_data is None:
         return None
     paths = [blobs.public_data / f"{study.public_data.digest}{suffix}" for suffix in SUFFIXES]
     return next((path for path in paths if path.exists()), None)
-
-
-def distills(study: ResolvedStudy) -> bool:
-    """Whether the study's method distills at the coordinator."""
-    return study.method.row.public_data == COORDINATOR

@@ -47,6 +47,7 @@ from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
 from wardround.records.event import CertificateFork
+from wardround.records.plugins import PluginTable
 
 LATER_S = 5  # after which a step of a study that could not be written is tried again
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Engine:
         fatal: called with an error after which the process must end, a failed disk: what is durable is then read again.
             An error in one study pauses that study, and nothing else.
         wall_clock: Unix time, for the record. monotonic: a clock that does not jump, for deadlines.
+        plugins: whose code may run here beside ours.
     """
 
     def __init__(
@@ -70,19 +72,17 @@ class Engine:
         fatal: Callable[[BaseException], None],
         wall_clock: Callable[[], float],
         monotonic: Callable[[], float],
+        plugins: PluginTable = PluginTable(),
     ) -> None:
-        self._store = store
-        self._blobs = blobs
-        self._fatal = fatal
+        self._store, self._blobs, self._fatal = store, blobs, fatal
         self._assignments = Assignments(store, Downloads(store, blobs))
-        self._wall_clock = wall_clock
-        self._monotonic = monotonic
+        self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams = Streams()
         self._held: dict[tuple[str, str], tuple[int, int, int]] = {}  # (study, site): revision, round, attempt
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._workers: ThreadPoolExecutor | None = None
         self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
-        self._studies, self._unreadable = load_studies(store)
+        self._studies, self._unreadable = load_studies(store, plugins)
 
     # The thread.
 

@@ -12,6 +12,7 @@ from coordinator.models.kept import manifest_of
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.failures import reason_of
+from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Round, Rules, StudyState
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
@@ -19,6 +20,7 @@ from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import own_tensors
 from wardround.records.offer import StudyOffer
+from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
@@ -46,6 +48,7 @@ class Study:
 
     Attributes:
         manifest: of the initial model: what every update holds; of unlike networks, its site's part.
+        allowed: whose code may run at this coordinator beside ours.
         newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
     """
 
@@ -61,6 +64,7 @@ class Study:
     best: BestGlobal = field(default_factory=BestGlobal)
     best_digest: str = ""
     saved: Saved = field(default_factory=Saved)
+    allowed: PluginTable = field(default=PluginTable(), compare=False)
 
     @property
     def initial(self) -> str:
@@ -92,7 +96,9 @@ class Study:
 
         Raises:
             BadData: the method as it is installed now does not know the study's settings.
+            WardroundError: it is a plug-in's, and may not run here: see ``plugins.admit_allowed``.
         """
+        admit_allowed(self.resolved, self.allowed)
         return server_aggregator(self.resolved, self.shared)
 
     @property
@@ -131,17 +137,19 @@ class Study:
         )  # fmt: skip
 
 
-def new_study(file: ResolvedStudy, manifest: Manifest, revision: int, created_s: int) -> Study:
+def new_study(
+    file: ResolvedStudy, manifest: Manifest, revision: int, created_s: int, allowed: PluginTable = PluginTable()
+) -> Study:
     """A study at its beginning. What is kept of its initial model is that itself, until the caller says otherwise."""
     digest = manifest.digest()
     return Study(
         name=file.study.name, revision=revision, digest=file.digest(digest), resolved=file, manifest=manifest,
-        state=StudyState(), newest=digest, one_global_model=file.method_row.one_global_model,
-        created_s=created_s,
+        state=StudyState(), newest=digest, one_global_model=file.one_global_model,
+        created_s=created_s, allowed=allowed,
     )  # fmt: skip
 
 
-def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
+def load_studies(store: Store, allowed: PluginTable = PluginTable()) -> tuple[dict[str, Study], dict[str, str]]:
     """The latest revision of every study; and of those whose record is damaged, in what way."""
     studies: dict[str, Study] = {}
     unreadable: dict[str, str] = {}
@@ -149,7 +157,7 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
         in_order = sa.select(tables.Study).order_by(tables.Study.name, tables.Study.revision)
         for row in session.scalars(in_order):  # the later revision replaces the earlier
             try:
-                studies[row.name] = study_from_row(session, row)
+                studies[row.name] = study_from_row(session, row, allowed)
                 unreadable.pop(row.name, None)
             except StorageFailed:
                 raise
@@ -160,10 +168,10 @@ def load_studies(store: Store) -> tuple[dict[str, Study], dict[str, str]]:
     return studies, unreadable
 
 
-def study_from_row(session: Session, row: tables.Study) -> Study:
+def study_from_row(session: Session, row: tables.Study, allowed: PluginTable) -> Study:
     """What ``Study.row`` made. Raises an error of any kind: what is kept is damaged."""
     file = ResolvedStudy(StudyFile.from_document(json.loads(row.document), f"study {row.name}"))
-    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s)
+    study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s, allowed)
     kept, best = json.loads(row.state), json.loads(row.best)
     return replace(
         study, digest=row.digest, newest=row.newest, state=StudyState.from_document(kept["state"]),

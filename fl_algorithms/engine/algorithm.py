@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms import registry
+from fl_algorithms import architectures, registry
 from fl_algorithms.engine.device import CPU, Device, device_of
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
-from fl_algorithms.methods.settings import MethodSettings
-from fl_algorithms.rows import COLUMNS
+from fl_algorithms.methods.settings import HeadSettings, MethodSettings
+from fl_algorithms.models import checks
+from fl_algorithms.rows import COLUMNS, MASKS
+from fl_algorithms.settings.models import BODY_AND_HEAD
 from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
 from wardround.errors import BadData
@@ -33,6 +35,7 @@ from wardround.tensors.manifests import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
+OURS = "fl_algorithms."  # where a network that nobody brought is made
 EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
 EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
 
@@ -70,7 +73,9 @@ class Share:
         return self.slot
 
     def tensors(self, networks: Networks) -> dict[str, Tensor]:
-        """Name -> the live tensor, sorted by name. An integer tensor never leaves, whatever the names say."""
+        """Name -> the live tensor, sorted by name. A buffer of whole numbers never leaves, whatever the names say; no
+        network holds other numbers than those and float32: ``fl_algorithms.models.checks``.
+        """
         chosen = set(self.names(networks[self.slot]))
         return {
             name: tensor
@@ -154,10 +159,20 @@ def nothing(context: Context) -> None:
 
 
 def study_network(study: SiteStudy, task: Task) -> nn.Module:
-    """The network that [model] names, for the task's inputs and outputs."""
-    row, shape = study.model.row, task.input_shape
+    """The network that [model] names, for the task's inputs and outputs.
+
+    Raises:
+        BadData: it has not what the study's method needs, or as its implementation says.
+    """
+    row, shape, outputs = study.model.row, task.input_shape, task.outputs
     inputs = shape[0] if row.takes == COLUMNS else shape
-    network: nn.Module = registry.load(row.implementation)(study.model.settings, inputs, task.outputs)
+    network: nn.Module = architectures.built(row, study.model.settings, inputs, outputs)
+    if not row.implementation.startswith(OURS):
+        checks.refuse_other_answer(network, row.name, shape, (outputs, *(shape[1:] if row.takes == MASKS else ())))
+    needs = study.method.row.needs
+    if study.method.settings.head_patterns not in ((), HeadSettings().head):
+        needs -= {BODY_AND_HEAD}  # the study itself says what the head is
+    checks.refuse_without(network, needs, row.name, study.method.name)
     return network
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, study_network
 from fl_algorithms.engine.training import Networks, seeded
+from fl_algorithms.models import checks
 from fl_algorithms.rows import COORDINATOR
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.streams import stream_seed
@@ -215,14 +216,18 @@ def build(study: SiteStudy, task: Task, algorithm: Algorithm, site: str) -> dict
     ``site = ""`` gives what all sites have in common.
 
     Raises:
-        BadData: a pattern in [algorithm] chooses nothing of the networks, or no parameter leaves.
+        BadData: a pattern in [algorithm] chooses nothing of the networks, no parameter leaves, or a network is not one
+            that a study can use.
     """
     networks = _draw(study, task, algorithm, "")
     shared = {spec.key for spec in upload_specs(study, algorithm, networks)}
     _refuse_idle_settings(study, algorithm, networks, shared)
     if not site or study.training.init_private == "common" or all_tensors(networks).keys() <= shared:
         return networks
-    own = all_tensors(_draw(study, task, algorithm, site))
+    again = _draw(study, task, algorithm, site)
+    for slot, network in networks.items():
+        checks.refuse_unlike(network, again[slot], study.model.name)
+    own = all_tensors(again)
     with torch.no_grad():
         for key, tensor in all_tensors(networks).items():
             if key not in shared:
@@ -261,6 +266,7 @@ def _draw(study: SiteStudy, task: Task, algorithm: Algorithm, site: str) -> dict
         purpose = "init" if builder is study_network else f"init.{slot}"
         with seeded(stream_seed(study.study.seed, site, 0, purpose)):
             networks[slot] = builder(study, task).eval()
+        checks.refuse_unusable(networks[slot], study.model.name)
     return networks
 
 

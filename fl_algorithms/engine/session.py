@@ -36,6 +36,7 @@ from fl_algorithms.engine.training import (
     Progress,
     Watch,
     clip_gradients,
+    flat_key,
     only_trainable,
     run_steps,
     seeded,
@@ -263,7 +264,7 @@ class SiteSession:
         """Copies of all that the next round needs beside the download."""
         context = self._context
         tensors = {
-            f"private/{key.replace('/', '.')}": at_home(tensor)
+            f"private/{flat_key(key)}": at_home(tensor)
             for key, tensor in all_tensors(context.networks).items()
             if key not in self._brought
         }
@@ -293,7 +294,7 @@ class SiteSession:
                 raise BadData(f"the kept state has a tensor `{name}` of no known part")
             parts[part][key] = tensor
         live = all_tensors(context.networks)
-        private = {key.replace("/", "."): tensor for key, tensor in live.items() if key not in self._brought}
+        private = {flat_key(key): tensor for key, tensor in live.items() if key not in self._brought}
         restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
         context.kept = {key: context.device.bring(tensor.clone()) for key, tensor in parts["kept"].items()}

@@ -227,7 +227,7 @@ class Optimizers:
             _scale(optimizer, factor)
 
     def export(self) -> dict[str, Tensor]:
-        """Every moment as a tensor on the CPU: "KEY.SLOT.PARAMETER.MOMENT"."""
+        """Every moment as a tensor on the CPU: "KEY..SLOT..PARAMETER.MOMENT"."""
         tensors = {name: value.clone() for name, value in self._kept.items()}
         for key, (optimizer, parameters) in self._made.items():
             for name, parameter in parameters.items():
@@ -242,7 +242,7 @@ class Optimizers:
         self._kept = dict(tensors)
 
     def _restore(self, optimizer: torch.optim.Optimizer, key: str, parameters: dict[str, nn.Parameter]) -> None:
-        mine = {name: value for name, value in self._kept.items() if name.startswith(f"{key}.")}
+        mine = {name: value for name, value in self._kept.items() if name.startswith(f"{key}..")}
         self._kept = {name: value for name, value in self._kept.items() if name not in mine}
         owners = {_kept_name(key, name): parameter for name, parameter in parameters.items()}
         for name, value in mine.items():
@@ -253,13 +253,18 @@ class Optimizers:
             optimizer.state[parameter][moment] = like(value, parameter)
 
 
+def flat_key(key: str) -> str:
+    """A tensor's key without "/": "SLOT/NAME" becomes "SLOT..NAME", and no tensor of a network is called so."""
+    return key.replace("/", "..")
+
+
 def _scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 def _kept_name(key: str, parameter: str) -> str:
-    return f"{key}.{parameter.replace('/', '.')}"
+    return f"{key}..{flat_key(parameter)}"
 
 
 def _make(

@@ -104,7 +104,7 @@ def read(path: Path) -> File:
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise BadData(
             f"{path}: not a safetensors file, or damaged ({type(error).__name__})",
-            hint="`safetensors.torch.save_file(network.state_dict(), FILE)` writes one; pickles are never read",
+            hint="`fl-lab convert FILE OUT.safetensors` makes one of a PyTorch checkpoint; pickles are never read here",
         ) from None
     return File(hashlib.sha256(data).hexdigest(), tensors)
 

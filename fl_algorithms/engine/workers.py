@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, parent_process
 from typing import Any, TypeVar
 
+from fl_algorithms.pinned_imports import Admitted
 from wardround.errors import TryAgain
 
 AHEAD = 2  # results for each worker that are under way or wait to be taken
@@ -45,7 +46,7 @@ def ahead(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    pool = ProcessPoolExecutor(workers, context, _begin, (make, threads))
+    pool = ProcessPoolExecutor(workers, context, _begin, (Admitted(), make, threads))
     under_way: deque[Future[Any]] = deque()
     coming = iter(requests)
     try:
@@ -77,8 +78,11 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _begin(make: Callable[..., Any], threads: int) -> None:
-    """Patients' images will be in this memory: no core dump, and no other process may look."""
+def _begin(plugins: Admitted, make: Callable[..., Any], threads: int) -> None:
+    """Patients' images will be in this memory: no core dump, and no other process may look.
+
+    ``plugins`` comes before ``make``, which may be of one of them.
+    """
     global _make
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends this process

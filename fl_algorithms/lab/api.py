@@ -45,6 +45,7 @@ def run(
     out: PathLike | None = None,
     participation: Participation = EVERYONE,
     weights: PathLike | None = None,
+    private_weights: PathLike | None = None,
     jobs: int = 1,
     executor: ExecutorName = "processes",
     device: DeviceName = "cpu",
@@ -60,6 +61,7 @@ def run(
         out: keep curves and models there; a call that was stopped goes on.
         participation: who is in a round.
         weights: start from the shared tensors of this safetensors file.
+        private_weights: start each site's own tensors from this one, which may be the same.
         jobs: runs side by side, each in a process.
 
     Raises:
@@ -75,6 +77,7 @@ def run(
         participation,
         jobs,
         executor,
+        private_weights=None if private_weights is None else Path(private_weights),
     )
     with rounds_shown(seeds, plan.study.study.rounds) as rounds_told:
         made = run_study(plan, rounds_told=rounds_told)

@@ -88,6 +88,25 @@ def init(
 
 
 @app.command()
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file of PyTorch, or of safetensors.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="Where to write the tensors.")],
+    study: Annotated[
+        Path | None, typer.Option("--study", metavar="STUDY.toml", help="Take what fits this study, by its names.")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Without a study: before each name.")] = "",
+    gray: Annotated[bool, typer.Option("--gray", help="A first layer for colors becomes one for gray.")] = False,
+    force: ForceOption = False,
+    setting: SetOption = None,
+    variant: VariantOption = "",
+) -> None:
+    """Write the weights of a torchvision or timm checkpoint as a safetensors file; code in it is never run."""
+    from fl_algorithms.lab.cli_convert import run_convert
+
+    run_convert(checkpoint, out, study, prefix, setting, variant, gray=gray, force=force)
+
+
+@app.command()
 def public_data(
     study: StudyArgument,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The set: a CSV or .npz file, or a folder of images.")],
@@ -120,6 +139,9 @@ def run_study(
     variant: VariantOption = "",
     alone: AloneOption = False,
     weights: WeightsOption = None,
+    private_weights: Annotated[
+        Path | None, typer.Option(metavar="FILE.safetensors", help="Start what stays at each site from these tensors.")
+    ] = None,
     sample: Annotated[float, typer.Option(help="Share of the sites that each round asks.")] = 1.0,
     dropout: Annotated[float, typer.Option(help="Chance that a site that is asked does not answer.")] = 0.0,
     delay_s: Annotated[float, typer.Option(help="Median seconds to an answer; late after `round_deadline_s`.")] = 0.0,
@@ -142,7 +164,9 @@ def run_study(
         _initial(resolved, weights)
     hardware = Hardware(device, workers)
     there = Participation(sample, dropout, delay_s, delay_spread)
-    cli_run.run_and_print(resolved, data, seeds, out, hardware, weights, there, jobs, executor, per_card, as_json)
+    cli_run.run_and_print(
+        resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json
+    )
 
 
 @app.command()
@@ -216,6 +240,14 @@ def methods(
         cards.print_card(cards.card(name))
     else:
         cards.print_overview(cards.overview())
+
+
+@app.command()
+def plugins(as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False) -> None:
+    """List what other distributions bring, each with its digest; imports none of it."""
+    from fl_algorithms.lab import plugins as listing
+
+    print_json(listing.overview()) if as_json else listing.print_overview(listing.brought())
 
 
 def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> ResolvedStudy:

@@ -24,6 +24,7 @@ def run_and_print(
     out: Path | None,
     hardware: Hardware,
     weights: Path | None,
+    private_weights: Path | None,
     participation: Participation,
     jobs: int | None,
     executor: ExecutorName,
@@ -35,7 +36,10 @@ def run_and_print(
     count = cards.jobs(jobs, 1 if executor == "processes" else cores()) if jobs or executor == "ray" else 1
     where = cards if count > 1 else NO_CARDS  # alone, a run has the card that torch takes first
     command = shlex.join(["fl-lab", *sys.argv[1:]])
-    plan = Plan(study, data, seeds, out, hardware, weights, participation, count, executor, where, command)
+    plan = Plan(
+        study, data, seeds, out, hardware, weights, participation, count, executor, where, command,
+        private_weights=private_weights,
+    )  # fmt: skip
     with rounds_shown(seeds, study.study.rounds) as rounds_told:
         results = run_study(plan, lambda result, done: _say(study, result, done, seeds), rounds_told)
     result = overview(study, results)

@@ -84,6 +84,7 @@ def run_federation(
     curves: Curves | None = None,
     state: RunState | None = None,
     keep: Keep | None = None,
+    own: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Outcome:
     """Run a resolved study and its closing validation. The study's limits hold as at the coordinator: a site beyond
     them trains on, and is not in that round's model. Torch's global settings are afterwards as they were.
@@ -98,6 +99,7 @@ def run_federation(
         curves: takes the learning curves.
         state: go on after its round, with the same study, data and start.
         keep: called after each round.
+        own: site -> private tensors that it begins with, in place of those drawn.
 
     Raises:
         BadData: so many updates are late, or beyond the study's limits, that a coordinator would pause it.
@@ -106,7 +108,7 @@ def run_federation(
     participation.refuse_too_few(len(study.study.sites), study.study.needed)
     with deterministic(study.study.threads):
         run = _Run(study, task, data, start, device, participation, curves or Curves())
-        run.begin(state)
+        run.begin(state, own or {})
         for round_number in range(run.closed + 1, study.study.rounds + 1):
             run.round(round_number, progress)
             if keep is not None:
@@ -133,7 +135,7 @@ class _Run:
         self._aggregator = server_aggregator(study, specs_of(self._start))
         self._public_data = next(iter(data.values())).public_data if self._row.public_data == COORDINATOR else None
 
-    def begin(self, state: RunState | None) -> None:
+    def begin(self, state: RunState | None, own: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before the first round, or after that of ``state``."""
         aggregator, sites = self._aggregator, {} if state is None else state.sites
         self._sessions = {
@@ -143,7 +145,8 @@ class _Run:
                 task_at(self._study, self._task, site),
                 self._data[site],
                 sites.get(site),
-                device=self._device,
+                own.get(site),
+                self._device,
             )
             for site in self._study.study.sites
         }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fl_algorithms.engine.session import Checkpoint
+    from fl_algorithms.engine.weights import OwnWeights
     from fl_algorithms.lab.federation import Outcome
     from fl_algorithms.tasks.base import SiteData, Task
 
@@ -34,6 +35,7 @@ class Request:
         folder: one folder for each site.
         weights: the shared tensors start from these.
         keep: where it is kept, and goes on from; None: nowhere.
+        private_weights: so do each site's own tensors, from these.
         like: versions and data of the other seeds' runs, which this one must have.
     """
 
@@ -44,6 +46,7 @@ class Request:
     participation: Participation = EVERYONE
     keep: Path | None = None
     like: Mapping[str, Any] = field(default_factory=dict)
+    private_weights: Path | None = None
 
     @property
     def seed(self) -> int:
@@ -107,6 +110,9 @@ def run_read(
     curves, kept = Curves(), None if request.keep is None else SeedFolder(request.keep)
     start = _start(request)
     made_of["initial"] = manifest(start, specs_of(start)).digest()
+    own = _own(request)
+    if own:
+        made_of["private_weights"] = next(iter(own.values())).digest
     outcome = run_federation(
         study,
         task,
@@ -118,6 +124,7 @@ def run_read(
         curves=curves,
         state=None if kept is None else kept.resume(made_of),
         keep=None if kept is None else lambda _, make: kept.keep(curves, made_of, make),
+        own={site: weights.tensors for site, weights in own.items()},
     )
     record = _record(request, outcome, sites, made_of, time.perf_counter() - wall)
     if kept is None:
@@ -152,6 +159,16 @@ def _start(request: Request) -> "dict[str, Tensor]":
     from fl_algorithms.lab.weights import weighted
 
     return weighted(request.study, request.weights).tensors
+
+
+def _own(request: Request) -> "dict[str, OwnWeights]":
+    """Site -> what its private tensors begin with; {} where they are drawn."""
+    if request.private_weights is None:
+        return {}
+    from fl_algorithms.engine.weights import own_weights
+
+    study, path = request.study, request.private_weights
+    return {site: own_weights(study.at(site), site, path) for site in study.study.sites}
 
 
 def _record(

@@ -34,6 +34,7 @@ class Plan:
         jobs: runs side by side; 1: in this process.
         where: the cards that they have.
         command: what repeats it, for the record.
+        private_weights: each site's own tensors start from these.
         make: makes one run; in this process, where it is no function of a module.
         digests: of each site's data.
     """
@@ -51,6 +52,7 @@ class Plan:
     command: str = ""
     make: Make = run_seed
     digests: Digests = data_digests
+    private_weights: Path | None = None
 
     @property
     def numbers(self) -> range:
@@ -60,7 +62,9 @@ class Plan:
     def request(self, seed: int, like: Mapping[str, Any]) -> Request:
         study = self.study.changed(study={"seed": seed})
         keep = None if self.out is None else run_folder.seed_folder(self.out, seed)
-        return Request(study, self.folder, self.hardware, self.weights, self.participation, keep, like)
+        return Request(
+            study, self.folder, self.hardware, self.weights, self.participation, keep, like, self.private_weights
+        )
 
 
 def _nothing(*_: object) -> None:

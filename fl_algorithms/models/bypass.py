@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
+from fl_algorithms.models.adapters import CONVOLUTIONS, INTERPOLATIONS
 from fl_algorithms.models.mlp import Extractor
-from fl_algorithms.models.unet import CONVOLUTIONS, INTERPOLATIONS, TRANSPOSED
+from fl_algorithms.models.unet import TRANSPOSED
 from fl_algorithms.models.vision import GROUPS, Pool
 
 Shape = tuple[int, ...]

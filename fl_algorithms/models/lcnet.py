@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
-from fl_algorithms.models.unet import CONVOLUTIONS, UnetBody
+from fl_algorithms.models.adapters import CONVOLUTIONS
+from fl_algorithms.models.unet import UnetBody
 
 CONVOLVE = {2: F.conv2d, 3: F.conv3d}
 

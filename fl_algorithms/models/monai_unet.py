@@ -11,27 +11,20 @@ from math import gcd
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fl_algorithms.models.adapters import BodyHead
 from fl_algorithms.models.vision import GROUPS
 from fl_algorithms.settings.vision import MonaiUnetSettings
 from wardround.errors import NeedsPerson
 
 
-class MonaiUnet(nn.Module):
-    """(n, channels, *size) float32 to logits (n, outputs, *size)."""
-
-    def __init__(self, body: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.body, self.head = body, head
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x))
-        return logits
-
-
 def monai_unet(settings: MonaiUnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Raises NeedsPerson: MONAI is not installed."""
+    """(n, channels, *size) float32 to logits (n, outputs, *size).
+
+    Raises:
+        NeedsPerson: MONAI is not installed.
+    """
     try:
         with torch.random.fork_rng(devices=[]):  # what its import draws, if anything, is not the study's
             from monai.networks.nets.unet import UNet
@@ -55,4 +48,4 @@ def monai_unet(settings: MonaiUnetSettings, shape: tuple[int, ...], outputs: int
         dropout=settings.dropout,
     )
     down, below, up = whole.model
-    return MonaiUnet(nn.Sequential(down, below), up)
+    return BodyHead(nn.Sequential(down, below), up)

@@ -10,26 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
+from fl_algorithms.models.adapters import CONVOLUTIONS, INTERPOLATIONS, BodyHead
 from fl_algorithms.models.vision import GROUPS
 from fl_algorithms.settings.vision import UnetSettings
 
-CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 BATCH_NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-INTERPOLATIONS = {2: "bilinear", 3: "trilinear"}
-
-
-class Segmenter(nn.Module):
-    """(n, channels, *size) float32 to logits (n, outputs, *size)."""
-
-    def __init__(self, body: nn.Module, features: int, outputs: int, dimensions: int) -> None:
-        super().__init__()
-        self.body = body
-        self.head = CONVOLUTIONS[dimensions](features, outputs, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x))
-        return logits
 
 
 class Double(nn.Module):
@@ -142,21 +128,24 @@ class FcnBody(nn.Module):
 
 
 def unet(settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    body = UnetBody(shape[0], len(shape) - 1, settings, residual=False)
-    return Segmenter(body, settings.widths[0], outputs, len(shape) - 1)
+    return _segmenter(UnetBody(shape[0], len(shape) - 1, settings, residual=False), settings, shape, outputs)
 
 
 def resunet(settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    body = UnetBody(shape[0], len(shape) - 1, settings, residual=True)
-    return Segmenter(body, settings.widths[0], outputs, len(shape) - 1)
+    return _segmenter(UnetBody(shape[0], len(shape) - 1, settings, residual=True), settings, shape, outputs)
 
 
 def unetpp(settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return Segmenter(NestedBody(shape[0], len(shape) - 1, settings), settings.widths[0], outputs, len(shape) - 1)
+    return _segmenter(NestedBody(shape[0], len(shape) - 1, settings), settings, shape, outputs)
 
 
 def fcn(settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return Segmenter(FcnBody(shape[0], len(shape) - 1, settings), settings.widths[0], outputs, len(shape) - 1)
+    return _segmenter(FcnBody(shape[0], len(shape) - 1, settings), settings, shape, outputs)
+
+
+def _segmenter(body: nn.Module, settings: UnetSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """(n, channels, *size) float32 to logits (n, outputs, *size)."""
+    return BodyHead(body, CONVOLUTIONS[len(shape) - 1](settings.widths[0], outputs, 1))
 
 
 def _halved(x: Tensor) -> Tensor:

@@ -14,27 +14,12 @@ from math import gcd
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
+from fl_algorithms.models.adapters import BodyHead
 from fl_algorithms.settings.vision import DenseNetSettings, SqueezeNetSettings, VggSettings, VisionSettings
 
 Shape = tuple[int, ...]
 STRIDES = {"small": 1, "medium": 2}  # of the first convolution, 3x3, in place of the published one
 GROUPS = 8  # of a group norm, or the largest number below that divides the channels
-
-
-class Classifier(nn.Module):
-    """(n, channels, height, width) float32 to logits (n, outputs)."""
-
-    def __init__(self, body: nn.Sequential, features: int, outputs: int, dropout: float) -> None:
-        """``body`` gives (n, ``features``); dropout becomes its last part."""
-        super().__init__()
-        self.body = body
-        if dropout:
-            body.add_module("dropout", nn.Dropout(dropout))
-        self.head = nn.Linear(features, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x))
-        return logits
 
 
 class Pool(nn.Module):
@@ -265,12 +250,15 @@ def _features(
 
 
 def _classifier(settings: VisionSettings, body: nn.Sequential, width: int, outputs: int) -> nn.Module:
+    """(n, channels, height, width) float32 to logits (n, outputs). ``body`` gives (n, ``width``)."""
     if settings.norm == "group":
         for module in list(body.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.BatchNorm2d):
                     setattr(module, name, nn.GroupNorm(gcd(GROUPS, child.num_features), child.num_features))
-    return Classifier(body, width, outputs, settings.dropout)
+    if settings.dropout:
+        body.add_module("dropout", nn.Dropout(settings.dropout))
+    return BodyHead(body, nn.Linear(width, outputs))
 
 
 def _replaced(body: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms import registry
+from fl_algorithms.methods.settings import MethodSettings
+from fl_algorithms.rows import MEAN
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.tensors.manifests import TensorSpec
@@ -166,6 +168,10 @@ def server_aggregator(study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     Args:
         upload: what its initial model holds, and each update too, unless networks are unlike.
     """
+    brought = study.brought_method
+    if brought is not None and brought.aggregates == "mean":  # of a plug-in, which need not be installed here
+        mean: ServerAggregator = registry.load(MEAN)(MethodSettings(), study, upload)
+        return mean
     row, settings = study.method.row, study.method.settings
     make = registry.load(settings.server_wrapper or row.server)
     aggregator: ServerAggregator = make(settings, study, upload)

@@ -197,6 +197,7 @@ def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> S
         name=name,
         consents=tuple(
             f"{consent.event} by {consent.by.name if consent.by is not None else 'somebody'} on {when(time)}"
+            + _code(consent)
             for time, consent in study.consents
         ),
         exposure=exposed(exposure, study.approved.own_model if study.approved is not None else "") if exposure else "",
@@ -208,6 +209,12 @@ def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> S
         approval=study.approved.approval if study.approved is not None else None,
         decisions=tuple(_decision(time, entry) for time, entry in study.stopped),
     )
+
+
+def _code(consent: ConsentEntry) -> str:
+    """Whose code may run with this consent besides ours, in words."""
+    plugins = [f"{row.name} {row.version} (SHA-256 {row.sha256 or 'not known'})" for row in consent.plugins or ()]
+    return f", with code of plug-in {' and '.join(plugins)}" if plugins else ""
 
 
 def _upload(time: str, upload: UploadEntry, tries: int, receipt: Receipt | None) -> UploadFacts:

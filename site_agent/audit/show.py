@@ -98,7 +98,8 @@ def _words(entry: Entry) -> str:
         case ConsentEntry():
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
-            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}"
+            plugins = "".join(f", code of plug-in {row.name} {row.version}" for row in entry.plugins or ())
+            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}{plugins}"
         case SessionEntry():
             sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
             return f"{entry.event} {entry.peer or ''}{sent}"

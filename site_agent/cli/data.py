@@ -166,9 +166,12 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Read data as a study would, in an isolated process, and say all that does not fit, or what it makes of it."""
+    from site_agent.gateway.exit.enforcement import refuse_plugins
+
     site_state = SiteState(state)
     site = site_state.site().site
     offer = site_state.offer(study)
+    refuse_plugins(offer.plugins, study, site_state.policy)
     examined = handoff.ask(state, records.Examine(study=offer.document, site=site, data=name))
     checked = examined.checked
     if checked is None:

@@ -1,6 +1,5 @@
 """``data fit``: whether data fits a study that nobody approved yet, for whoever leads it to know."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from wardround.cli import print_json, say_next
 
 if TYPE_CHECKING:
     from site_agent.gateway.requests import Fit
+    from site_agent.state.directory import SiteState
     from site_agent.state.offer import Offer
 
 
@@ -31,7 +31,7 @@ def fit(
         person = who()
         found = ask_or_do(here, SendFit(study, name, person), lambda handler: handler.fit(study, name, person))
     else:
-        found = _found(here.root, offer, site.site, name)
+        found = _found(here, offer, site.site, name)
     if as_json:
         print_json({"study": study, "data": name, "fits": found.fits, "rows": found.rows, "sent": send})
         return
@@ -44,10 +44,12 @@ def fit(
         say_next(f"next: `site-agent data check {name} --study {study}` says why")
 
 
-def _found(state: Path, offer: "Offer", site: str, data: str) -> "Fit":
+def _found(here: "SiteState", offer: "Offer", site: str, data: str) -> "Fit":
     """What ``CommandHandler.fit`` would tell."""
+    from site_agent.gateway.exit.enforcement import refuse_plugins
     from site_agent.gateway.fitting import fit_of
     from site_agent.handoff import ask
     from wardround.records.trainer import Examine
 
-    return fit_of(offer, ask(state, Examine(study=offer.document, site=site, data=data)))
+    refuse_plugins(offer.plugins, offer.study, here.policy)
+    return fit_of(offer, ask(here.root, Examine(study=offer.document, site=site, data=data)))

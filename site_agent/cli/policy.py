@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from site_agent.gateway.policy.decisions import Decision, StudyRequest
     from site_agent.gateway.policy.policy import ModelTable
     from site_agent.state.directory import SiteState
+    from site_agent.state.offer import Offer
     from site_agent.state.site import Site
 
 policy_app = typer.Typer(
@@ -91,6 +92,7 @@ def check_policy(
     print(f"{len(allow)} rules allow tensors and {len(deny)} deny them; the rest is denied")
     print("metrics: " + (", ".join(f"{rule.name} ({rule.digits} digits)" for rule in parsed.metrics.allow) or "none"))
     print(f"a model that is this site's alone: {_models(parsed.models)}")
+    print("plug-ins that may run here: " + ("; ".join(map(str, parsed.plugins.allow)) or "none"))
     print(f"counts: {parsed.counts.form} at most; a person releases: {parsed.release.updates}")
     print("quotas: " + ", ".join(f"{most:,} {name.replace('_', ' ')}" for name, most in parsed.quotas))
     say_next("next: `site-agent policy explain STUDY`")
@@ -202,12 +204,26 @@ def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     offer = offered(here, study)
     consent = here.consent(study)
     records = consent.validation_rows if consent is not None else None
+    exposure: str | None
     if consent is not None and consent.study_digest == offer.digest:
         exposure, personalized = consent.exposure, consent.personalized
+    elif not _may_run(here, offer):
+        exposure, personalized = None, ""
     else:
         described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
         exposure, personalized = described.exposure, described.personalized
     return study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
+
+
+def _may_run(here: "SiteState", offer: "Offer") -> bool:
+    """Whether the trainer may be asked about a study: it has no plug-ins, or the policy in force allows them."""
+    from site_agent.gateway.policy import decisions, policy
+
+    if not offer.plugins:
+        return True
+    if not here.policy.exists():
+        return False
+    return decisions.first_denial(decisions.plugin_decisions(policy.load(here.policy), offer.plugins)) is None
 
 
 def _models(table: "ModelTable") -> str:

@@ -86,6 +86,8 @@ def _print_studies(rows: "Sequence[StudyRow]") -> None:
         )  # fmt: skip
     _console().print(table, markup=False)
     for row in rows:
+        for plugin in row.plugins:
+            print(f"{row.id} runs code of plug-in {plugin}")
         for change in row.changes:
             print(f"{row.id} changed since it was approved: {change}")
         if row.state == "held":

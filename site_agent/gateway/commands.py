@@ -19,8 +19,9 @@ from site_agent.gateway.consent.account import Account, account
 from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
+from site_agent.gateway.consent.recorded import consent_entry, person_entry
 from site_agent.gateway.exit import egress, receipt_copy
-from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_study
+from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.fitting import declaration_of_fit, fit_of, form_of
@@ -125,6 +126,7 @@ class CommandHandler:
         Raises:
             UsageProblem: no such study.
             NeedsPerson: the trainer's list of tensors is not the coordinator's.
+            NotPermitted: the policy does not let the study's plug-ins run here.
             WardroundError: what the trainer says.
         """
         offer = self._state.offer(study)
@@ -138,6 +140,7 @@ class CommandHandler:
         return Preview(shown, facts(offer, described), data, self._state.policy.exists())
 
     def _describe(self, offer: Offer, data: str) -> Described:
+        refuse_plugins(offer.plugins, offer.study, self._state.policy)
         return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
@@ -236,6 +239,7 @@ class CommandHandler:
         if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
         self._policy.refuse_fit(study, form_of(offer).counts)
+        refuse_plugins(offer.plugins, study, self._state.policy)
         fit = fit_of(
             offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
         )
@@ -243,7 +247,7 @@ class CommandHandler:
         with self._session.use() as connection:
             self._ledger.append(entries.DeclareEntry(
                 study=study, revision=offer.revision, standing=declaration.status.value,
-                num_examples=fit.rows if fit.fits else None, by=_in_ledger(person),
+                num_examples=fit.rows if fit.fits else None, by=person_entry(person),
             ))  # fmt: skip
             connection.declare(declaration)
         return fit
@@ -284,7 +288,7 @@ class CommandHandler:
             entry = entries.ReleasedEntry if decision == entries.ReleasedEntry.type else entries.RejectedEntry
             self._ledger.append(entry(
                 study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=_in_ledger(person),
+                by=person_entry(person),
             ))  # fmt: skip
             self._ledger.sign()
 
@@ -319,7 +323,7 @@ class CommandHandler:
             CannotWrite: the ledger does not take it; the site is still a member.
         """
         with self._lock:
-            self._ledger.append(entries.LeftEntry(by=_in_ledger(person)))
+            self._ledger.append(entries.LeftEntry(by=person_entry(person)))
             self._ledger.sign()
             self._state.save_left(person)
 
@@ -382,19 +386,10 @@ class CommandHandler:
                 )
 
     def _record(self, consent: Consent, event: str, person: Person) -> None:
-        data = consent.data
-        self._ledger.append(entries.ConsentEntry(
-            event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-            data_digest=data.digest, exposure=consent.exposure, by=_in_ledger(person), consent_sha256=consent.digest,
-            network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
-        ))  # fmt: skip
+        self._ledger.append(consent_entry(consent, event, person))
         self._ledger.sign()
 
 
 def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
     """Where this site stands in the study of a consent."""
     return Declaration(consent.study, consent.revision, consent.study_digest, status)
-
-
-def _in_ledger(person: Person) -> entries.Person:
-    return entries.Person.from_document(person.document())

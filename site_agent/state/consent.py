@@ -10,9 +10,10 @@ from pydantic import AfterValidator, ConfigDict, Field
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.journal import Journal
-from site_agent.state.offer import StudyDocument, reported_of, rounds_of
+from site_agent.state.offer import StudyDocument, plugins_in, reported_of, rounds_of
 from site_agent.state.person import KnownPerson
 from site_agent.state.tensors import Specs
+from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
 from wardround.records.trainer import FilesStatus, PrivateTensor
 
@@ -118,6 +119,11 @@ class Consent:
     def reported(self) -> ReportedSection:
         """Which numbers go with an update, and how exactly. Raises BadData: this release does not know their form."""
         return reported_of(self.document, self.study)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Whose code may run for it besides ours. Raises BadData: as ``reported``."""
+        return plugins_in(self.document)
 
     @property
     def train_rows(self) -> int:

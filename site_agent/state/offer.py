@@ -9,6 +9,7 @@ from pydantic import AfterValidator, ConfigDict, JsonValue
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.tensors import TensorManifest
+from wardround.records.plugins import Plugin, PluginSection, plugins_of
 from wardround.records.schema import check
 from wardround.records.study import ReportedSection, StudyFile
 from wardround.tensors.manifests import TensorSpec
@@ -33,6 +34,13 @@ def rounds_of(document: StudyDocument) -> int:
 def reported_of(document: StudyDocument, study: str) -> ReportedSection:
     """Which numbers go with an update of a resolved study. Raises BadData: this release does not know its form."""
     return check(ReportedSection, document.get("reported"), f"study `{study}`", "reported")
+
+
+def plugins_in(document: StudyDocument) -> tuple[Plugin, ...]:
+    """Whose code a resolved study runs besides ours. Raises BadData: this release does not know their form."""
+    tables = document.get("plugins", {})
+    assert isinstance(tables, dict)
+    return plugins_of({name: check(PluginSection, table, "study", f"plugins.{name}") for name, table in tables.items()})
 
 
 def _resolved(document: StudyDocument) -> StudyDocument:
@@ -89,6 +97,11 @@ class Offer:
     def reported(self) -> ReportedSection:
         """Which numbers go with an update, and how exactly."""
         return reported_of(self.document, self.study)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Whose code it runs here besides ours."""
+        return plugins_in(self.document)
 
     @property
     def metrics(self) -> tuple[str, ...]:

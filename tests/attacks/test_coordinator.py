@@ -1,5 +1,6 @@
 """A malicious coordinator: it may say anything to a site, and offer and ask for whatever it likes."""
 
+import ast
 import base64
 import csv
 import datetime
@@ -888,10 +889,13 @@ CALLS_THAT_RUN_WHAT_THEY_READ = frozenset(
 
 @pytest.mark.attack(promise="P3", refused_by="proto/wardround/records/offer.py")
 def test_code_in_a_message() -> None:
-    """Nothing in the programs can run what it reads: no pickle, no torch.load, no eval, no array of objects."""
+    """Nothing runs what it reads: no pickle, eval, array of objects; torch.load in `fl-lab convert`, weights only."""
     bad = [(file, module) for file, module in imports_in_our_code() if module.split(".")[0] in RUNS_WHAT_IT_READS]
     assert not bad
     for file, name, call in calls_in_our_code():
+        if (file, name) == ("fl_algorithms/lab/checkpoint.py", "torch.load"):
+            assert ast.unparse(call) == "torch.load(path, map_location='cpu', weights_only=True)"
+            continue
         assert name not in CALLS_THAT_RUN_WHAT_THEY_READ, f"{file}:{call.lineno} calls {name}"
         for keyword in call.keywords:
             value = getattr(keyword.value, "value", None)

@@ -86,5 +86,5 @@ def test_torch_is_asked_for_before_any_site_hears_of_the_study(
 
 
 def test_only_feddf_and_pfeddf_distill_here() -> None:
-    distilling = {name for name in registry.METHODS if public_data.distills(fit(name))}
+    distilling = {name for name in registry.METHODS if fit(name).distills}
     assert distilling == {"feddf", "pfeddf"}

@@ -1,15 +1,11 @@
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fl_algorithms import registry, rows
-from fl_algorithms import study as study_module
 from fl_algorithms.engine.partition import describe
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.server.aggregator import server_aggregator
@@ -58,18 +54,22 @@ def test_a_default_of_the_network_is_part_of_the_digest() -> None:
 @pytest.mark.parametrize(("rounds", "last_plain_round"), [(15, 11), (10, 7), (1, 0), (4, 3)])
 def test_souping_starts_after_three_quarters_of_the_rounds(rounds: int, last_plain_round: int) -> None:
     assert toy_study("fedsoup", rounds=rounds).file.algorithm.settings == {
-        "soup": {**SOUP, "start_after": last_plain_round}
+        "judged": "downloaded",
+        "soup": {**SOUP, "start_after": last_plain_round},
     }
 
 
 def test_a_written_start_of_souping_stays() -> None:
     study = toy_study("fedsoup", algorithm_settings={"soup": {"start_after": 1}})
-    assert study.file.algorithm.settings == {"soup": {**SOUP, "start_after": 1}}
+    assert study.file.algorithm.settings == {"judged": "downloaded", "soup": {**SOUP, "start_after": 1}}
 
 
 def test_a_soup_on_another_method_is_filled_like_fedsoups() -> None:
     study = toy_study("fenda", rounds=8, algorithm_settings={"soup": {"moments": "reset"}})
-    assert study.file.algorithm.settings == {"soup": {**SOUP, "moments": "reset", "start_after": 6}}
+    assert study.file.algorithm.settings == {
+        "judged": "downloaded",
+        "soup": {**SOUP, "moments": "reset", "start_after": 6},
+    }
 
 
 @pytest.mark.parametrize(("name", "optimizer"), SERVER_OPTIMIZERS.items())
@@ -136,11 +136,12 @@ def test_a_mixture_of_predictions_is_called_so_and_not_a_model() -> None:
         (BODY_AND_HEAD, rows.COLUMNS, "model `mlp` has, with hidden layers: `hidden = [5]` in [model]"),
         (DEPTHS, rows.MASKS, 'models `unet` and `resunet` have: `name = "unet"` in [model]'),
         (DEPTHS, rows.IMAGES, "models `unet` and `resunet` have, for the class of each pixel"),
-        (TWO_EXTRACTORS, rows.IMAGES, "model `fenda` has, for columns"),
+        (TWO_EXTRACTORS, rows.IMAGES, 'model `fenda_images` has: `name = "fenda_images"` in [model]'),
         (TWO_EXTRACTORS, rows.COLUMNS, 'model `fenda` has: `name = "fenda"` in [model]'),
         (
             NORM_LAYERS, rows.MASKS,
-            'models `unet`, `resunet`, `unetpp`, `fcn` and `monai_unet` have: `name = "unet"` in [model]',
+            "models `unet`, `resunet`, `unetpp`, `fcn`, `monai_unet` and `fenda_masks` have: "
+            '`name = "unet"` in [model]',
         ),
     ],
 )  # fmt: skip
@@ -185,7 +186,7 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
         pytest.param(
             study_tables(algorithm_settings={"mu": 0.1}),
             "study.toml: unknown key `mu` in [algorithm]",
-            "known keys there: fine_tuning, server, soup",
+            "known keys there: fine_tuning, judged, server, soup",
             id="unknown key of the algorithm",
         ),
         pytest.param(
@@ -239,38 +240,6 @@ def test_a_study_that_cannot_run_is_refused_with_what_to_do(tables: dict[str, An
     assert (refusal.value.message, refusal.value.hint) == (message, hint)
 
 
-@pytest.fixture
-def scanned_anew() -> Iterator[None]:
-    """The scan of the installed distributions is kept for a process's life; here it is made again, and after."""
-    registry.tasks.cache_clear()
-    yield
-    registry.tasks.cache_clear()
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_task_of_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("spirometry", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: row)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    assert registry.tasks() == {**{own.name: own for own in registry.TASKS}, "spirometry": row}
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_a_metric_of_another_task_is_told_only_if_that_task_says_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows.TaskRow("tabular2", registry.TABULAR.settings, registry.TABULAR.implementation, ("accuracy",))
-    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": row})
-    told = {"metrics": ["val_loss", "accuracy"]}
-    with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables(reported=told)))
-    said = "study.toml: task `tabular2` says no range for its metric `accuracy`, so it cannot be reported"
-    hint = "whoever made that task adds it to `ranges` of its TaskRow; until then leave the metric out"
-    assert (refusal.value.message, refusal.value.hint) == (said, hint)
-    ranged = replace(row, ranges={"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)})
-    monkeypatch.setattr(study_module, "tasks", lambda: {"tabular": ranged})
-    found = resolve(StudyFile.model_validate(study_tables(reported=told))).reported.ranges
-    assert found == {"accuracy": (0.0, 1.0), "val_loss": (-5.0, 5.0)}
-
-
 def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> None:
     told = {"metrics": ["val_loss", "auc"], "ranges": {"val_loss": [0, 20]}}
     study = resolve(StudyFile.model_validate(study_tables(reported=told)))
@@ -280,21 +249,11 @@ def test_resolving_writes_each_told_metrics_range_and_keeps_a_narrower_one() -> 
 
 
 def test_every_metric_of_our_own_tasks_has_a_range() -> None:
-    for row in registry.TASKS:
+    for row in registry.TASKS.values():
         for name in row.metrics:
             low, high = row.range_of(name) or (0.0, 0.0)
             assert low < high, f"{row.name} has no range for {name}"
         assert row.range_of("val_loss") == (0.0, 1e6)
-
-
-@pytest.mark.usefixtures("scanned_anew")
-def test_an_entry_point_that_is_no_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = SimpleNamespace(name="spirometry", value="elsewhere:ROW", load=lambda: "a string")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    with pytest.raises(BadData) as refusal:
-        registry.tasks()
-    said = "the installed task `spirometry` (elsewhere:ROW) is not a TaskRow of that name"
-    assert (refusal.value.message, refusal.value.hint) == (said, "uninstall that distribution, or ask whoever made it")
 
 
 @pytest.mark.parametrize("name", ["heart_disease.toml", "breast_cancer.toml"])

@@ -182,9 +182,8 @@ def study(monkeypatch: pytest.MonkeyPatch) -> ResolvedStudy:
     model = replace(
         registry.MODELS["mlp"], name="flat", implementation="tests.fl_algorithms.test_dataset:flat", takes="images"
     )
-    monkeypatch.setattr(registry, "TASKS", (*registry.TASKS, row))
-    monkeypatch.setitem(registry.MODELS, "flat", model)  # type: ignore[arg-type]
-    registry.tasks.cache_clear()
+    monkeypatch.setitem(registry.TASKS, row.name, row)
+    monkeypatch.setitem(registry.MODELS, "flat", model)
     tables = {
         "study": {"name": "own", "sites": ["ash", "birch"], "rounds": 2},
         "task": {"name": "own", "shape": [2, 3], "classes": ["no", "yes"]},
@@ -198,12 +197,6 @@ def study(monkeypatch: pytest.MonkeyPatch) -> ResolvedStudy:
 
 def flat(sizes: Any, shape: tuple[int, ...], outputs: int) -> Any:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0] * shape[1], outputs))
-
-
-@pytest.fixture(autouse=True)
-def scanned_anew() -> Any:
-    yield
-    registry.tasks.cache_clear()
 
 
 def test_a_study_of_a_dataset_runs_in_the_lab_and_predicts(study: ResolvedStudy, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_leaves_is_what_was_described_and_holds_nothing_private(algorithm: 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_everything_that_a_site_keeps_is_described_as_staying(algorithm: str) -> None:
     study = noisy(algorithm)
-    described = {stay.name.replace("/", ".") for stay in describe(study, "ash").private}
+    described = {stay.name.replace("/", "..") for stay in describe(study, "ash").private}
     tensors = run(study).states["ash"].tensors
     kept = {key.partition("/")[2] for key in tensors if not key.startswith("optimizer/")}
     assert kept <= described

@@ -67,7 +67,7 @@ def private_of(study: ResolvedStudy, rounds: int, data: SiteData | None = None) 
 
 
 def of_slot(tensors: dict[str, Tensor], slot: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{slot}."): tensor for key, tensor in tensors.items() if key.startswith(f"{slot}.")}
+    return {key.removeprefix(f"{slot}.."): tensor for key, tensor in tensors.items() if key.startswith(f"{slot}..")}
 
 
 def flat(tensors: list[Tensor]) -> list[float]:
@@ -366,7 +366,7 @@ def test_what_apfl_sends_is_fedavgs_whatever_alpha_is(mixing: str) -> None:
 @pytest.mark.parametrize("rate", [0.1, 1e3, 1e9])
 def test_alpha_stays_between_zero_and_one(rate: float, mixing: str) -> None:
     study = alpha_study(0.5, rate, mixing)
-    alphas = [private_of(study, rounds)["mixture.alpha"].item() for rounds in (1, 2, 3)]
+    alphas = [private_of(study, rounds)["mixture..alpha"].item() for rounds in (1, 2, 3)]
     assert all(0 <= alpha <= 1 for alpha in alphas)
     assert alphas[0] != 0.5
 
@@ -378,7 +378,7 @@ def test_nothing_private_of_apfl_leaves() -> None:
 
 
 def test_alpha_moves_at_the_first_step_of_a_round_only() -> None:
-    alphas = [private_of(alpha_study(0.5, 0.5, local_steps=steps), 1)["mixture.alpha"] for steps in (1, 6)]
+    alphas = [private_of(alpha_study(0.5, 0.5, local_steps=steps), 1)["mixture..alpha"] for steps in (1, 6)]
     assert torch.equal(*alphas)
     assert alphas[0] != 0.5
 
@@ -477,10 +477,10 @@ def test_a_step_of_apfl_matches_the_slow_reference() -> None:
     found_w = plus({"model": start}, session.train(2, {"model": start}))["model"]
     kept = session.export_state().tensors
     assert flat([found_w["head.weight"], found_w["head.bias"]]) == pytest.approx(w, rel=1e-5)
-    assert flat([kept["private/personal.head.weight"], kept["private/personal.head.bias"]]) == pytest.approx(
+    assert flat([kept["private/personal..head.weight"], kept["private/personal..head.bias"]]) == pytest.approx(
         v, rel=1e-5
     )
-    assert kept["private/mixture.alpha"].item() == pytest.approx(new_alpha, rel=1e-5)
+    assert kept["private/mixture..alpha"].item() == pytest.approx(new_alpha, rel=1e-5)
     assert 0 < new_alpha < 1
 
 

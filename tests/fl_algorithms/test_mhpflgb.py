@@ -17,6 +17,7 @@ from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.methods.mhpflgb.client import BYPASS, FUSION, fused, own_head
 from fl_algorithms.models.bypass import Bypass, Fusion, Resample, source_weights
 from fl_algorithms.resolving import resolve
+from fl_algorithms.settings.extractors import CLASSIFIERS, SEGMENTERS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests.fl_algorithms.image_toys import IMAGES, MASKS, RESNET
@@ -47,8 +48,8 @@ def networks_of(study: ResolvedStudy, site: str = "ash") -> dict[str, nn.Module]
 def kept(session: SiteSession, part: str) -> dict[str, Tensor]:
     """What the session keeps of a slot; the whole private state holds no tensor of the bypass."""
     tensors = session.export_state().tensors
-    prefix = "private/" if part == MODEL else f"private/{part}."
-    others = (f"private/{FUSION}.",) if part == MODEL else ()
+    prefix = "private/" if part == MODEL else f"private/{part}.."
+    others = (f"private/{FUSION}..",) if part == MODEL else ()
     return {key: value for key, value in tensors.items() if key.startswith(prefix) and not key.startswith(others)}
 
 
@@ -270,7 +271,7 @@ def test_without_both_nothing_would_be_shared() -> None:
 # Which networks fit
 
 
-@pytest.mark.parametrize("name", [name for name, row in registry.MODELS.items() if row.takes != rows.COLUMNS])
+@pytest.mark.parametrize("name", [*CLASSIFIERS, *SEGMENTERS])
 def test_every_network_for_images_takes_part(name: str) -> None:
     task = IMAGES if registry.MODELS[name].takes == rows.IMAGES else MASKS
     model: dict[str, Any] = {"name": name, "stem": "small", "width": 0.1} if task is IMAGES else {**U, "name": name}

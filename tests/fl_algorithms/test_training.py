@@ -139,10 +139,10 @@ def test_an_optimizer_that_lives_a_round_forgets() -> None:
 
 def test_kept_moments_of_another_network_are_refused() -> None:
     optimizers = Optimizers(TrainingSection(local_steps=1))
-    optimizers.load({"main.model.weight.exp_avg": torch.zeros(7, 7)})
+    optimizers.load({"main..model..weight.exp_avg": torch.zeros(7, 7)})
     with pytest.raises(BadData) as refusal:
         optimizers.get("main", trainable_parameters({"model": nn.Linear(2, 1)}, ["*"]))
-    said = "the kept state does not fit the study's network: optimizer state `main.model.weight.exp_avg`"
+    said = "the kept state does not fit the study's network: optimizer state `main..model..weight.exp_avg`"
     assert refusal.value.message == said
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fl_algorithms import registry, rows
+from fl_algorithms import registry
+from fl_algorithms.settings import extractors
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS
 from tests.fl_algorithms.image_toys import IMAGES, image_study
 from wardround.errors import BadData
 
-CLASSIFIERS = [name for name, row in registry.MODELS.items() if row.takes == rows.IMAGES]
-SEGMENTERS = [name for name, row in registry.MODELS.items() if row.takes == rows.MASKS]
+CLASSIFIERS, SEGMENTERS = list(extractors.CLASSIFIERS), list(extractors.SEGMENTERS)
 SMALL = {"densenet": {"blocks": (2, 2)}}
 
 

@@ -87,6 +87,35 @@ metrics = ["val_loss", "dice"]
 [algorithm]
 """
 BLOCKS = COMMON.format(name="blocks") + MASKS + 'name = "fedavg"\n'
+# FENDA-FL: a network of ours beside one of torchvision, with a soup of the shared one; and two U-Nets.
+OF_TWO = {
+    "fenda-images": """
+[task]
+name = "images"
+size = [8, 8]
+channels = 1
+label = "shape"
+classes = ["round", "oval"]
+
+[model]
+name = "fenda_images"
+shared = { name = "resnet10", width = 0.0625 }
+private = { name = "torchvision:shufflenet_v2_x0_5" }
+
+[algorithm]
+name = "fenda"
+soup = { start_after = 1 }
+""",
+    "fenda-masks": f"""{MASKS.partition("[model]")[0]}
+[model]
+name = "fenda_masks"
+shared = {{ name = "unet", widths = [4, 8] }}
+private = {{ name = "unet", widths = [2, 4] }}
+
+[algorithm]
+name = "fenda"
+""",
+}
 # What each method that is for masks alone needs beside the defaults; test_methods.py has the others.
 FOR_MASKS = {"lcfed": "train_head = { steps = 2 }\ntrain_calibration = { steps = 2 }\nblur = 3\nblur_sigma = 1.0\n"}
 
@@ -104,6 +133,10 @@ def for_masks(method: str) -> str:
     if method not in FOR_MASKS:
         pytest.fail(f"method `{method}` is for masks and not in FOR_MASKS of {Path(__file__).name}: add it")
     return f'{COMMON.format(name=f"blocks-{method}")}{MASKS}name = "{method}"\n{FOR_MASKS[method]}'
+
+
+def of_two(name: str) -> str:
+    return COMMON.format(name=name) + OF_TWO[name]
 
 
 def study_of(text: str, folder: Path) -> ResolvedStudy:
@@ -171,7 +204,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     for seed, site in enumerate(SITES):
         make_folders(data / "folders" / site, ROWS[site], seed)
         packed(data / "arrays" / site / "train.npz", ROWS[site], seed)
-    policy = policy_for([study_of(text, folder) for text in (SHAPES, BLOCKS, *map(for_masks, FOR_MASKS))])
+    policy = policy_for(
+        [study_of(text, folder) for text in (SHAPES, BLOCKS, *map(for_masks, FOR_MASKS), *map(of_two, OF_TWO))]
+    )
     with World(folder / "world", FEDERATION) as world:
         world.init()
         world.serve()
@@ -242,6 +277,16 @@ def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
             registry.METHODS[method].exposure,
             registry.METHODS[method].personalized,
         )
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_of_two_extractors_the_shared_one_alone_leaves(name: str, federation: Federation, tmp_path: Path) -> None:
+    study = study_of(of_two(name), tmp_path)
+    status = federation.run(study, "arrays")
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    assert status["model_digest"] == federation.lab(study, "arrays").digest
+    account = federation.world.site_json("ash", "preview", name)
+    assert {leaf["name"].partition(".")[0] for leaf in account["leaves"]} == {"shared_extractor"}
 
 
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:

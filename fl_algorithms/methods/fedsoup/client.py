@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import Algorithm, Candidate, Context
-from fl_algorithms.engine.training import Networks
+from fl_algorithms.engine.training import Networks, flat_key
 from fl_algorithms.methods.settings import Soup
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import in_parts
@@ -116,21 +116,19 @@ def estimate_statistics(context: Context) -> None:
 
 
 def shared_parameters(algorithm: Algorithm, networks: Networks) -> dict[str, nn.Parameter]:
-    """The parameters among what leaves, live; by name, those of a slot other than "model" as "SLOT.NAME"."""
+    """The parameters among what leaves, live; by name, those of a slot other than "model" as "SLOT..NAME"."""
     found = {}
     for share in algorithm.shares:
         own = dict(networks[share.slot].named_parameters())
         for name in share.tensors(networks):
             if name in own:
-                found[name if share.slot == MODEL else f"{share.slot}.{name}"] = own[name]
+                found[name if share.slot == MODEL else flat_key(f"{share.slot}/{name}")] = own[name]
     return found
 
 
 def _downloaded(context: Context, key: str) -> Tensor:
-    if key in context.base.get(MODEL, {}):
-        return context.base[MODEL][key]
-    slot, _, name = key.partition(".")
-    return context.base[slot][name]
+    slot, _, name = key.rpartition("..")
+    return context.base[slot or MODEL][name]
 
 
 def _accepts(score_a: float | None, score_b: float | None, *, strict: bool) -> bool:

@@ -30,8 +30,9 @@ from fl_algorithms.engine.training import Batch, Networks, Phase
 from fl_algorithms.methods.lcfed import LcFedSettings
 from fl_algorithms.methods.lcfed.server import HEAD, HEADS
 from fl_algorithms.methods.settings import Amount
+from fl_algorithms.models.adapters import CONVOLUTIONS
 from fl_algorithms.models.lcnet import Calibration, SelectingBody
-from fl_algorithms.models.unet import CONVOLUTIONS, UnetBody
+from fl_algorithms.models.unet import UnetBody
 from fl_algorithms.settings.vision import UnetSettings
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task

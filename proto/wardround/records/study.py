@@ -11,6 +11,7 @@
     [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
     [public_data]  a set without patients that every party holds a copy of, for the methods that need one
+    [plugins.X]    the code of others that the study runs; resolving writes it, with a digest
     [variants.X]   whole tables that replace the ones above when X is chosen
 
 ``[task]``, ``[model]``, ``[networks.X]`` and ``[algorithm]`` name something installed; their other keys are checked by
@@ -27,6 +28,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from wardround.errors import BadData, UsageProblem
+from wardround.records.plugins import MOST, PluginSection, plugin_names
 from wardround.records.schema import Strict, check, read_toml
 from wardround.records.training import TrainingSection as TrainingSection
 from wardround.signing import canonical
@@ -216,6 +218,9 @@ class StudyFile(Strict):
     public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
+    plugins: dict[str, PluginSection] = Field(default_factory=dict, max_length=MOST)  # distribution -> its pin
+
+    _plugins = field_validator("plugins")(plugin_names)
 
     @field_validator("networks")
     @classmethod
@@ -230,8 +235,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned] and [public_data] stand in it where the study uses them; [limits] always, because it
-        holds where nobody wrote it.
+        [networks], [assigned], [plugins] and [public_data] stand in it where the study uses them; [limits] always,
+        because it holds where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.
@@ -242,9 +247,12 @@ class StudyFile(Strict):
             raise BadData(f"study `{self.study.name}` holds tables too deep within tables to be written") from None
         document = canonical.with_text_floats(dumped)
         assert isinstance(document, dict)
-        for table in ("networks", "assigned"):
+        for table in ("networks", "assigned", "plugins"):
             if not document[table]:
                 del document[table]
+        for plugin in document.get("plugins", {}).values():
+            if plugin["method"] is None:
+                del plugin["method"]
         if self.public_data is None:
             del document["public_data"]
         return document

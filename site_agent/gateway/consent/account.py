@@ -39,7 +39,7 @@ HEADINGS = (TAKES_PART, COMPUTED, LEAVES, OWN, STAYS, LIMITS, POLICY, OTHER)
 UNDER = {  # where a setting stands, by the longest of these that its name begins with
     "study.": TAKES_PART, "study.seed": COMPUTED, "study.threads": COMPUTED, "task.": COMPUTED, "model.": COMPUTED,
     "networks.": COMPUTED, "assigned.": COMPUTED, "algorithm.": COMPUTED, "training.": COMPUTED,
-    "checkpoints.": COMPUTED, "public_data.": COMPUTED, "reported.": LEAVES,
+    "checkpoints.": COMPUTED, "public_data.": COMPUTED, "plugins.": COMPUTED, "reported.": LEAVES,
 }  # fmt: skip
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")

@@ -89,17 +89,17 @@ def trained_data(name: str, described: Described, checked: Checked) -> TrainedDa
 
 
 def study_request(
-    offer: Offer, coordinator: str, records: int | None, exposure: str, personalized: str = ""
+    offer: Offer, coordinator: str, records: int | None, exposure: str | None, personalized: str = ""
 ) -> StudyRequest:
     """What ``offer`` would have leave, for the policy.
 
     Args:
         records: rows that its metrics are taken over, if known.
-        exposure, personalized: who would have what of this site's own, from the trainer.
+        exposure, personalized: who would have what of this site's own, from the trainer; None where it was not asked.
     """
     return StudyRequest(
         offer.study, coordinator, offer.upload, offer.metrics, offer.reported.digits, offer.reported.counts, records,
-        offer.rounds, exposure, personalized,
+        offer.rounds, exposure, personalized, offer.plugins,
     )  # fmt: skip
 
 

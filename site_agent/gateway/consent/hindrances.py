@@ -11,7 +11,9 @@ from site_agent.state.consent import APPROVED, Consent, data_changed
 from site_agent.state.directory import SiteState
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
-from wardround.errors import WardroundError
+from wardround.errors import BadData, WardroundError
+from wardround.local import distributions
+from wardround.records.plugins import refuse_other
 from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatFiles
 
 SOON_READ = 1 << 30  # bytes of data that are read again for a look, which takes seconds
@@ -22,7 +24,7 @@ def hindrances(here: SiteState, coordinator: str, offer: Offer, consent: Consent
     changes = differences(consent, offer)
     if changes or consent.state != APPROVED or journal.ended:
         return changes
-    changes = _policy(here.policy, coordinator, offer, consent)
+    changes = _policy(here.policy, coordinator, offer, consent) + _plugins(consent)
     if data_changed(consent, journal):
         return [
             *changes,
@@ -42,6 +44,21 @@ def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> lis
     if denial is None:
         return []
     return [f"the policy denies {denial.what}: {denial.rule}; `site-agent policy explain {offer.study}`"]
+
+
+def _plugins(consent: Consent) -> list[str]:
+    """By the metadata of those that this process finds: they may be installed for the trainer alone, which looks at
+    their files too before it imports them.
+    """
+    changes = []
+    for plugin in consent.plugins:
+        if distributions.find(plugin.name) is None:
+            continue
+        try:
+            refuse_other(plugin)
+        except BadData as error:
+            changes.append(f"{error.message}; {error.hint}")
+    return changes
 
 
 def _data(root: Path, consent: Consent, *, begun: bool) -> list[str]:

@@ -26,6 +26,7 @@ class StudyRow:
         state: as ``study_state`` says it; "changed" also where its next round would be declined.
         round: the last that was begun, 0 before the first.
         changes: what changed since it was approved, in words.
+        plugins: whose code it runs here besides ours, each with its version and digest.
     """
 
     id: str
@@ -38,6 +39,7 @@ class StudyRow:
     approved_by: str | None
     data: str | None
     changes: tuple[str, ...]
+    plugins: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -65,4 +67,5 @@ def study_row(offer: Offer, consent: Consent | None, journal: Journal, changes: 
         id=offer.study, title=offer.title, state=state, round=round_, rounds=offer.rounds, revision=offer.revision,
         study_digest=offer.digest, approved_by=consent.approved_by.name if consent is not None else None,
         data=consent.data.name if consent is not None else None, changes=tuple(changes),
+        plugins=tuple(str(plugin) for plugin in offer.plugins),
     )  # fmt: skip

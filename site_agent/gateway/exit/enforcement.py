@@ -19,15 +19,17 @@ from site_agent.gateway.policy.decisions import (
     decide_fit,
     first_denial,
     number_quotas,
+    plugin_decisions,
     quotas,
 )
-from site_agent.gateway.policy.policy import Policy, parse, read
+from site_agent.gateway.policy.policy import Policy, load, parse, read
 from site_agent.state.consent import Consent
 from site_agent.state.directory import COUNTS, SiteState
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
+from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
@@ -180,7 +182,7 @@ class PolicyEnforcement:
         policy = self._policy_for(attempt)
         request = StudyRequest(
             attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
-            exposure=consent.exposure,
+            exposure=consent.exposure, plugins=consent.plugins,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
         return decide(policy, request) + self._quotas(policy, attempt, size, numbers)
@@ -211,6 +213,26 @@ class PolicyEnforcement:
                 hint=f"`site-agent policy explain {attempt.study}`; edit {self.path} if it should leave",
                 code="DECLINED_POLICY",
             )
+
+
+def refuse_plugins(plugins: Sequence[Plugin], study: str, path: Path) -> None:
+    """Refuse a study whose code may not run here, before the trainer is asked to import any of it.
+
+    Args:
+        path: the policy's.
+
+    Raises:
+        NotPermitted: the policy does not allow one of them; the message has the line that would.
+        WardroundError: there is no policy, or it is broken.
+    """
+    denial = first_denial(plugin_decisions(load(path, study), plugins)) if plugins else None
+    if denial is not None:
+        raise NotPermitted(
+            f"the policy does not let study `{study}` run here: {denial.what}: {denial.rule}; "
+            "nothing of it was imported",
+            hint=f"if this hospital trusts that code, write the line into `allow` of [plugins] in {path}",
+            code="DECLINED_POLICY",
+        )
 
 
 def refuse_study(decisions: Iterable[Decision], study: str, path: Path) -> None:

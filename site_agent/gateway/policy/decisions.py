@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from site_agent.gateway.policy.policy import Policy
 from site_agent.state.directory import COUNTS
+from wardround.records.plugins import Plugin
 from wardround.tensors.manifests import TensorSpec
 
 INTEGER = frozenset({"I64", "I32", "I16", "I8", "U8", "BOOL"})
@@ -28,7 +29,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What a study would have leave the hospital, each round."""
+    """What a study would have leave the hospital, each round, and whose code it runs.
+
+    Attributes:
+        exposure: who would have what is this site's own: "", "coordinator" or "sites"; None where nobody has asked
+            the trainer, which says so from the installed code.
+        personalized: what that is, in words.
+    """
 
     study: str
     coordinator: str
@@ -38,8 +45,9 @@ class StudyRequest:
     counts: str
     records: int | None  # rows that a metric is taken over; None before a table is approved
     rounds: int = 1
-    exposure: str = ""  # who would have what is this site's own: "", "coordinator" or "sites"
-    personalized: str = ""  # what that is, in words
+    exposure: str | None = ""
+    personalized: str = ""
+    plugins: Sequence[Plugin] = ()
 
     @property
     def numbers(self) -> int:
@@ -52,7 +60,7 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
 
     All of them must be allowed for anything to leave.
     """
-    decisions = [_study(policy, request)]
+    decisions = [_study(policy, request), *plugin_decisions(policy, request.plugins)]
     decisions += [_tensor(policy, spec) for spec in request.tensors]
     decisions += [_metric(policy, name, request) for name in request.metrics]
     decisions.append(_counts(policy, request))
@@ -66,6 +74,20 @@ def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> lis
     """The decision on the word that this site's data fits a study, with its rows in the form ``counts``."""
     request = StudyRequest(study, coordinator, (), (), 1, counts, None)
     return [_study(policy, request), _counts(policy, request)]
+
+
+def plugin_decisions(policy: Policy, plugins: Iterable[Plugin]) -> list[Decision]:
+    """The decision on each plug-in that a study would run here."""
+    return [_plugin(policy, plugin) for plugin in plugins]
+
+
+def _plugin(policy: Policy, plugin: Plugin) -> Decision:
+    what = f"code of plug-in {plugin.name} {plugin.version}"
+    if policy.plugins.allows(plugin):
+        return Decision(what, True, f"plugins.allow {plugin.name!r}")
+    if not plugin.sha256:
+        return Decision(what, False, "the study pins no SHA-256 of it")
+    return Decision(what, False, f"{policy.plugins.instead(plugin)}; to allow it, add {plugin.line} there")
 
 
 def quotas(policy: Policy, size: int, of_round: int, of_day: int) -> list[Decision]:
@@ -159,7 +181,7 @@ def _models(policy: Policy, request: StudyRequest) -> list[Decision]:
         Decision(f"this site's own model, {what}", allowed, f"models.{key} = {str(allowed).lower()}")
         for what, key, allowed in parties
     ]
-    return decisions[: EXPOSURES[request.exposure]]
+    return decisions[: EXPOSURES[request.exposure or ""]]
 
 
 def _round_bytes(policy: Policy, size: int) -> Decision:

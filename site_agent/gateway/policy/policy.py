@@ -7,6 +7,7 @@
     [models]    whether others may have a model that is this hospital's alone
     [quotas]    bytes and numbers, a round and a day
     [release]   whether a person releases updates before they are sent
+    [plugins]   whose code may run here besides ours
 
 The policy passes or blocks, and never alters: a study that wants to report more than the policy allows is blocked, not
 trimmed. One denied tensor blocks the whole update. Integer tensors and normalization statistics are denied unless a
@@ -19,6 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from wardround.errors import BadData, NeedsPerson
+from wardround.records.plugins import PluginTable
 from wardround.records.schema import Strict, check, parse_toml
 from wardround.records.study import METRIC_NAME
 from wardround.tensors.manifests import ITEM_BYTES
@@ -104,6 +106,7 @@ class Policy(Strict):
     models: ModelTable = ModelTable()
     quotas: QuotaTable
     release: ReleaseTable = ReleaseTable()
+    plugins: PluginTable = PluginTable()
 
 
 def load(path: Path, study: str = "STUDY") -> Policy:

@@ -54,6 +54,7 @@ def draft(request: StudyRequest, site: str) -> str:
         f"form = {toml_value(request.counts)}",
         "",
         *_drafted_models(request),
+        *_drafted_plugins(request),
         "",
         f"[quotas]                       # an update is {size} bytes; a broken line may have it sent again",
         f"bytes_per_round = {SENT_AGAIN * size}",
@@ -69,11 +70,30 @@ def draft(request: StudyRequest, site: str) -> str:
 
 def _drafted_models(request: StudyRequest) -> list[str]:
     needed = ("", "; it needs `kept_by_coordinator = true`", "; it needs `true` twice")
+    if request.exposure is None:
+        about = "`site-agent preview` says who would have what of this study, when its plug-ins may run here"
+    else:
+        about = f"in this study {exposed(request.exposure, request.personalized)}{needed[EXPOSURES[request.exposure]]}"
     return [
-        f"# in this study {exposed(request.exposure, request.personalized)}{needed[EXPOSURES[request.exposure]]}",
+        f"# {about}",
         "[models]                       # nobody else has it unless a person writes so here",
         "kept_by_coordinator = false",
         "sent_to_other_sites = false",
+    ]
+
+
+def _drafted_plugins(request: StudyRequest) -> list[str]:
+    """What a person would have to write, as a comment: nobody's code runs here by a draft."""
+    if not request.plugins:
+        return []
+    return [
+        "",
+        "# This study runs code that is not Wardround's, on this hospital's patients. None may run unless a person",
+        "# takes the # away from its line here:",
+        "[plugins]",
+        "allow = [",
+        *(f"  # {plugin.line}," for plugin in request.plugins),
+        "]",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fl_algorithms import plugins, registry
 from fl_algorithms.engine.partition import Partition, describe, task_of
 from fl_algorithms.resolving import resolve
 from fl_algorithms.rows import SITES
@@ -47,7 +48,10 @@ class Studies:
 
         Raises:
             BadData: as ``installed``, or the site may not choose that network.
+            NeedsPerson: as ``installed``.
         """
+        if isinstance(document, dict) and document.get("plugins"):
+            verify(StudyFile.from_document(document))  # each time: a wheel may be changed between two rounds
         digest = canonical.digest(document)
         key = (digest, site, chosen)
         if key not in self._known:
@@ -65,9 +69,13 @@ def installed(document: object) -> ResolvedStudy:
     """The study of a resolved document, as the programs installed here understand it.
 
     Raises:
-        BadData: it names something that is not installed, or means something else here.
+        BadData: it names something that is not installed, or means something else here; or runs code of others that it
+            does not pin, or that is not here what it pins.
+        NeedsPerson: this process has imported another build of that code.
     """
-    study = resolve(StudyFile.from_document(document))
+    written = StudyFile.from_document(document)
+    verify(written)
+    study = resolve(written)
     if study.document() != document:
         raise BadData(
             f"study `{study.study.name}` was written for another version of the installed task, network or method",
@@ -75,6 +83,13 @@ def installed(document: object) -> ResolvedStudy:
             code="DECLINED_MODEL_MISMATCH",
         )
     return study
+
+
+def verify(study: StudyFile) -> None:
+    """Before any of it is imported: the code of others is what the study, and so the consent, pins. Raises as
+    ``plugins.verify``.
+    """
+    plugins.verify(registry.uses(study), study.plugins)
 
 
 def network_label(study: ResolvedStudy, site: str, chosen: str) -> str:

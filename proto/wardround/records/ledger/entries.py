@@ -177,6 +177,15 @@ class PolicyEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PluginRow(Record):
+    """A plug-in whose code a person let run here: a distribution, and the digest of its files."""
+
+    name: str
+    version: str
+    sha256: Unjudged | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConsentEntry(_Entry):
     """A study was approved, or the approval withdrawn."""
 
@@ -191,6 +200,7 @@ class ConsentEntry(_Entry):
     network: Unjudged | None = None
     common_digest: Unjudged | None = None
     weights_digest: Unjudged | None = None
+    plugins: tuple[PluginRow, ...] | None = None
     by: Person | None = None
 
 

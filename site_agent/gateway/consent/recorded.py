@@ -1,0 +1,24 @@
+"""A consent as the ledger has it: who decided, about which exact study, on which data, running whose code."""
+
+from site_agent.state.consent import Consent
+from site_agent.state.person import Person
+from wardround.records.ledger import entries
+
+
+def consent_entry(consent: Consent, event: str, person: Person) -> entries.ConsentEntry:
+    """The line about a consent that was "approved" or "withdrawn"."""
+    data = consent.data
+    plugins = tuple(
+        entries.PluginRow(name=plugin.name, version=plugin.version, sha256=plugin.sha256) for plugin in consent.plugins
+    )
+    return entries.ConsentEntry(
+        event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
+        data_digest=data.digest, exposure=consent.exposure, by=person_entry(person), consent_sha256=consent.digest,
+        network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
+        plugins=plugins or None,
+    )  # fmt: skip
+
+
+def person_entry(person: Person) -> entries.Person:
+    """Who decided."""
+    return entries.Person.from_document(person.document())
