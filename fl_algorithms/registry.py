@@ -20,11 +20,19 @@ from fl_algorithms.settings.images import ImageSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.settings.tabular import (
     MultilabelSettings,
+    OrdinalSettings,
     RegressionSettings,
     SurvivalSettings,
     TabularSettings,
 )
-from fl_algorithms.settings.targets import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, RANGES, SURVIVAL_METRICS
+from fl_algorithms.settings.targets import (
+    CLASS_METRICS,
+    LABEL_METRICS,
+    NUMBER_METRICS,
+    ORDINAL_METRICS,
+    RANGES,
+    SURVIVAL_METRICS,
+)
 from wardround.errors import BadData
 from wardround.records.study import Named, StudyFile
 
@@ -80,6 +88,7 @@ MODELS: Rows[ModelRow] = Rows("model", ModelRow, architectures.ROWS.values(), ar
 TABLES = "fl_algorithms.tasks.tables.tabular"
 TABULAR = TaskRow("tabular", TabularSettings, f"{TABLES}:TabularTask", CLASS_METRICS, ranges=RANGES, classes=True)
 REGRESSION = TaskRow("regression", RegressionSettings, f"{TABLES}:TableTask", NUMBER_METRICS, ranges=RANGES)
+ORDINAL = TaskRow("ordinal", OrdinalSettings, f"{TABLES}:TableTask", ORDINAL_METRICS, ranges=RANGES)
 MULTILABEL = TaskRow("multilabel", MultilabelSettings, f"{TABLES}:TableTask", LABEL_METRICS, ranges=RANGES)
 SURVIVAL = TaskRow("survival", SurvivalSettings, f"{TABLES}:TableTask", SURVIVAL_METRICS, ranges=RANGES)
 IMAGE_CLASSES = TaskRow(
@@ -92,12 +101,14 @@ IMAGE_CLASSES = TaskRow(
     classes=True,
 )
 SEGMENTATION = TaskRow(
-    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask", ("dice",), MASKS,
-    RANGES,
+    "segmentation", SegmentationSettings, "fl_algorithms.tasks.images.segmentation:SegmentationTask",
+    ("dice", "hausdorff95"), MASKS, RANGES,
 )  # fmt: skip
 
 
-TASKS: Rows[TaskRow] = Rows("task", TaskRow, (TABULAR, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION))
+TASKS: Rows[TaskRow] = Rows(
+    "task", TaskRow, (TABULAR, ORDINAL, REGRESSION, MULTILABEL, SURVIVAL, IMAGE_CLASSES, SEGMENTATION)
+)
 
 
 def tasks() -> Rows[TaskRow]:

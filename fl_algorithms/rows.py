@@ -10,12 +10,14 @@ from fl_algorithms.settings.targets import (
     CLASS_METRICS,
     LABEL_METRICS,
     NUMBER_METRICS,
+    ORDINAL_METRICS,
     RANGES,
     SMALLER_IS_BETTER,
     SURVIVAL_METRICS,
     ClassTarget,
     LabelsTarget,
     NumberTarget,
+    OrdinalTarget,
     SurvivalTarget,
 )  # fmt: skip
 from wardround.records.schema import Strict
@@ -57,7 +59,7 @@ class TaskRow:
     @property
     def kinds(self) -> bool:
         """Whether each row is of a kind, so that kinds may be drawn equally often."""
-        return self.classes or issubclass(self.settings, SurvivalTarget)
+        return self.classes or issubclass(self.settings, OrdinalTarget | SurvivalTarget)
 
     def range_of(self, metric: str) -> tuple[float, float] | None:
         """The lowest and highest value of a metric; None where nobody said."""
@@ -136,6 +138,7 @@ def dataset_row(
 
 METRICS_OF: Mapping[type[Strict], tuple[str, ...]] = {
     ClassTarget: CLASS_METRICS,
+    OrdinalTarget: ORDINAL_METRICS,
     NumberTarget: NUMBER_METRICS,
     LabelsTarget: LABEL_METRICS,
     SurvivalTarget: SURVIVAL_METRICS,

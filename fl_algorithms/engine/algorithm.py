@@ -12,10 +12,9 @@ one round in ``context.scratch``.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
 import torch
@@ -23,21 +22,20 @@ from torch import Tensor, nn
 
 from fl_algorithms import architectures, registry
 from fl_algorithms.engine.device import CPU, Device, device_of
+from fl_algorithms.engine.judging import Judged, evaluation_parts, judged_by, reduced_loss
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
 from fl_algorithms.methods.settings import HeadSettings, MethodSettings
 from fl_algorithms.models import checks
 from fl_algorithms.rows import COLUMNS, MASKS
 from fl_algorithms.settings.models import BODY_AND_HEAD
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task, in_parts
+from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task
 from wardround.errors import BadData
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
 OURS = "fl_algorithms."  # where a network that nobody brought is made
-EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
-EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
 
 
 Names = Callable[[nn.Module], Collection[str]]  # chooses among the names of a network's state
@@ -133,17 +131,14 @@ class Context:
 
     def validation_loss(self, networks: Networks) -> float:
         """The mean loss on the site's validation split, as the study reduces it."""
-        split = self.data.validation
-        return validation_loss(compute_logits(self.algorithm, networks, split.x), split, self.task, self.study)
+        return reduced_loss(judged(self.algorithm, networks, self.data.validation, self.task).losses, self.study)
 
     def headline(self, networks: Networks) -> float | None:
         """The task's headline metric on the site's validation split, an error with its sign turned, so that more is
         better; None where it is undefined.
         """
-        split, name = self.data.validation, self.task.headline
-        logits = compute_logits(self.algorithm, networks, split.x)
-        fit = fit_outputs(self, networks, logits)
-        score = self.task.metrics(logits, split.y, fit)[name]
+        found, name = judged(self.algorithm, networks, self.data.validation, self.task), self.task.headline
+        score = found.metrics(fit_outputs(self, networks, found))[name]
         return -score if score is not None and name in self.study.task.row.smaller_is_better else score
 
 
@@ -328,9 +323,13 @@ def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tenso
         return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
 
 
-def fit_outputs(context: Context, networks: Networks, validation_logits: Tensor) -> dict[str, Any]:
-    """``Task.fit_outputs`` of these networks, whose outputs for the validation split are known."""
-    data = context.data
+def fit_outputs(context: Context, networks: Networks, validation: Judged) -> dict[str, Any]:
+    """``Task.fit_outputs`` of these networks, which were judged on the validation split. Nothing is fitted to outputs
+    that are judged row by row.
+    """
+    data, validation_logits = context.data, validation.logits
+    if validation_logits is None:
+        return {}
 
     def outputs_of(split: Split) -> Tensor:
         return validation_logits if split is data.validation else compute_logits(context.algorithm, networks, split.x)
@@ -344,20 +343,6 @@ def kinds_of(context: Context) -> Tensor | None:
     return context.task.kinds(context.data.train.y) if balanced else None
 
 
-def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
-    """``x`` in its order, in pieces of bounded size."""
-    size = EVALUATION_BATCH
-    if not isinstance(x, Tensor):
-        size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
-    return in_parts(x, size)
-
-
-def validation_loss(logits: Tensor, split: Split, task: Task, study: ResolvedStudy) -> float:
-    """The mean loss of a split, by ``loss_reduction``: over its samples, or over the means of its batches.
-
-    "batch_mean" counts a short last batch as much as a full one, as the code behind FENDA-FL's table does.
-    """
-    losses = task.losses(logits, split.y).to(torch.float64)
-    if study.checkpoints.loss_reduction == "batch_mean":
-        losses = torch.stack([part.mean() for part in torch.split(losses, study.training.batch_size)])
-    return float(losses.mean())
+def judged(algorithm: Algorithm, networks: Networks, split: Split, task: Task) -> Judged:
+    """``networks``, in evaluation mode, on ``split``."""
+    return judged_by(lambda x: compute_logits(algorithm, networks, x), split, task)

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import validation_loss
 from fl_algorithms.engine.beside import ALONE, JOINT, SINGLE, joined, members_of
 from fl_algorithms.engine.device import CPU, Device
+from fl_algorithms.engine.judging import judged_by, reduced_loss
 from fl_algorithms.engine.session import Checkpoint, Restored
 from fl_algorithms.study import SiteStudy
-from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Split, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
 
 SELECTED = "selected"
 FEWEST = 2  # validation rows that have a standard error
@@ -110,18 +110,17 @@ def selected(
     """
     kept = {kind: members_of(found.tensors).get(kind, found.tensors) for kind, found in checkpoints.items()}
     kept = {kind: kept[kind] for kind in SINGLE if kind in kept}
-    outputs = {
-        kind: restored(study, task, joined({kind: tensors}), device).logits(data.validation.x)
-        for kind, tensors in kept.items()
-    }
-    judged = [_judged(members, outputs, data.validation, task) for members in candidates(tuple(kept))]
+    judged = []
+    for members in candidates(tuple(kept)):
+        model = restored(study, task, joined({kind: kept[kind] for kind in members}), device)
+        judged.append(Judged(members, judged_by(model.logits, data.validation, task).losses.detach()))
     choice, why = choose(judged)
     tensors = joined({kind: kept[kind] for kind in choice.members})
     model = restored(study, task, tensors, device)
     fit = task.fit_outputs(lambda split: model.logits(split.x), data)
     split, where = (data.validation, "validation") if data.test is None else (data.test, "test")
-    scores = task.metrics(model.logits(split.x), split.y, fit)
-    loss = validation_loss(model.logits(data.validation.x), data.validation, task, study)
+    scores = judged_by(model.logits, split, task).metrics(fit)
+    loss = reduced_loss(choice.losses, study)
     return Checkpoint(
         SELECTED,
         max(checkpoints[kind].round for kind in choice.members),
@@ -166,8 +165,3 @@ def difference(one: Judged, best: Judged) -> tuple[float, float]:
     """How far ``one`` is behind, and the standard error of that, row by row."""
     differences = one.losses - best.losses
     return float(differences.mean()), float(differences.std() / math.sqrt(len(differences)))
-
-
-def _judged(members: tuple[str, ...], outputs: Mapping[str, Tensor], rows: Split, task: Task) -> Judged:
-    together = torch.stack([outputs[kind] for kind in members]).mean(dim=0)
-    return Judged(members, task.losses(together, rows.y).detach().double())

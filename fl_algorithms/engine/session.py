@@ -5,7 +5,7 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,14 @@ from fl_algorithms.engine.algorithm import (
     Downlink,
     algorithm_of,
     compute_logits,
-    evaluation_parts,
     fit_outputs,
+    judged,
     kinds_of,
-    validation_loss,
 )
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.early_stopping import EarlyStop, mean_loss
 from fl_algorithms.engine.fine_tuning import fine_tuned
+from fl_algorithms.engine.judging import labeled_parts, reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
 from fl_algorithms.engine.schedule import rate_factor
 from fl_algorithms.engine.training import (
@@ -47,7 +47,7 @@ from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Task
+from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Split, Task, samples
 from wardround.errors import BadData
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -88,7 +88,7 @@ class RoundResult:
 
     Attributes:
         uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
-        num_examples: rows of the training split.
+        num_examples: rows of the training split; of pieces of images, the images.
         num_validation: rows of the validation split.
         metrics: of the downloaded model, with the private parts, on the validation split; "val_loss" among them.
         checkpoints: to be kept now, in place of an older one of the same kind.
@@ -126,6 +126,10 @@ class Restored:
     def logits(self, x: Inputs) -> Tensor:
         """(n, outputs) for ``x`` (n, features)."""
         return compute_logits(self._algorithm, self.networks, x)
+
+    def metrics(self, split: Split) -> dict[str, float | None]:
+        """The task's, of all rows of ``split``."""
+        return judged(self._algorithm, self.networks, split, self._task).metrics()
 
     def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features). For a task of classes."""
@@ -390,42 +394,36 @@ class SiteSession:
             return None
         split, loss = context.data.validation, phase.loss or context.algorithm.loss
 
-        def parts() -> Iterator[Batch]:
-            start = 0
-            for x in evaluation_parts(split.x):
-                yield Batch(context.device.bring(x), context.device.bring(split.y[start : start + len(x)]))
-                start += len(x)
-
         def loss_now() -> float:
-            return mean_loss(lambda batch: loss(context, batch), parts())
+            parts = (Batch(*map(context.device.bring, part)) for part in labeled_parts(split))
+            return mean_loss(lambda batch: loss(context, batch), parts)
 
         return EarlyStop(settings, context.networks, parameters, loss_now)
 
     def _judge(self, networks: Networks) -> _Judgement:
         """The networks on the validation split."""
-        context, split = self._context, self._context.data.validation
-        logits = compute_logits(context.algorithm, networks, split.x)
-        loss = validation_loss(logits, split, context.task, context.study)
-        fit = fit_outputs(context, networks, logits)
-        return _Judgement(loss if math.isfinite(loss) else None, context.task.metrics(logits, split.y, fit), fit)
+        context = self._context
+        found = judged(context.algorithm, networks, context.data.validation, context.task)
+        loss, fit = reduced_loss(found.losses, context.study), fit_outputs(context, networks, found)
+        return _Judgement(loss if math.isfinite(loss) else None, found.metrics(fit), fit)
 
-    def _checkpoint(self, kind: str, model_round: int, networks: Networks, judged: _Judgement) -> Checkpoint:
-        """The networks as they are now. ``judged`` is what the validation split said of them."""
+    def _checkpoint(self, kind: str, model_round: int, networks: Networks, validated: _Judgement) -> Checkpoint:
+        """The networks as they are now. ``validated`` is what the validation split said of them."""
         data, task = self._context.data, self._context.task
-        scores, metric = judged.metrics, task.headline
+        scores, metric = validated.metrics, task.headline
         if data.test is not None:
-            scores = task.metrics(
-                compute_logits(self._context.algorithm, networks, data.test.x), data.test.y, judged.fit
-            )
+            scores = judged(self._context.algorithm, networks, data.test, task).metrics(validated.fit)
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
         split = "validation" if data.test is None else "test"
-        return Checkpoint(kind, model_round, tensors, scores[metric], metric, split, judged.loss, scores, judged.fit)
+        return Checkpoint(
+            kind, model_round, tensors, scores[metric], metric, split, validated.loss, scores, validated.fit
+        )
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
     ) -> RoundResult:
         data = self._context.data
-        return RoundResult(uplink, len(data.train.y), len(data.validation.y), metrics, tuple(checkpoints))
+        return RoundResult(uplink, samples(data.train), samples(data.validation), metrics, tuple(checkpoints))
 
 
 def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:

@@ -16,7 +16,7 @@ from fl_algorithms.lab.executors import ExecutorName
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.progress import rounds_shown
 from fl_algorithms.lab.seeds import SeedResult
-from fl_algorithms.lab.study_run import Plan, run_study
+from fl_algorithms.lab.study_run import Plan, run_study, side_by_side
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, UsageProblem
@@ -46,8 +46,9 @@ def run(
     participation: Participation = EVERYONE,
     weights: PathLike | None = None,
     private_weights: PathLike | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: ExecutorName = "processes",
+    per_card: int = 1,
     device: DeviceName = "cpu",
     workers: int = 0,
 ) -> "Result":
@@ -62,7 +63,8 @@ def run(
         participation: who is in a round.
         weights: start from the shared tensors of this safetensors file.
         private_weights: start each site's own tensors from this one, which may be the same.
-        jobs: runs side by side, each in a process.
+        jobs: runs side by side, each in a process; None: one after the other, in this one.
+        per_card: runs that share a CUDA card.
 
     Raises:
         WardroundError: as the command says it.
@@ -75,10 +77,10 @@ def run(
         Hardware(device, workers),
         None if weights is None else Path(weights),
         participation,
-        jobs,
-        executor,
+        executor=executor,
         private_weights=None if private_weights is None else Path(private_weights),
     )
+    plan = side_by_side(plan, jobs, per_card)
     with rounds_shown(seeds, plan.study.study.rounds) as rounds_told:
         made = run_study(plan, rounds_told=rounds_told)
     return Result(plan.study, tuple(made), plan.out)

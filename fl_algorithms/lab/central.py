@@ -63,7 +63,7 @@ def run_central(
     return replace(
         outcome,
         checkpoints={
-            name: {kind: _judged(kinds[kind], restored[kind], task, test) for kind in kinds}
+            name: {kind: _judged(kinds[kind], restored[kind], test) for kind in kinds}
             for name, test in (own or matched).items()
         },
     )
@@ -81,7 +81,7 @@ def _own_tests(study: ResolvedStudy, task: Task, folder: Path) -> dict[str, Spli
     return {name: data.test for name, data in sites.items() if data.test is not None}
 
 
-def _judged(checkpoint: Checkpoint, model: Restored, task: Task, test: Split) -> Checkpoint:
+def _judged(checkpoint: Checkpoint, model: Restored, test: Split) -> Checkpoint:
     """The checkpoint with its scores on ``test``; its validation loss stays the pool's."""
-    scores = task.metrics(model.logits(test.x), test.y)
+    scores = model.metrics(test)
     return replace(checkpoint, score=scores[checkpoint.metric], scores=scores, split="test")

@@ -10,7 +10,7 @@ import typer
 
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import comparison, suite
-from fl_algorithms.lab.executors import CARDS, ExecutorName, cores, on_ray, placement, processes
+from fl_algorithms.lab.executors import CARDS, ExecutorName, Pool, card_share, cores, on_ray, placement, processes
 from wardround.cli import INTERRUPTED, say
 
 
@@ -32,16 +32,14 @@ def run_compare(
     """
     resolved = suite.load(path)
     wanted_seeds = seeds or resolved.seeds
-    where = placement(hardware, per_card, os.environ.get(CARDS))
-    threads = max(point.study.study.threads for row in resolved.rows for point in row.points)
-    pool = partial(on_ray, where=where, threads=threads) if executor == "ray" else partial(processes, where=where)
+    pool, at_once = _pool(resolved, jobs, hardware, executor, per_card)
     command = _command(path, data, out, wanted_seeds, jobs, only, hardware, executor, per_card)
     tally = comparison.compare(
         resolved,
         data,
         out,
         seeds=wanted_seeds,
-        jobs=where.jobs(jobs, cores()),
+        jobs=at_once,
         command=command,
         only=only,
         hardware=hardware,
@@ -60,6 +58,17 @@ def run_compare(
         say(f"next: `{command}` tries again what failed; `fl-lab report {shlex.quote(str(out))}` shows the rest")
         raise typer.Exit(1)
     say(f"next: `fl-lab report {shlex.quote(str(out))}`")
+
+
+def _pool(
+    resolved: suite.Suite, jobs: int | None, hardware: Hardware, executor: ExecutorName, per_card: int
+) -> tuple[Pool, int]:
+    """Where the runs are made, and how many at once."""
+    if executor == "ray":
+        threads = max(point.study.study.threads for row in resolved.rows for point in row.points)
+        return partial(on_ray, threads=threads, card=card_share(hardware, per_card)), jobs or cores()
+    where = placement(hardware, per_card, os.environ.get(CARDS))
+    return partial(processes, where=where), where.jobs(jobs, cores())
 
 
 def _command(

@@ -1,20 +1,21 @@
 """`fl-lab run`: what it says while it runs, and the table at its end."""
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from fl_algorithms.engine.hardware import Hardware
-from fl_algorithms.lab.executors import CARDS, NO_CARDS, ExecutorName, cores, placement
+from fl_algorithms.lab.executors import ExecutorName
 from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.progress import rounds_shown
 from fl_algorithms.lab.seeds import SeedResult, checkpoints_of
-from fl_algorithms.lab.study_run import Plan, run_study
+from fl_algorithms.lab.study_run import Plan, run_study, side_by_side
 from fl_algorithms.study import ResolvedStudy
-from wardround.cli import print_json, say
+from wardround.cli import INTERRUPTED, print_json, say
 
 
 def run_and_print(
@@ -32,16 +33,21 @@ def run_and_print(
     as_json: bool,
 ) -> None:
     """Run a resolved study, say how it goes, and print its scores."""
-    cards = placement(hardware, per_card, os.environ.get(CARDS))
-    count = cards.jobs(jobs, 1 if executor == "processes" else cores()) if jobs or executor == "ray" else 1
-    where = cards if count > 1 else NO_CARDS  # alone, a run has the card that torch takes first
     command = shlex.join(["fl-lab", *sys.argv[1:]])
-    plan = Plan(
-        study, data, seeds, out, hardware, weights, participation, count, executor, where, command,
+    asked = Plan(
+        study, data, seeds, out, hardware, weights, participation, executor=executor, command=command,
         private_weights=private_weights,
     )  # fmt: skip
-    with rounds_shown(seeds, study.study.rounds) as rounds_told:
-        results = run_study(plan, lambda result, done: _say(study, result, done, seeds), rounds_told)
+    plan = side_by_side(asked, jobs, per_card)
+    try:
+        with rounds_shown(seeds, study.study.rounds) as rounds_told:
+            results = run_study(plan, lambda result, done: _say(study, result, done, seeds), rounds_told)
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        say(f"stopped: what was done is kept in {out}")
+        say(f"next: `{command}` goes on")
+        raise typer.Exit(INTERRUPTED) from None
     result = overview(study, results)
     if as_json:
         print_json(result)

@@ -176,7 +176,9 @@ def _answer(future: "Future[bytes | Failed]") -> bytes | Failed:
 
 def _other_versions(result: bytes, survey: Survey) -> str:
     """What a run was made with that the others were not; "" where all is alike."""
-    made = json.loads(result)["versions"]
+    made = json.loads(result).get("versions")
+    if made is None:
+        return ""  # it gave nothing to compare
     made.pop("threads")
     return difference(survey.versions, made) if made != survey.versions else ""
 

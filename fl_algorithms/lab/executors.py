@@ -62,11 +62,6 @@ class Placement:
         """The card of worker ``slot`` (from 0): neighbors go to different cards. None: on the CPU."""
         return self.cards[slot % len(self.cards)] if self.cards else None
 
-    @property
-    def share(self) -> float:
-        """Of a card, for one run; 0 on the CPU."""
-        return 1 / self.per_card if self.cards else 0.0
-
 
 NO_CARDS = Placement()
 
@@ -84,6 +79,11 @@ def placement(hardware: Hardware, per_card: int, visible: str | None = None, dev
         return Placement(tuple(card.strip() for card in visible.split(",") if card.strip()), per_card)
     numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit())
     return Placement(tuple(map(str, numbers)), per_card)
+
+
+def card_share(hardware: Hardware, per_card: int) -> float:
+    """Of a card, for one run on a cluster, whose cards nobody here knows. "auto" takes the CPU there."""
+    return 1 / per_card if hardware.device == "cuda" else 0.0
 
 
 def cores() -> int:
@@ -152,6 +152,8 @@ class _Workers:
             self._ended = True
             for process in self._all:
                 process.kill()
+            for process in self._all:
+                process.join()
 
     def _worker(self) -> tuple[SpawnProcess, Connection]:
         if self._mine.worker is None:
@@ -211,7 +213,7 @@ def _deaf_children() -> Iterator[None]:
 
 
 @contextmanager
-def on_ray(jobs: int, where: Placement = NO_CARDS, *, threads: int = 1) -> Iterator[Executor]:
+def on_ray(jobs: int, *, threads: int = 1, card: float = 0.0) -> Iterator[Executor]:
     """A Ray cluster: the one that ``RAY_ADDRESS`` names, that this process is in already, or one on this machine.
 
     Every node needs this package in the same version, and the data at the same path. Ray itself makes a call again
@@ -219,8 +221,8 @@ def on_ray(jobs: int, where: Placement = NO_CARDS, *, threads: int = 1) -> Itera
 
     Args:
         jobs: of a cluster that is started here: its processors.
-        where: of a run with cards, Ray gives it ``share`` of one.
         threads: processors that a run needs.
+        card: share of a card that it needs.
 
     Raises:
         NeedsPerson: Ray is not installed.
@@ -238,7 +240,7 @@ def on_ray(jobs: int, where: Placement = NO_CARDS, *, threads: int = 1) -> Itera
                 f"the Ray cluster at {address or 'this machine'} does not answer: {type(error).__name__}",
                 hint="`ray status` says whether it runs; RAY_ADDRESS names it",
             ) from None
-    executor = RayExecutor(ray, {"num_cpus": threads, "num_gpus": where.share, "max_retries": TRIES - 1})
+    executor = RayExecutor(ray, {"num_cpus": threads, "num_gpus": card, "max_retries": TRIES - 1})
     try:
         yield executor
     except BaseException:

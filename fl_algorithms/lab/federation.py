@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.beside import Session, session_at
-from fl_algorithms.engine.device import CPU, Device, deterministic
+from fl_algorithms.engine.device import CPU, Device, at_home, deterministic
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
 from fl_algorithms.engine.selection import SELECTED, Kept, selected
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
@@ -223,7 +223,9 @@ class _Run:
             round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
         )
         self._judged(round_number, site, result)
-        self._curves.trained(round_number, site, {phase: torch.stack(of).tolist() for phase, of in losses.items()})
+        self._curves.trained(
+            round_number, site, {phase: at_home(torch.stack(of)).tolist() for phase, of in losses.items()}
+        )
         sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
         received = sum(spec.bytes for spec in self._aggregator.download_of(site))
         self._curves.moved(round_number, site, sent=sent, received=received)

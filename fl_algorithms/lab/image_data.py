@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.lab.data import Made
-from fl_algorithms.tasks.images.files import Array, read_arrays
+from fl_algorithms.tasks.images.decoding import Array
+from fl_algorithms.tasks.images.files import read_arrays
 from wardround.errors import BadData
 from wardround.local import durable
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, compute_logits
+from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, judged
 from fl_algorithms.engine.beside import ALONE
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import build, task_at, task_of
@@ -28,7 +28,7 @@ from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.settings.models import NetworkSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
-from fl_algorithms.tasks.base import SiteData, Split, Task
+from fl_algorithms.tasks.base import OwnSizes, SiteData, Split, Task
 from fl_algorithms.tasks.selection import chosen, joined, row_shape
 from wardround.errors import BadData
 
@@ -204,20 +204,22 @@ class Asked:
         """Every metric of the model as it is."""
         if not self.takes(site, split):
             return self._undefined()
-        return self.task.metrics(self.model(site, tensors).logits(split.x), split.y)
+        return self.model(site, tensors).metrics(split)
 
     def batch_statistics_scores(self, site: str, tensors: Tensors, split: Split) -> Scores:
         """Every metric, with the rows' own statistics in the batch norms."""
         if not self.takes(site, split):
             return self._undefined()
         networks = with_batch_statistics(self.model(site, tensors).networks)
-        return self.task.metrics(compute_logits(self.algorithm, networks, split.x), split.y)
+        return judged(self.algorithm, networks, split, self.task).metrics()
 
     def adapting(self, protocol: Protocol) -> Judge:
         """Every metric of the model under Tent. The rows come in an order that is the same in every run of the seed."""
 
         def judge(site: str, tensors: Tensors, split: Split) -> Scores:
             generator = torch.Generator().manual_seed(stream_seed(self.study.study.seed, "", 0, "protocol.tent"))
+            if isinstance(split.x, OwnSizes):  # whose rows are no batches with labels
+                return self._undefined()
             stream = chosen(split, torch.randperm(len(split), generator=generator))
             logits = adapted_logits(
                 self.model(site, tensors).networks,
@@ -239,6 +241,8 @@ class Asked:
         """
         seed, size = stream_seed(self.study.study.seed, site, 0, "protocol.sharpness"), self.study.training.batch_size
         split, task = data.train, self.task.at(data)
+        if isinstance(split.x, OwnSizes):  # whose rows' labels are drawn
+            return None
         if batches:
             split = chosen(split, torch.arange(min(batches * size, len(split))))
         value = sharpness(
@@ -252,7 +256,8 @@ class Asked:
         return value if math.isfinite(value) else None
 
     def _undefined(self) -> Scores:
-        return dict.fromkeys(self.study.task.row.metrics)
+        task = self.study.task
+        return dict.fromkeys(getattr(task.settings, "metrics", task.row.metrics))
 
     def misses_norms(self) -> bool:
         """Whether an unseen site has no statistics for a network: the sites share it, but not its batch norms'."""

@@ -161,10 +161,12 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
 
 def rows_of(data: "SiteData") -> dict[str, int]:
     """How many rows each split has."""
+    from fl_algorithms.tasks.base import samples
+
     return {
-        "train": len(data.train),
-        "validation": len(data.validation),
-        "test": 0 if data.test is None else len(data.test),
+        "train": samples(data.train),
+        "validation": samples(data.validation),
+        "test": 0 if data.test is None else samples(data.test),
     }
 
 

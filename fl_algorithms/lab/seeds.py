@@ -77,12 +77,14 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
         BadData: as ``load_sites`` and ``run_federation``; or what is kept there was made of something else.
         UsageProblem: the device is not there.
     """
+    from fl_algorithms.engine.device import deterministic
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.federation import load_sites
 
     wall = time.perf_counter()
-    task = task_of(request.study)
-    return run_read(request, task, load_sites(request.study, task, request.folder), progress, wall)
+    with deterministic(request.study.study.threads):  # sums over the rows, too
+        task = task_of(request.study)
+        return run_read(request, task, load_sites(request.study, task, request.folder), progress, wall)
 
 
 def run_read(

@@ -1,5 +1,6 @@
 """A study run with one or more seeds: in this process or side by side, kept in a folder or not. No torch by itself."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +10,17 @@ from typing import Any
 
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import run_folder
-from fl_algorithms.lab.executors import NO_CARDS, ExecutorName, Placement, on_ray, processes
+from fl_algorithms.lab.executors import (
+    CARDS,
+    NO_CARDS,
+    ExecutorName,
+    Placement,
+    card_share,
+    cores,
+    on_ray,
+    placement,
+    processes,
+)
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests, run_seed
 from fl_algorithms.study import ResolvedStudy
@@ -32,7 +43,8 @@ class Plan:
         seeds: how many, from the study's own on.
         out: where it is kept; None: nowhere.
         jobs: runs side by side; 1: in this process.
-        where: the cards that they have.
+        where: the cards that they have, on this machine.
+        card: share of a card that each has, on Ray.
         command: what repeats it, for the record.
         private_weights: each site's own tensors start from these.
         make: makes one run; in this process, where it is no function of a module.
@@ -49,6 +61,7 @@ class Plan:
     jobs: int = 1
     executor: ExecutorName = "processes"
     where: Placement = NO_CARDS
+    card: float = 0.0
     command: str = ""
     make: Make = run_seed
     digests: Digests = data_digests
@@ -69,6 +82,20 @@ class Plan:
 
 def _nothing(*_: object) -> None:
     return None
+
+
+def side_by_side(plan: Plan, jobs: int | None, per_card: int) -> Plan:
+    """The plan with ``jobs`` runs at once and their cards; None: one, or on Ray one a processor.
+
+    Raises:
+        UsageProblem: more than the cards of this machine take.
+    """
+    if plan.executor == "ray":
+        return replace(plan, jobs=jobs or cores(), card=card_share(plan.hardware, per_card))
+    if (jobs or 1) == 1:
+        return plan  # in this process, on the card that torch takes first
+    where = placement(plan.hardware, per_card, os.environ.get(CARDS))
+    return replace(plan, jobs=where.jobs(jobs, 1), where=where)
 
 
 def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _nothing) -> list[SeedResult]:
@@ -104,7 +131,7 @@ def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _noth
 def pool_of(plan: Plan) -> AbstractContextManager[Executor]:
     """Where the plan's runs are made, if not in this process."""
     if plan.executor == "ray":
-        return on_ray(plan.jobs, plan.where, threads=plan.study.study.threads)
+        return on_ray(plan.jobs, threads=plan.study.study.threads, card=plan.card)
     return processes(plan.jobs, plan.where)
 
 
@@ -150,7 +177,7 @@ def _made(
     plan: Plan, seeds: list[int], like: Mapping[str, Any], rounds_told: RoundsTold
 ) -> Iterator[tuple[int, SeedResult | WardroundError]]:
     """Each run as it ends. In this process the first error is the last run."""
-    if plan.jobs == 1 and plan.executor == "processes" and not plan.where.cards:
+    if plan.jobs == 1 and plan.executor == "processes":
         for number, seed in enumerate(seeds, start=plan.seeds - len(seeds)):
             title = f"{plan.study.method.name}: seed {seed}"
             yield seed, plan.make(plan.request(seed, like), lambda done, _, n=number, t=title: rounds_told(n, done, t))  # type: ignore[misc]

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.resolving import need_hint, resolve
+from fl_algorithms.rows import MASKS
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, UsageProblem, WardroundError
@@ -238,7 +239,7 @@ def load(path: Path) -> Suite:
         if parsed.protocol.tent and row.kind != "central":
             _refuse_no_norms(row, path.name)
     metric = parsed.suite.metric
-    known = first.task.row.metrics
+    known = getattr(first.task.settings, "metrics", first.task.row.metrics)
     if metric and metric not in known:
         raise BadData(
             f"{path.name}: `metric` in [suite] names `{metric}`, which the task does not have",
@@ -295,8 +296,15 @@ def _refuse_unlike(row: Row, first: ResolvedStudy, source: str) -> None:
 
 
 def _refuse_no_norms(row: Row, source: str) -> None:
-    """Tent adapts norm layers; better said now than by every run."""
+    """Tent lowers the entropy of classes by norm layers; better said now than by every run."""
     for point in row.points:
+        task = point.study.task.row
+        if not (task.classes or task.gives == MASKS):
+            raise BadData(
+                f"{source}: `tent` in [protocol] adapts to the classes of rows, task `{task.name}` of row `{row.name}` "
+                "has none",
+                hint="leave `tent` out of [protocol]",
+            )
         for site in point.study.study.sites:
             network = point.study.at(site).model.settings
             if isinstance(network, NetworkSettings) and NORM_LAYERS not in network.offers:

@@ -106,7 +106,7 @@ class MethodSettings(Strict):
         return (
             ()
             if self.judged == "downloaded"
-            else (Wrapper("fl_algorithms.engine.judging:judged_after_training", self),)
+            else (Wrapper("fl_algorithms.engine.pre_aggregation:judged_after_training", self),)
         )
 
     @property

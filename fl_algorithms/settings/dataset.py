@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget, SurvivalTarget
+from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget, OrdinalTarget, SurvivalTarget
 from wardround.records.schema import Strict
 
 Side = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -32,6 +32,10 @@ class DatasetSettings(Strict):
 
 class ClassDatasetSettings(DatasetSettings, ClassTarget):
     """Each row's y is the index of its class."""
+
+
+class OrdinalDatasetSettings(DatasetSettings, OrdinalTarget):
+    """Each row's y is the index of its class, and the classes have an order."""
 
 
 class NumberDatasetSettings(DatasetSettings, NumberTarget):

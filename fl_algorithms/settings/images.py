@@ -8,6 +8,8 @@ from fl_algorithms.settings.targets import ClassTarget
 from wardround.records.schema import Strict
 
 Side = Annotated[int, Field(ge=4, le=1024)]
+Millimeters = Annotated[float, Field(ge=0.01, le=100)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Augmentation(Strict):
@@ -31,17 +33,46 @@ class Augmentation(Strict):
         return bool(self.rotate_degrees or self.shift or self.zoom)
 
 
+class Window(Strict):
+    """The part of an image's range that is brought to 0 to 1; what lies outside becomes 0 or 1.
+
+    Either ``center`` and ``width``, in the unit of the file's numbers (Hounsfield units of a CT), or two
+    ``percentiles`` of each image's own.
+    """
+
+    center: float | None = None
+    width: float | None = Field(default=None, gt=0)
+    percentiles: tuple[Percent, Percent] | None = None  # the lower and the upper
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        numbers = self.center is not None and self.width is not None
+        if (self.center is None) != (self.width is None) or numbers == (self.percentiles is not None):
+            raise ValueError("a window has a `center` and a `width`, or two `percentiles`")
+        if self.percentiles is not None and not self.percentiles[0] < self.percentiles[1]:
+            raise ValueError("of two `percentiles`, the lower comes first")
+        return self
+
+
 class PixelSettings(Strict):
     """What image studies of every kind have in common.
 
     Whole numbers without a sign are divided by the largest of their type (255, 65535), so that 8 and 16 bit mean the
-    same range; other numbers, which may have a unit, stay. ``mean`` and ``std`` are on that scale, one per channel;
-    without them each site takes its own training images'.
+    same range; other numbers, which may have a unit, stay. ``window``, ``mean`` and ``std`` are on that scale, the last
+    two one per channel and after the window.
+
+    ``normalize``: (x - mean) / std with, per channel, the mean and deviation of "site": the study's ``mean`` and
+    ``std``, or without them each site's own images'; "image": each image's own; "foreground": each image's own pixels
+    that are not 0, which stays 0.
     """
 
     size: tuple[Side, ...] = Field(min_length=2, max_length=3)  # (height, width), or (depth, height, width)
     channels: int = Field(default=3, ge=1, le=16)
-    fit: Literal["resize", "crop", "exact"] = "resize"  # squeeze; cut the middle of that shape, then resize; refuse
+    # squeeze; cut the middle of that shape, then resize; refuse; keep, and look at pieces of that size
+    fit: Literal["resize", "crop", "exact", "patches"] = "resize"
+    spacing: tuple[Millimeters, ...] = ()  # of a volume's voxels, in the order of `size`; (): as the files have them
+    window: Window | None = None
+    normalize: Literal["site", "image", "foreground"] = "site"
     mean: tuple[float, ...] = ()
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     augment: Augmentation = Augmentation()
@@ -57,9 +88,17 @@ class PixelSettings(Strict):
                 f"`mean` and `std` have {len(self.mean)} and {len(self.std)} numbers, the images {self.channels} "
                 "channels; leave both out to take each site's own"
             )
+        if self.mean and self.normalize != "site":
+            raise ValueError(f"`normalize` is {self.normalize}: each image's own, so leave `mean` and `std` out")
+        if self.spacing and not len(self.spacing) == len(self.size) == 3:
+            raise ValueError(
+                "`spacing` is for volumes: three numbers in mm in the order of `size`, (depth, height, width)"
+            )
         if len(self.size) == 3:
             if self.fit == "resize":
-                raise ValueError('volumes are not resized: `fit = "crop"` cuts or fills up, "exact" refuses')
+                raise ValueError(
+                    'volumes are not resized: `fit = "crop"` cuts or fills up, "exact" refuses, "patches" sees pieces'
+                )
             if self.augment.bends or self.augment.quarter_turns:
                 raise ValueError("of [task.augment], only flips, `brightness` and `contrast` are for volumes")
         elif self.augment.quarter_turns and self.size[0] != self.size[1]:
@@ -69,7 +108,7 @@ class PixelSettings(Strict):
     @property
     def unscaled(self) -> tuple[str, ...]:
         """What a scale for all sites lacks."""
-        return () if self.mean else ("channels",)
+        return () if self.mean or self.normalize != "site" else ("channels",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -86,6 +125,8 @@ class ImageSettings(PixelSettings, ClassTarget):
 
     @model_validator(mode="after")
     def _three_columns(self) -> Self:
+        if self.fit == "patches":
+            raise ValueError('`fit = "patches"` is for masks: the class of an image is not that of its pieces')
         if len({self.image, self.label, self.patient}) < 3:
             raise ValueError("`image`, `label` and `patient` are not three different columns")
         return self

@@ -20,6 +20,7 @@ from fl_algorithms.settings.targets import (
     LabelsTarget,
     Level,
     NumberTarget,
+    OrdinalTarget,
     SurvivalTarget,
     check_levels,
     level,
@@ -293,6 +294,20 @@ class LabelSettings(TableSettings):
 
 class TabularSettings(LabelSettings, ClassTarget):
     """[task] of a study whose task is ``tabular``: the class in a column.
+
+    Attributes:
+        stratified: whether the validation part has each class's share of the rows.
+    """
+
+    stratified: bool = False
+
+    @property
+    def target_levels(self) -> tuple[str, ...]:
+        return self.classes
+
+
+class OrdinalSettings(LabelSettings, OrdinalTarget):
+    """[task] of a study whose task is ``ordinal``: the class in a column, of classes in order.
 
     Attributes:
         stratified: whether the validation part has each class's share of the rows.

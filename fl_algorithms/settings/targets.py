@@ -33,8 +33,9 @@ RANGES: Mapping[str, Range] = {
     "c_index": SHARE,
     "integrated_brier": SHARE,
     "dice": SHARE,
+    "hausdorff95": (0.0, 1e4),  # mm, or pixels
 }
-SMALLER_IS_BETTER = frozenset({"val_loss", "brier", "mae", "rmse", "integrated_brier"})
+SMALLER_IS_BETTER = frozenset({"val_loss", "brier", "mae", "rmse", "integrated_brier", "hausdorff95"})
 
 ClassMetric = Literal[
     "accuracy", "balanced_accuracy", "auc", "auprc", "brier", "calibration_slope", "calibration_intercept", "macro_f1"
@@ -45,6 +46,7 @@ CLASS_METRICS: tuple[ClassMetric, ...] = (
 )  # fmt: skip
 LABEL_METRICS = ("auc", "auprc", "brier", "macro_f1")
 NUMBER_METRICS = ("mae", "rmse", "r2")
+ORDINAL_METRICS = ("kappa", "mae", "accuracy", "macro_f1")
 SURVIVAL_METRICS = ("c_index", "integrated_brier")
 
 _WHOLE_OR_DECIMAL = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?")
@@ -103,6 +105,12 @@ def _positive(weight: Any) -> bool:
 Weights = Annotated[str | tuple[float, ...], BeforeValidator(_weights)]
 
 
+def check_weights(weights: str | tuple[float, ...], classes: tuple[str, ...]) -> None:
+    """Raises ValueError: they are numbers, but not one for each class."""
+    if not isinstance(weights, str) and len(weights) != len(classes):
+        raise ValueError(f"`class_weights` has {len(weights)} numbers, there are {len(classes)} classes")
+
+
 class ClassTarget(Strict):
     """Each row is of one of two or more classes."""
 
@@ -116,16 +124,30 @@ class ClassTarget(Strict):
     @model_validator(mode="after")
     def _classes_and_weights(self) -> Self:
         check_levels(self.classes, "`classes`")
-        if not isinstance(self.class_weights, str) and len(self.class_weights) != len(self.classes):
-            raise ValueError(
-                f"`class_weights` has {len(self.class_weights)} numbers, there are {len(self.classes)} classes"
-            )
+        check_weights(self.class_weights, self.classes)
         return self
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those that a study may report."""
         return CLASS_METRICS if len(self.classes) == 2 else CLASS_METRICS[:6]
+
+
+class OrdinalTarget(Strict):
+    """Each row is of one of three or more classes that have an order."""
+
+    classes: tuple[Level, ...] = Field(min_length=3, max_length=1000)  # from the least to the most
+    headline: Literal["kappa", "mae", "accuracy", "macro_f1"] = "kappa"
+
+    @model_validator(mode="after")
+    def _classes_in_order(self) -> Self:
+        check_levels(self.classes, "`classes`")
+        return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that a study may report."""
+        return ORDINAL_METRICS
 
 
 class NumberTarget(Strict):

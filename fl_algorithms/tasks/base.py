@@ -47,6 +47,33 @@ class FromFiles(Protocol):
         """``augmented`` of arrays, to be pickled; None where the rows are in memory, so that workers would not help."""
 
 
+@runtime_checkable
+class OwnSizes(Protocol):
+    """What rows may also offer: images of their own sizes, seen in pieces, with labels of their own.
+
+    Each row has an image; the row itself, what a network is fed, is a piece of it, and ``augmented`` gives the piece's
+    labels. The split's ``y`` says nothing then but how many rows there are.
+    """
+
+    @property
+    def images(self) -> int:
+        """How many there are; several rows may be of one."""
+
+    @property
+    def pixels_by_class(self) -> Tensor:
+        """Of each image, (images, classes), int64."""
+
+    def middle(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows as ``take`` gives them, with their labels: the middle of each one's image."""
+
+    def judged(self, place: int, infer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The logits (1, outputs, *sides) and the labels (1, *sides) of the whole image of row ``place``.
+
+        Args:
+            infer: logits of rows, (k, *shape); both on the CPU.
+        """
+
+
 Inputs = Tensor | Rows  # of a split: (n, features), or what makes (n, *shape)
 
 
@@ -65,7 +92,7 @@ class Split:
 
     ``y`` is int64 (n,), class indices; uint8 (n, *size), those of each pixel; float32 (n,), numbers; float32 (n,
     labels), 0 or 1; or float32 (n, 2), a time and whether the event happened then (1) or the patient was seen no longer
-    (0).
+    (0). Of rows that are ``OwnSizes`` it is zeros (n,).
     """
 
     x: Inputs
@@ -73,6 +100,11 @@ class Split:
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+
+def samples(split: Split) -> int:
+    """How many there are to be counted: rows, or the images that rows are pieces of."""
+    return split.x.images if isinstance(split.x, OwnSizes) else len(split)
 
 
 @dataclass(frozen=True)
@@ -224,6 +256,17 @@ class Classifies(Protocol):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probability of each class: (n, classes), rows sum to 1; (n, classes, *size) for masks."""
+
+
+@runtime_checkable
+class RowByRow(Protocol):
+    """What a task may also offer: scores made of each row's own, so that a split's logits are never held at once."""
+
+    def judgements(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What each row counts for: (n, k), float64; the first column is its loss."""
+
+    def overall(self, judgements: Tensor) -> dict[str, float | None]:
+        """``Task.metrics`` of all rows together, from their ``judgements`` in the split's order."""
 
 
 @runtime_checkable

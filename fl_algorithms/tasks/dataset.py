@@ -16,9 +16,9 @@ each time it is asked for.
 
 import copy
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fl_algorithms.settings.dataset import DatasetSettings
-from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget
+from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget, OrdinalTarget
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Inputs, Made, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.objectives import objective_of
@@ -222,7 +222,7 @@ class DatasetRows:
     def for_worker(self) -> "Callable[[NDArray[np.int64], NDArray[Any], int], Made] | None":
         """See ``fl_algorithms.tasks.base.FromFiles``; None where the dataset cannot be handed to another process."""
         try:
-            pickle.dumps(self._dataset)
+            ForkingPickler.dumps(self._dataset)  # as it is handed to the worker
         except Exception:  # whatever its own code raises: the rows are then read in this process
             return None
         return WorkerRows(self._dataset, self.shape, self._name)
@@ -282,7 +282,7 @@ def _checked_y(y: Any, settings: DatasetSettings, row: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise BadData(f"{row}: y is {type(y).__name__}, which is no number", hint=_wanted(settings)) from None
     finite = all(math.isfinite(number) for number in numbers)
-    if isinstance(settings, ClassTarget):
+    if isinstance(settings, ClassTarget | OrdinalTarget):
         fits = found.dim() == 0 and finite and numbers[0] in range(len(settings.classes))
     elif isinstance(settings, NumberTarget):
         fits = found.dim() == 0 and finite
@@ -292,11 +292,11 @@ def _checked_y(y: Any, settings: DatasetSettings, row: str) -> Tensor:
         fits = found.shape == (2,) and finite and numbers[0] > 0 and numbers[1] in (0, 1)
     if not fits:
         raise BadData(f"{row}: y, {list(found.shape)}, is not what the study predicts", hint=_wanted(settings))
-    return found.to(torch.int64 if isinstance(settings, ClassTarget) else torch.float32)
+    return found.to(torch.int64 if isinstance(settings, ClassTarget | OrdinalTarget) else torch.float32)
 
 
 def _wanted(settings: DatasetSettings) -> str:
-    if isinstance(settings, ClassTarget):
+    if isinstance(settings, ClassTarget | OrdinalTarget):
         return f"the index of a class, 0 to {len(settings.classes) - 1}"
     if isinstance(settings, NumberTarget):
         return "one finite number"

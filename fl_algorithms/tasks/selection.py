@@ -1,11 +1,11 @@
 """Splits made of other splits' rows, for the lab's evaluation; the same for tables and for images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fl_algorithms.tasks.base import Inputs, Rows, Split
+from fl_algorithms.tasks.base import Inputs, OwnSizes, Rows, Split
 
 
 def rows_at(x: Inputs, places: Tensor) -> Tensor:
@@ -22,8 +22,12 @@ def chosen(split: Split, places: Tensor) -> Split:
     """The rows at ``places``, in that order."""
     x = split.x
     if not isinstance(x, Tensor):
-        return Split(Selected([x], torch.zeros_like(places), places), split.y[places])
+        return Split(_selected([x], torch.zeros_like(places), places), split.y[places])
     return Split(x[places], split.y[places])
+
+
+def _selected(parts: Sequence[Rows], of: Tensor, places: Tensor) -> "Selected":
+    return (SelectedImages if all(isinstance(part, OwnSizes) for part in parts) else Selected)(parts, of, places)
 
 
 def joined(splits: Sequence[Split]) -> Split:
@@ -34,7 +38,7 @@ def joined(splits: Sequence[Split]) -> Split:
         return Split(torch.cat(tensors), y)
     parts = [split.x for split in splits if not isinstance(split.x, Tensor)]
     of = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
-    return Split(Selected(parts, of, torch.cat([torch.arange(len(part)) for part in parts])), y)
+    return Split(_selected(parts, of, torch.cat([torch.arange(len(part)) for part in parts])), y)
 
 
 class Selected:
@@ -68,3 +72,33 @@ class Selected:
         of = self._of[places]
         groups = [(torch.nonzero(of == number).flatten(), part) for number, part in enumerate(self._parts)]
         return [(rows, part, self._places[places[rows]]) for rows, part in groups if len(rows)]
+
+
+class SelectedImages(Selected):
+    """``OwnSizes`` out of others'."""
+
+    @property
+    def images(self) -> int:
+        return len(self)
+
+    @property
+    def pixels_by_class(self) -> Tensor:
+        return torch.cat([self._part(place).pixels_by_class[own][None] for place, own in enumerate(self._own())])
+
+    def middle(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        pieces = [self._part(place).middle(self._places[place][None]) for place in places.tolist()]
+        return torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
+
+    def judged(self, place: int, infer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        return self._part(place).judged(int(self._places[place]), infer)
+
+    def _part(self, place: int) -> OwnSizes:
+        part = self._parts[int(self._of[place])]
+        assert isinstance(part, OwnSizes)
+        return part
+
+    def _own(self) -> list[int]:
+        """The image of each row."""
+        rows = [self._parts[int(part)] for part in self._of]
+        each = [len(part) // part.images if isinstance(part, OwnSizes) else 1 for part in rows]
+        return [int(place) // per for place, per in zip(self._places, each, strict=True)]

@@ -35,6 +35,7 @@ Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
+SHOWN = 5  # different sizes, or the like
 KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
 A = TypeVar("A", bound=records.Answer)
 
@@ -99,6 +100,8 @@ def data_add(
     source = sources.DataSource.model_validate({**named, "network": network, "digest": inspected.digest})
     sources.add(state, name, source, replace=replace)
     cli.say(f"Data `{name}`: {_counted(inspected)}")
+    for what, counts in inspected.forms.items():
+        cli.say(f"  {what}: {_commonest(counts)}")
     if inspected.weights:
         cli.say(f"Weights: SHA-256 {inspected.weights}; `site-agent data check {name} --study ID` fits them to a study")
     cli.say(f"Written to {state / 'data.toml'}; digest {inspected.digest[:12]}…")
@@ -116,6 +119,13 @@ def _counted(inspected: records.Inspected) -> str:
     if inspected.patients is not None:
         counted += f" of {inspected.patients} patients"
     return counted + ("" if inspected.test_rows is None else f", and {inspected.test_rows} {what} held out for scores")
+
+
+def _commonest(counts: dict[str, int]) -> str:
+    """How often each is there; of many, the commonest."""
+    shown = [f"{text} ({count})" for text, count in list(counts.items())[:SHOWN]]
+    rest = sum(list(counts.values())[SHOWN:])
+    return ", ".join([*shown, *([f"{len(counts) - SHOWN} others ({rest})"] if rest else [])])
 
 
 @data_app.command("public-data")

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import comparison, executors
 from fl_algorithms.lab.cli import app
-from fl_algorithms.lab.executors import NO_CARDS, Placement, RayExecutor, on_ray, placement, processes
+from fl_algorithms.lab.executors import NO_CARDS, Placement, RayExecutor, card_share, on_ray, placement, processes
+from fl_algorithms.lab.study_run import Plan, side_by_side
 from tests.fl_algorithms.executor_calls import card_and_process, die_until, double, refuse
 from tests.fl_algorithms.test_lab_compare import FEDAVG, FENDA, HEAD, STUDY, compared, hospitals, run_files, suite_file
+from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 
 # Processes
@@ -83,8 +86,22 @@ def test_each_worker_has_its_card(tmp_path: Path) -> None:
 def test_workers_go_round_the_cards() -> None:
     two = Placement(("0", "1"), per_card=3)
     assert [two.card_of(slot) for slot in range(6)] == ["0", "1", "0", "1", "0", "1"]
-    assert two.share == pytest.approx(1 / 3)
-    assert (NO_CARDS.card_of(4), NO_CARDS.share) == (None, 0)
+    assert NO_CARDS.card_of(4) is None
+
+
+def test_on_a_cluster_a_run_asks_for_its_share_of_a_card() -> None:
+    assert [card_share(Hardware(device), 4) for device in ("cuda", "auto", "cpu")] == [0.25, 0, 0]  # type: ignore[arg-type]
+
+
+def test_a_plan_has_its_jobs_and_their_cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    plan = Plan(toy_study(), tmp_path, hardware=Hardware("cuda"))
+    assert side_by_side(plan, None, 1) == plan
+    assert (side_by_side(plan, 4, 2).jobs, side_by_side(plan, 4, 2).where) == (4, Placement(("0", "1"), 2))
+    on_cluster = side_by_side(replace(plan, executor="ray"), 9, 2)
+    assert (on_cluster.jobs, on_cluster.card) == (9, 0.5)
+    with pytest.raises(UsageProblem, match="--jobs 3 on 2 cards with 1 runs each: there is room for 2"):
+        side_by_side(plan, 3, 1)
 
 
 @pytest.mark.parametrize(

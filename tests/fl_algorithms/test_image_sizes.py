@@ -272,7 +272,7 @@ def test_a_model_answers_for_another_sites_rows_as_that_site_reads_them(study: R
         assert split is not None
         score = task.metrics(model.logits(split.x), split.y)[metric]
         assert found["matrix"]["kinds"]["latest"]["matrix"][metric][site][other] == score
-    assert found["matrix"]["kinds"]["latest"]["global"] == dict.fromkeys(study.task.row.metrics)
+    assert found["matrix"]["kinds"]["latest"]["global"] == dict.fromkeys(study.task.settings.metrics)
     assert found["matrix"]["kinds"]["latest"]["local"][metric] is not None
     assert found["leave_one_out"]["mean"]["latest"][metric] is not None
 

@@ -62,6 +62,8 @@ FEDAVG = """
 name = "fedavg"
 variant = "fedavg"
 """
+ORDERED = """set = ["task.name='ordinal'", "task.headline='kappa'", "task.classes=['no', 'some', 'yes']"]
+"""
 FENDA = """
 [[row]]
 name = "fenda"
@@ -208,6 +210,11 @@ def refusal(folder: Path, text: str) -> WardroundError:
             HEAD + "[protocol]\ntent = true\n" + FEDAVG,
             "suite.toml: `tent` in [protocol] needs networks with norm layers, row `fedavg` has none",
             'model `mlp` has, with hidden layers and `norm = "batch"` in [model]', id="tent-without-norms",
+        ),
+        pytest.param(
+            HEAD + "[protocol]\ntent = true\n" + FEDAVG + ORDERED,
+            "suite.toml: `tent` in [protocol] adapts to the classes of rows, task `ordinal` of row `fedavg` has none",
+            "leave `tent` out of [protocol]", id="tent-without-classes",
         ),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import SiteSession
-from fl_algorithms.lab import federation, run_folder, run_state
+from fl_algorithms.lab import cli_run, federation, run_folder, run_state
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.curves import AVERAGED, RECEIVED, SENT, TRAIN_LOSS, Curves, Point, Step
 from fl_algorithms.lab.federation import Outcome, RunState, run_federation
@@ -226,6 +226,18 @@ def test_a_run_that_is_whole_is_not_made_again_and_more_seeds_are_added(
     monkeypatch.setattr(federation, "run_federation", None)
     assert json.loads(lab(folder, "--out", out, "--seeds", 2, "--json").stdout) == more
     assert run_folder.seeds_of(out) == [5, 6]
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_run, "run_study", stopped)
+    done = lab(folder, "--out", folder / "out")
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[0] == f"stopped: what was done is kept in {folder / 'out'}"
+    assert done.stderr.splitlines()[1].startswith("next: `fl-lab ")
+    assert done.stderr.splitlines()[1].endswith("` goes on")
 
 
 def test_a_folder_of_another_study_or_other_data_is_refused(folder: Path) -> None:

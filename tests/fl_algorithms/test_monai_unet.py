@@ -9,15 +9,27 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from monai.data.meta_tensor import MetaTensor
+from monai.inferers.utils import sliding_window_inference
+from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from monai.networks.nets.unet import UNet
+from monai.transforms.intensity.array import NormalizeIntensity, ScaleIntensityRange, ScaleIntensityRangePercentiles
+from monai.transforms.spatial.array import Spacing
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff
 
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits
 from fl_algorithms.engine.partition import build, describe, initial_model, task_of
 from fl_algorithms.lab.federation import load_sites, run_federation
 from fl_algorithms.models.monai_unet import monai_unet
+from fl_algorithms.settings.images import Window
+from fl_algorithms.settings.segmentation import Patches
 from fl_algorithms.settings.vision import MonaiUnetSettings
+from fl_algorithms.tasks.images.intensity import normalized, windowed
+from fl_algorithms.tasks.images.segmentation import hausdorff95
+from fl_algorithms.tasks.images.volumes.spacing import respaced, spaced_sides
+from fl_algorithms.tasks.images.volumes.windows import in_windows
 from tests.fl_algorithms.image_toys import MASKS, image_study
+from tests.fl_algorithms.volume_toys import ball
 from wardround.errors import BadData, NeedsPerson
 
 SIDE = 16
@@ -133,3 +145,64 @@ def test_two_hospitals_that_write_their_volumes_differently_learn_together(tmp_p
         assert drawn is not None
         assert trained is not None
         assert drawn < 0.3 < 0.8 < trained
+
+
+# What is written again, so that no process waits for MONAI's import, is MONAI's all the same.
+
+
+@pytest.mark.parametrize(
+    ("spacing", "wanted"), [((3.0, 0.7, 0.7), (1.5, 1.0, 1.0)), ((1.0, 1.0, 2.0), (2.0, 1.0, 0.9))]
+)
+def test_a_new_spacing_is_monais(spacing: tuple[float, ...], wanted: tuple[float, ...]) -> None:
+    volume = np.random.default_rng(1).normal(size=(9, 11, 8)).astype(np.float32)
+    grid = np.diag([*spacing, 1.0])
+    theirs = Spacing(wanted, mode="bilinear", padding_mode="border", align_corners=True)(
+        MetaTensor(torch.from_numpy(volume)[None], affine=torch.from_numpy(grid))
+    )
+    assert spaced_sides(volume.shape, spacing, wanted) == tuple(theirs.shape[1:])
+    ours = respaced(volume, spacing, wanted, tuple(theirs.shape[1:]))
+    assert np.allclose(ours, theirs[0].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("sides", [(13, 9, 8), (21, 17)])
+@pytest.mark.parametrize("weight", ["gaussian", "constant"])
+def test_windows_over_an_image_are_monais(sides: tuple[int, ...], weight: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(2, *sides, generator=generator)
+    size = (8,) * len(sides)
+    field = torch.randn(2, *size, generator=generator)  # what a window says depends on where in it
+
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        return x * field
+
+    theirs = sliding_window_inference(image[None], size, 4, answer, overlap=0.4, mode=weight)[0]
+    ours = in_windows(image, size, Patches(overlap=0.4, weight=weight), answer)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_windows_and_scales_of_brightness_are_monais() -> None:
+    image = np.random.default_rng(1).normal(50, 300, (6, 7, 8, 1)).astype(np.float32)
+    image[image < -100] = 0
+
+    def first() -> Any:
+        return np.moveaxis(image.copy(), -1, 0)  # MONAI changes some in place
+
+    for ours, theirs in (
+        (windowed(image, Window(center=40, width=400)), ScaleIntensityRange(-160, 240, 0, 1, clip=True)(first())),
+        (windowed(image, Window(percentiles=(1, 95))), ScaleIntensityRangePercentiles(1, 95, 0, 1, clip=True)(first())),
+        (normalized(image, foreground=True), NormalizeIntensity(nonzero=True, channel_wise=True)(first())),
+        (normalized(image, foreground=False), NormalizeIntensity(channel_wise=True)(first())),
+    ):
+        assert np.allclose(np.moveaxis(ours, -1, 0), theirs, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:monai.metrics.utils get_mask_edges:FutureWarning")  # what it says of itself
+def test_the_distance_of_surfaces_is_monais() -> None:
+    random = np.random.default_rng(1)
+    one, other = (ball(seed, (12, 10, 8))[1] > 0 for seed in (1, 2))
+    other = other & (random.random(other.shape) > 0.1)
+    spacing = (2.0, 1.0, 0.5)
+    pair = (torch.from_numpy(mask)[None, None].float() for mask in (one, other))
+    theirs = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=list(spacing))
+    assert hausdorff95(one, other, spacing) == pytest.approx(float(theirs), rel=1e-4)
+    assert np.isnan(hausdorff95(one, np.zeros_like(one), spacing))

@@ -18,7 +18,7 @@ from nibabel.orientations import apply_orientation, inv_ornt_aff
 
 from fl_algorithms.tasks.base import Source
 from fl_algorithms.tasks.images.files import decode, read_bytes, unit
-from fl_algorithms.tasks.images.nifti import grid, packed_mask
+from fl_algorithms.tasks.images.nifti import affine_of, grid, packed_mask
 from tests.fl_algorithms.image_toys import load, mask_task, write_images
 from wardround.errors import BadData, NeedsPerson
 
@@ -246,12 +246,12 @@ def test_a_mask_of_another_kind_than_its_image_is_refused(tmp_path: Path) -> Non
     assert caught.value.message == f"{tmp_path}/masks/0.png: of another kind than its image 0.nii"
 
 
-def test_a_predicted_mask_lies_where_its_image_does(tmp_path: Path) -> None:
+def test_a_predicted_mask_has_its_images_axes_and_lies_where_it_does(tmp_path: Path) -> None:
     for way in WAYS[::7]:
         path = saved(tmp_path / "a.nii.gz", turned(way))
         mask = (read(path)[..., 0] == VOXELS[1, 0, 3]).astype(np.uint8)
-        (tmp_path / "mask.nii.gz").write_bytes(packed_mask(mask, grid(path)[1]))
+        affine = affine_of(path, read_bytes(path))
+        (tmp_path / "mask.nii.gz").write_bytes(packed_mask(mask, grid(path)[1], affine))
         written, given = nibabel.load(tmp_path / "mask.nii.gz"), nibabel.load(path)
-        here = written.affine @ [*np.argwhere(np.asarray(written.dataobj))[0], 1]
-        there = given.affine @ [*np.argwhere(np.asarray(given.dataobj) == VOXELS[1, 0, 3])[0], 1]
-        assert np.allclose(here, there)
+        assert np.allclose(written.affine, given.affine)
+        assert np.array_equal(np.asarray(written.dataobj), np.asarray(given.dataobj) == VOXELS[1, 0, 3])

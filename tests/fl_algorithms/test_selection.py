@@ -59,8 +59,8 @@ def test_a_site_that_trains_alone_too_goes_on_after_a_restart_with_the_same_bits
         for mine, theirs in zip(one.checkpoints, other.checkpoints, strict=True):
             assert same_bits(mine.tensors, theirs.tensors)
     kept = {key.removeprefix("private/").replace("/private/", "/") for key in going.export_state().tensors}
-    described = {tensor.name.replace("/", ".") for tensor in describe(study, "ash").private}
-    assert {key.replace("/", ".") for key in kept if "optimizer/" not in key} <= described
+    described = {tensor.name.replace("/", "..") for tensor in describe(study, "ash").private}
+    assert {key.replace("/", "..") for key in kept if "optimizer/" not in key} <= described
 
 
 def test_what_is_trained_alone_is_described_as_staying() -> None:

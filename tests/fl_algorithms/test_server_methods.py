@@ -943,7 +943,7 @@ def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:
     study = study_of("fedsm")
     context = session_of(study)._context
     whole = fedsm_client.selector_gradient(context)
-    with mock.patch("fl_algorithms.engine.algorithm.EVALUATION_BATCH", 5):
+    with mock.patch("fl_algorithms.engine.judging.EVALUATION_BATCH", 5):
         pieces = fedsm_client.selector_gradient(context)
     assert all(gradient.any() for gradient in whole.values())
     for name, gradient in whole.items():

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fl_algorithms import registry
-from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits, validation_loss
+from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits
+from fl_algorithms.engine.judging import validation_loss
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored, SessionState
 from fl_algorithms.engine.training import Diverged

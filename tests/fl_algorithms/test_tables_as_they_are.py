@@ -1,6 +1,8 @@
 """Tables as hospitals have them: ranges, an other category, booleans, dates, patients, strata, copies, mappings."""
 
 import datetime
+import json
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -381,8 +383,6 @@ def test_a_mapped_table_is_the_study_s_own(site: Site) -> None:
 
 
 def test_new_rows_are_read_by_the_mapping_of_the_model(site: Site, tmp_path: Path) -> None:
-    import json
-
     data = site.load(MAPPED, THEIRS, mapping=MAPPING, label="exitus", patient="mrn", test=THEIRS)
     fitted = json.loads(json.dumps(MAPPED.fitted(data)))
     (tmp_path / "mapping.toml").unlink()
@@ -600,3 +600,23 @@ def test_a_column_of_free_text_is_not_drafted_as_codes(site: Site) -> None:
 
 def test_dates_are_the_calendars(site: Site) -> None:
     assert (datetime.date(2020, 3, 1) - datetime.date(1950, 3, 1)).days == 25_568
+
+
+# The page.
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tables.md").read_text()
+
+
+def test_the_page_has_every_conversion_or_says_that_it_has_a_way_back() -> None:
+    listed = set(re.findall(r"`([^`\n]+ -> [^`\n]+)`", PAGE))
+    short = {f"{substance} mg/dL -> mmol/L" for substance in ("cholesterol", "triglycerides", "calcium", "lactate")}
+    back = ("glucose mmol/L", "cholesterol mmol/L", "triglycerides mmol/L", "creatinine umol/L", "bilirubin umol/L")
+    assert listed | short == {name for name in UNITS if not name.startswith(back)}
+
+
+def test_the_pages_examples_are_a_mapping_and_a_study() -> None:
+    mapping, task_table = (tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    assert set(check(SiteMapping, mapping, "page").columns) == {"temperature", "sex", "glucose", "age"}
+    table = task_table["task"]
+    assert table.pop("name") == "tabular"
+    assert check(TabularSettings, table, "page", "task").patient == "person"

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_algorithms.engine.algorithm import compute_logits, kinds_of, validation_loss
+from fl_algorithms.engine.algorithm import compute_logits, kinds_of
+from fl_algorithms.engine.judging import validation_loss
 from fl_algorithms.engine.schedule import rate_factor
 from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.engine.training import Batches, Optimizers

@@ -1,7 +1,9 @@
 """Images in ``data`` and ``predict``: as a person names them, and as the trainer then finds them."""
 
 import csv
+import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,13 +22,15 @@ from typer.testing import CliRunner, Result
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.images.files import mask_at
+from fl_algorithms.tasks.images.nifti import packed_mask
 from fl_algorithms.tasks.source import Source
 from site_agent import handoff
 from site_agent.cli import data
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from site_agent.trainer.requests import Requests
-from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labeled, masked, packed, write_table
+from tests.fl_algorithms.image_toys import IMAGES, MASKS, image_study, labeled, mask_task, masked, packed, write_table
+from tests.fl_algorithms.volume_toys import CANARY, ball, write_nifti, write_series
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tests.site_agent.trainer_world import write_table as write_rows
 from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
@@ -158,7 +162,7 @@ def test_images_are_named_in_an_isolated_child_and_pinned_as_the_task_pins_them(
     assert "Data `patients`: 12 images of 6 patients, and 4 images held out for scores" in result.stderr
     named = sources.sources(hospital.state)["patients"]
     assert (named.network, named.patient, named.label) == ("small", "who", "")
-    loaded = task_of(hospital.study).load(named.files, site="ash", seed=5, validation_fraction=0.2)
+    loaded = task_of(hospital.study).load(named.source, site="ash", seed=5, validation_fraction=0.2)
     assert named.digest == loaded.digest == sources.digest_now(named)
     listed = json.loads(hospital.give("data", "list", "--json").stdout)["data"]
     assert listed == [{"name": "patients", **named.entry()}]
@@ -309,14 +313,17 @@ def test_predictions_of_images_have_their_names(hospital: ImageHospital, tmp_pat
     hospital.trained()
     out = tmp_path / "out.csv"
     words = ["predict", "toy", "--checkpoint", "latest", "--images", source.path("images"), "--out", out]
-    assert "12 predictions written to" in hospital.give(*words).stderr
+    said = hospital.give(*words).stderr.replace("\n", " ")
+    assert "12 predictions written to" in said
+    threshold = re.search(r"`oval` is predicted from a probability of ([0-9.]+) on, chosen on", said)
+    assert threshold is not None
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["image"] for row in rows] == [f"{place:03}.png" for place in range(12)]
     for row in rows:
         likely = float(row["probability_oval"])
         assert float(row["probability_round"]) + likely == pytest.approx(1, abs=2e-6)
-        assert row["predicted"] == ("oval" if likely > 0.5 else "round")
+        assert row["predicted"] == ("oval" if likely >= float(threshold[1]) else "round")
 
 
 def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_path: Path, in_process: None) -> None:
@@ -331,7 +338,7 @@ def test_predictions_go_nowhere_but_where_they_may(hospital: ImageHospital, tmp_
         return refused.value.message
 
     out = tmp_path / "out.csv"
-    assert said("--out", out) == "one of `--table`, `--images` and `--arrays` is needed, found none"
+    assert said("--out", out) == "one of `--table`, `--images`, `--arrays` and `--files` is needed, found none"
     assert said("--images", images, "--arrays", arrays, "--out", out).endswith("found `--images` and `--arrays`")
     assert said("--table", images, "--out", out) == (
         "study `toy` predicts from `--images` or `--arrays`, found `--table`"
@@ -399,11 +406,78 @@ def test_masks_of_nifti_volumes_lie_where_their_volumes_do(tmp_path: Path, in_pr
     assert "12 predictions written to" in hospital.give(*words).stderr
     assert sorted(path.name for path in out.iterdir()) == sorted(f"{place}.nii.gz" for place in range(12))
     given, found = (nibabel.load(tmp_path / folder / "11.nii.gz") for folder in ("images", "predicted"))
-    canonical = nibabel.as_closest_canonical(given)
-    assert np.allclose(found.affine, canonical.affine)
+    assert np.allclose(found.affine, given.affine)
     mask = np.asarray(found.dataobj)
-    assert (mask.shape, mask.dtype, set(np.unique(mask)) <= {0, 300}) == (canonical.shape, np.uint16, True)
-    assert not mask[:, :, [0, 5]].any()  # the study sees the middle 4 of 6
+    assert (mask.shape, mask.dtype, set(np.unique(mask)) <= {0, 300}) == (given.shape, np.uint16, True)
+    assert not mask[:, [0, 5]].any()  # the study sees the middle 4 of 6, from the feet to the head
+
+
+VOLUMES = {
+    **MASKS, "size": [8, 8, 8], "fit": "patches", "spacing": [2.0, 1.5, 1.5], "normalize": "foreground",
+    "window": {"center": 100, "width": 400}, "patches": {"per_image": 2},
+}  # fmt: skip
+
+
+def series_with_masks(folder: Path, n: int = 6) -> dict[str, Any]:
+    """Their affines, places (column, row, slice) to mm."""
+    affine = np.array([[-1.0, 0, 0, 7], [0, -1, 0, -5], [0, 0, 2, 0], [0, 0, 0, 1]])
+    for place in range(n):
+        volume, mask = ball(place, (9 + place % 2, 12, 16))
+        write_series(folder / "images" / f"p{place}", volume, (2.0, 1.0, 1.0))
+        write_nifti(folder / "masks" / f"p{place}.nii.gz", mask, affine=affine)
+    return {f"p{place}": ((16, 12, 9 + place % 2), affine) for place in range(n)}
+
+
+def test_series_are_counted_checked_trained_on_and_their_masks_come_back_where_they_lie(
+    tmp_path: Path, in_process: None
+) -> None:
+    hospital, lies = hospital_of(tmp_path, image_study(VOLUMES)), series_with_masks(tmp_path)
+    told = hospital.name("--images", tmp_path / "images", "--masks", tmp_path / "masks").stderr
+    assert "Data `patients`: 6 images\n" in told
+    assert "  kind: DICOM series (6)\n  modality: CT (6)\n" in told
+    assert "  size: 9 x 12 x 16 (3), 10 x 12 x 16 (3)\n  spacing in mm: 2 x 1 x 1 (6)\n" in told
+    checked = hospital.give("data", "check", "patients", "--study", "toy")
+    assert "6 images: 5 to train, 1 to validate" in checked.stdout
+    assert "masks with: background: 6, foreground: 6" in checked.stdout
+    hospital.trained()
+    out = tmp_path / "predicted"
+    words = ["predict", "toy", "--checkpoint", "latest", "--images", tmp_path / "images", "--out", out]
+    assert "6 predictions written to" in hospital.give(*words).stderr
+    for name, (shape, affine) in lies.items():
+        found = nibabel.load(out / f"{name}.nii.gz")
+        assert found.shape == shape
+        assert np.allclose(found.affine, affine)
+        assert set(np.unique(np.asarray(found.dataobj))) <= {0, 1}
+    assert CANARY.encode() in (tmp_path / "images" / "p0" / "IM0000").read_bytes()
+    assert CANARY not in told + checked.output
+
+
+def test_a_perfect_network_gives_the_mask_that_was_drawn_back_at_the_images_own_spacing(tmp_path: Path) -> None:
+    series_with_masks(tmp_path, 2)
+    task = mask_task(**{key: value for key, value in VOLUMES.items() if key not in ("name", "channels", "normalize")})
+    rows, names = task.read_new(tmp_path / "images", {"shape": [1, 8, 8, 8], "mean": ["0.0"], "std": ["1.0"]})
+    for name, (mask, origin) in zip(names, task.masks(rows, lambda x: x - 0.5), strict=True):  # 100 HU is in the middle
+        drawn = nibabel.load(tmp_path / "masks" / f"{name}.nii.gz")
+        found = nibabel.Nifti1Image.from_bytes(gzip.decompress(packed_mask(mask, origin.places, origin.affine)))
+        ours, theirs = np.asarray(found.dataobj), np.asarray(drawn.dataobj)
+        assert 2 * (ours & theirs).sum() / (ours.sum() + theirs.sum()) > 0.9
+
+
+def test_a_series_with_a_gap_is_refused_when_it_is_named(tmp_path: Path, in_process: None) -> None:
+    series_with_masks(tmp_path)
+    hospital = hospital_of(tmp_path, image_study(VOLUMES))
+    folder = tmp_path / "images" / "p0"
+    next(path for path in folder.iterdir() if pydicom.dcmread(path).ImagePositionPatient[2] == 4).unlink()
+    with pytest.raises(BadData, match=f"^{folder}: 4 mm between .* elsewhere 2 mm: 1 slice missing"):
+        hospital.name("--images", tmp_path / "images", "--masks", tmp_path / "masks")
+
+
+def test_slices_with_a_row_each_are_so_many_images(tmp_path: Path, in_process: None) -> None:
+    write_series(tmp_path / "images" / "p0", ball(1, (4, 8, 8))[0])
+    names = [f"p0/IM{place:04}" for place in range(4)]
+    table = write_table(tmp_path / "labels.csv", {"image": names, "shape": ["round", "oval"] * 2})
+    told = hospital_of(tmp_path, image_study()).name("--images", tmp_path / "images", "--labels", table).stderr
+    assert "Data `patients`: 4 images\n  kind: DICOM (4)\n  modality: CT (4)\n  size: 8 x 8 (4)\n" in told
 
 
 def test_patient_in_a_dicom_header_is_told_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.study import ResolvedStudy
 from site_agent.handoff import staged
-from site_agent.trainer.data.sources import sources
+from site_agent.trainer.data.sources import digest_now, name_mapping, sources
 from site_agent.trainer.rounds import installing, training
 from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
@@ -257,6 +258,20 @@ def test_table_changed_since_approval_is_refused_with_the_command_that_approves_
     assert refused.value.hint.startswith("`site-agent approve small --data patients`")
 
 
+def test_a_mapping_changed_since_approval_is_refused_as_a_table_is(hospital: Hospital) -> None:
+    mapping = hospital.table.with_name("mapping.toml")
+    mapping.write_text("missing = []\n")
+    named = sources(hospital.state)["patients"].model_copy(update={"mapping": str(mapping)})
+    name_mapping(hospital.state, "patients", mapping, digest_now(named))
+    run(hospital, 1, 1)
+    request, status = hospital.round(2), hospital.ask("stat_files", data="patients")["status"]
+    mapping.write_text('missing = ["50"]\n')
+    assert hospital.ask("stat_files", data="patients")["status"] != status
+    with pytest.raises(BadData, match=r"data `patients` is not what was approved for study `small`") as refused:
+        hospital.answer(request)
+    assert refused.value.code == "DECLINED_DATA_CHANGED"
+
+
 def test_table_that_is_gone_is_refused_by_name(hospital: Hospital) -> None:
     request = hospital.round(1)
     hospital.table.unlink()
@@ -418,6 +433,16 @@ def test_a_site_trains_alone_beside_and_selects_in_the_end_what_it_uses(tmp_path
     assert right / len(pairs) == rows["selected"].score
 
 
+def test_a_loss_that_is_not_finite_declines_the_round_by_a_code_and_leaves_no_update(hospital: Hospital) -> None:
+    request = hospital.round(1)
+    request["base_digest"] = hospital.stage_base(request["base"], scale=3.4e38)  # finite, as a gateway lets it through
+    with pytest.raises(BadData) as refused:
+        hospital.answer(request)
+    assert refused.value.message == "the loss is not finite in the first batch already"
+    assert refused.value.code == "DECLINED_TRAINING_FAILED"
+    assert [path.name for path in (hospital.state / "staging").iterdir()] == [request["base"]]
+
+
 @pytest.mark.parametrize("kind", ["latest", "best_local"])
 def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     hospital: Hospital, tmp_path: Path, kind: str
@@ -425,14 +450,24 @@ def test_predictions_for_the_test_table_have_the_checkpoints_own_score(
     run(hospital, 1, 3)
     out = tmp_path / "out.csv"
     said = hospital.ask("predict", study=NAME, checkpoint=kind, table=str(hospital.test), out=str(out))
+    (note,) = said.pop("notes")
     assert said == {"rows": 20, "out": str(out)}
     with hospital.test.open() as truth, out.open() as found:
         pairs = list(zip(csv.DictReader(truth), csv.DictReader(found), strict=True))
     assert [int(row["line"]) for _, row in pairs] == list(range(2, 22))
     for _, row in pairs:
         assert float(row["probability_no"]) + float(row["probability_yes"]) == pytest.approx(1, abs=2e-6)
-    right = sum(row["ill"] == predicted["predicted"] for row, predicted in pairs)
+    likely = ["yes" if float(said["probability_yes"]) > 0.5 else "no" for _, said in pairs]
+    right = sum(row["ill"] == likelier for (row, _), likelier in zip(pairs, likely, strict=True))
     assert right / len(pairs) == listed(hospital)[kind].score
+    found = re.fullmatch(
+        r"`yes` is predicted from a probability of (0\.[0-9]+) on, chosen on this site's 12 validation rows for the "
+        r"best balanced accuracy",
+        note,
+    )
+    assert found is not None
+    for _, row in pairs:
+        assert (row["predicted"] == "yes") is (float(row["probability_yes"]) >= float(found[1]))
 
 
 def test_predictions_do_not_need_the_training_table(hospital: Hospital, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fl_algorithms.study import ResolvedStudy
 from site_agent import audit
 from site_agent.state.directory import SiteState
 from tests.fl_algorithms.image_toys import packed, pictures, write_images, write_table
+from tests.fl_algorithms.volume_toys import CANARY, ball, write_nifti, write_series
 from tools.world import World, in_parallel
 from wardround.local import control
 from wardround.records import study as study_file
@@ -87,6 +88,19 @@ metrics = ["val_loss", "dice"]
 [algorithm]
 """
 BLOCKS = COMMON.format(name="blocks") + MASKS + 'name = "fedavg"\n'
+ORGANS = (
+    COMMON.format(name="organs")
+    + MASKS.replace(
+        "size = [8, 8]",
+        """size = [8, 8, 8]
+fit = "patches"
+spacing = [2.0, 1.0, 1.0]
+window = { center = 100, width = 400 }
+normalize = "foreground"
+patches = { per_image = 2 }""",
+    )
+    + 'name = "fedavg"\n'
+)
 # FENDA-FL: a network of ours beside one of torchvision, with a soup of the shared one; and two U-Nets.
 OF_TWO = {
     "fenda-images": """
@@ -127,6 +141,15 @@ def make_folders(folder: Path, rows: int, seed: int) -> None:
         labels = [("round", "oval")[place % 2] for place in range(count)]
         patients = [f"{first}{place // 2}" for place in range(count)]
         write_table(folder / f"{prefix}labels.csv", {"image": names, "shape": labels, "patient": patients})
+
+
+def make_series(folder: Path, seed: int) -> None:
+    """DICOM series with masks drawn on them."""
+    affine = np.array([[-1.0, 0, 0, 7], [0, -1, 0, -5], [0, 0, 1, 0], [0, 0, 0, 1]])
+    for place in range(4):
+        volume, mask = ball(seed + place, (9 + place % 2, 12, 10))
+        write_series(folder / "images" / f"p{place}", volume)
+        write_nifti(folder / "masks" / f"p{place}.nii.gz", mask, affine=affine)
 
 
 def for_masks(method: str) -> str:
@@ -204,16 +227,16 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     for seed, site in enumerate(SITES):
         make_folders(data / "folders" / site, ROWS[site], seed)
         packed(data / "arrays" / site / "train.npz", ROWS[site], seed)
-    policy = policy_for(
-        [study_of(text, folder) for text in (SHAPES, BLOCKS, *map(for_masks, FOR_MASKS), *map(of_two, OF_TWO))]
-    )
+        make_series(data / "series" / site, 10 * seed)
+    others = (*map(for_masks, FOR_MASKS), *map(of_two, OF_TWO))
+    policy = policy_for([study_of(text, folder) for text in (SHAPES, BLOCKS, ORGANS, *others)])
     with World(folder / "world", FEDERATION) as world:
         world.init()
         world.serve()
 
         def admit(site: str) -> None:
             world.join(site)
-            for name in ("folders", "arrays"):
+            for name in ("folders", "arrays", "series"):
                 world.add_data(site, data / name / site, "", name)
             (world.state / site / "policy.toml").write_text(policy)
             world.run_agent(site)
@@ -261,6 +284,13 @@ def test_arrays_with_masks_reach_the_same_bits_as_the_lab(federation: Federation
     assert len(list(out.iterdir())) == ROWS["ash"]
 
 
+def test_dicom_series_seen_in_pieces_reach_the_same_bits_as_the_lab(federation: Federation, tmp_path: Path) -> None:
+    study = study_of(ORGANS, tmp_path)
+    status = federation.run(study, "series")
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    assert status["model_digest"] == federation.lab(study, "series").digest
+
+
 @pytest.mark.parametrize("method", [name for name, row in registry.METHODS.items() if DEPTHS in row.needs])
 def test_a_method_for_masks_reaches_the_same_bits_as_the_lab(
     method: str, federation: Federation, tmp_path: Path
@@ -291,7 +321,7 @@ def test_of_two_extractors_the_shared_one_alone_leaves(name: str, federation: Fe
 
 def test_no_path_and_no_images_name_is_at_the_coordinator_or_in_a_ledger(federation: Federation) -> None:
     """After the studies. What the coordinator keeps, and what left a site, are searched byte by byte."""
-    secrets = [str(federation.data).encode(), b"000.png", b"labels.csv", b"train.npz"]
+    secrets = [str(federation.data).encode(), b"000.png", b"labels.csv", b"train.npz", b"IM0000", CANARY.encode()]
     places = [federation.world.coordinator_state, *(federation.world.state / site / "ledger" for site in SITES)]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     assert files

@@ -40,7 +40,9 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "coordinator study report": (FILE, [NAME, "--state", "COORDINATOR"]),
     "fl-lab init": (FILE, ["STUDY"]),
     "fl-lab compare": (FOLDER, ["STUDY", "--data", "RAW"]),
+    "fl-lab partition": (FOLDER, ["TABLE", "--by", "iid"]),
     "fl-lab report": (FOLDER, ["RAW"]),
+    "fl-lab run": (FOLDER, ["STUDY", "--data", "RAW"]),
     "fl-lab data breast-cancer": (FOLDER, []),
     **{f"fl-lab data {name}": (FOLDER, ["RAW"]) for name in ("heart-disease", "skin", "wbc", "nuclei")},
 }

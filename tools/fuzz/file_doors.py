@@ -540,7 +540,7 @@ def _data_file(folder: Path) -> Door:
     def take(data: bytes) -> None:
         (folder / "data.toml").write_bytes(data)
         for named in data_files.sources(folder).values():
-            named.layout, named.paths, named.files, named.entry()
+            named.layout, named.paths, named.source, named.entry()
 
     return Door([text], in_toml, take)
 

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import algorithm_of, compute_logits, validation_loss
+from fl_algorithms.engine.algorithm import algorithm_of, compute_logits
 from fl_algorithms.engine.device import make_deterministic
+from fl_algorithms.engine.judging import validation_loss
 from fl_algorithms.engine.partition import all_tensors, build, task_of, upload_specs
 from fl_algorithms.engine.training import Batch, Batches, only_trainable, run_steps, seeded, trainable_parameters
 from fl_algorithms.methods.distillation.client import class_logits

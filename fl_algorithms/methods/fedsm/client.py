@@ -23,7 +23,6 @@ from fl_algorithms.engine.algorithm import (
     Algorithm,
     Context,
     Share,
-    evaluation_parts,
     load_bundle,
     load_shared,
     loss_of_slot,
@@ -31,6 +30,7 @@ from fl_algorithms.engine.algorithm import (
     shared_deltas,
     study_network,
 )
+from fl_algorithms.engine.judging import evaluation_parts
 from fl_algorithms.engine.training import Networks, Phase
 from fl_algorithms.methods.fedsm import FedSmSettings
 from fl_algorithms.methods.fedsm.server import PERSONAL, PERSONALS

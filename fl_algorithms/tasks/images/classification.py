@@ -90,7 +90,9 @@ class ImageTask(Judged):
 
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[ImageRows, list[str]]:
         """Images of a folder or a .npz file, and their names."""
-        return new_images(rows, fitted, self.settings)
+        found, names = new_images(rows, fitted, self.settings)
+        assert isinstance(found, ImageRows)  # a study of classes sees no pieces
+        return found, names
 
     def read_public_data(self, path: Path, *, labeled: bool) -> PublicData:
         """See ``fl_algorithms.tasks.base.ReadsPublicData``: an .npz file or, without classes, a folder."""

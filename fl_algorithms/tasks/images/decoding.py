@@ -3,10 +3,13 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from wardround.errors import BadData, NeedsPerson
 
+Array = NDArray[Any]
 Result = TypeVar("Result")
 AGAIN = "export or copy it again"
 TOO_LARGE = "is it meant? then the study's author raises `max_pixels` in [task]; else take the file out"

@@ -17,6 +17,7 @@ import io
 import logging
 import threading
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fl_algorithms.tasks.images.decoding import AGAIN, guarded, require_pixels
+from fl_algorithms.tasks.images.decoding import AGAIN, Result, guarded, require_pixels
 from wardround.errors import BadData, NeedsPerson
 
 PALETTE = [
@@ -66,6 +67,24 @@ def dicom(path: Path, data: bytes, max_pixels: int, *, mask: bool) -> NDArray[An
         BadData: it is no such file, is damaged, has more than ``max_pixels``, or is of a kind that is not read.
         NeedsPerson: pydicom is not installed.
     """
+    return _quietly(path, data, partial(_pixels, path, data, max_pixels, mask))
+
+
+def header_of(path: Path, data: bytes, keywords: Sequence[str]) -> Mapping[str, Any]:
+    """What a file's header has under ``keywords``, None where nothing; no other element is looked at.
+
+    Raises:
+        BadData: it is no such file, or damaged. NeedsPerson: pydicom is not installed.
+    """
+
+    def read() -> dict[str, Any]:
+        header = _header(path, data, keywords)
+        return {keyword: header.get(keyword) for keyword in keywords}
+
+    return _quietly(path, data, read)
+
+
+def _quietly(path: Path, data: bytes, decoded: Callable[[], Result]) -> Result:
     try:
         import pydicom
     except ImportError:
@@ -76,18 +95,23 @@ def dicom(path: Path, data: bytes, max_pixels: int, *, mask: bool) -> NDArray[An
     logging.getLogger(pydicom.__name__).setLevel(logging.CRITICAL)
     with _QUIET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return guarded(path, partial(_pixels, path, data, max_pixels, mask))
+        return guarded(path, decoded)
+
+
+def _header(path: Path, data: bytes, keywords: Sequence[str]) -> Any:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        return dcmread(io.BytesIO(data), specific_tags=list(keywords), stop_before_pixels="PixelData" not in keywords)
+    except InvalidDicomError:
+        raise BadData(f"{path}: not a DICOM file, whatever its name says", hint=AGAIN) from None
 
 
 def _pixels(path: Path, data: bytes, max_pixels: int, mask: bool) -> NDArray[Any]:
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
     from pydicom.pixels import pixel_array
 
-    try:
-        header = dcmread(io.BytesIO(data), specific_tags=READ)
-    except InvalidDicomError:
-        raise BadData(f"{path}: not a DICOM file, whatever its name says", hint=AGAIN) from None
+    header = _header(path, data, READ)
     if not (header.get("PixelData") and header.get("Rows") and header.get("Columns")):
         raise BadData(f"{path}: a DICOM file without an image", hint="move it out of the folder")
     frames = int(header.get("NumberOfFrames") or 1)

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fl_algorithms.tasks.images.decoding import AGAIN, guarded, require_pixels
+from fl_algorithms.tasks.images.decoding import AGAIN, Array, guarded, require_pixels
 from fl_algorithms.tasks.images.dicom import dicom
 from fl_algorithms.tasks.images.nifti import NIFTI, volume
 from wardround.errors import BadData
 
-Array = NDArray[Any]
 PILLOW = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 DICOM, ARRAYS = ".dcm", ".npz"
+DICOM_MAGIC = (b"DICM", 128)  # and its place: what a DICOM file begins with, whatever its name
+DIRECTORY = "DICOMDIR"  # lists what is on a disc; has no image
 MAX_FILE_BYTES = 1 << 32
 Image.MAX_IMAGE_PIXELS = None  # it would warn and go on; ``require_pixels`` refuses
 
@@ -74,7 +75,7 @@ def decode(path: Path, data: bytes, max_pixels: int, *, mask: bool = False) -> A
         BadData: it is not what its name says, is damaged, has more than ``max_pixels``, or holds nan or infinity.
         NeedsPerson: what reads files of this kind is not installed.
     """
-    kind = kind_of(path)
+    kind = kind_of(path) or (DICOM if data.startswith(*DICOM_MAGIC) else "")
     if kind in PILLOW:
         array = guarded(path, partial(_pillow, path, data, PILLOW[kind], max_pixels, mask))
     elif kind in NIFTI:
@@ -204,11 +205,14 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, max_bytes: int) -> 
     return array
 
 
-def fitted_to(path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask: bool = False) -> Array:
+def fitted_to(
+    path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask: bool = False, filling: float | None = None
+) -> Array:
     """``array`` (*sides, channels) brought to ``size`` (*size, channels); a mask's (*sides) to (*size).
 
     Images are resized by area-weighted bilinear interpolation, masks by the nearest pixel. A volume is cut or filled
-    up with its smallest number around the middle; a mask with class number 0.
+    up with ``filling``, or its smallest number, around the middle; a mask with class number 0. For "patches" they stay
+    as they are.
 
     Raises:
         BadData: it has another number of dimensions, or another size where ``fit`` is "exact".
@@ -218,13 +222,18 @@ def fitted_to(path: Path, array: Array, size: tuple[int, ...], fit: str, *, mask
         array, sides = array[0], sides[1:]
     found, wanted = " x ".join(map(str, sides)), " x ".join(map(str, size))
     if len(sides) != len(size):
-        raise BadData(f"{path}: {found} pixels, the study's size is {wanted}", hint="volumes and images do not mix")
-    if sides == size:
+        slices = len(sides) == 2 and kind_of(path) in (DICOM, "")
+        hint = "is it a slice? then each series in a folder of its own, with nothing else in it"
+        raise BadData(
+            f"{path}: {found} pixels, the study's size is {wanted}",
+            hint=hint if slices else "volumes and images do not mix",
+        )
+    if sides == size or fit == "patches":
         return array
     if fit == "exact":
         raise BadData(f"{path}: {found} pixels, the study wants {wanted}", hint="resize it, or ask for another `fit`")
     if len(size) == 3:
-        return _cut_or_fill(array, size, 0 if mask else array.min())
+        return _cut_or_fill(array, size, 0 if mask else array.min() if filling is None else filling)
     box = _middle(sides, size) if fit == "crop" else (0.0, 0.0, float(sides[1]), float(sides[0]))
     planes = [array] if mask else [array[..., channel] for channel in range(array.shape[-1])]
     resized = [_resized(plane, size, box, mask) for plane in planes]
@@ -265,7 +274,7 @@ def mask_at(mask: NDArray[np.uint8], sides: tuple[int, ...], fit: str) -> NDArra
 
     What the study's size leaves out of the image is of class 0.
     """
-    if mask.shape == sides:
+    if mask.shape == sides or fit == "patches":
         return mask
     if len(sides) == 3:
         cut: NDArray[np.uint8] = _cut_or_fill(mask, sides, 0)
@@ -301,11 +310,14 @@ def unit(array: Array) -> NDArray[np.float32]:
     """Whole numbers that cannot be negative over the largest of their type, others as they are: float32."""
     if array.dtype.kind == "u":
         return array.astype(np.float32) * np.float32(1 / np.iinfo(array.dtype).max)
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
-def files_in(folder: Path) -> dict[str, Path]:
-    """Every file below ``folder`` by its name there, in the order of the names; hidden ones are skipped.
+def files_in(folder: Path, *, below: bool = True) -> dict[str, Path]:
+    """Every file below ``folder`` by its name there, in the order of the names; hidden ones are skipped, and DICOMDIR.
+
+    Args:
+        below: also those in folders below.
 
     Raises:
         BadData: the folder cannot be read or has none.
@@ -313,7 +325,10 @@ def files_in(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise BadData(f"{folder}: not a folder")
     try:
-        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        paths = folder.rglob("*") if below else folder.iterdir()
+        found = {
+            path.relative_to(folder).as_posix(): path for path in paths if path.is_file() and path.name != DIRECTORY
+        }
     except OSError as error:
         raise BadData(f"{folder}: {error.strerror}") from None
     seen = {name: path for name, path in sorted(found.items()) if not any(p.startswith(".") for p in name.split("/"))}

@@ -3,8 +3,9 @@
 Every image must have exactly one label, and every label an image, or the whole set is refused.
 """
 
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from fl_algorithms.settings.images import PixelSettings
 from fl_algorithms.settings.targets import level
 from fl_algorithms.tasks.findings import where
-from fl_algorithms.tasks.images.files import Array, files_in, fitted_to, stem
+from fl_algorithms.tasks.images.decoding import Array
+from fl_algorithms.tasks.images.files import stem
+from fl_algorithms.tasks.images.reading import Origin, prepared_mask
 from fl_algorithms.tasks.tables.table import Table
 from fl_algorithms.tasks.tables.targets import classes_of
 from wardround.errors import BadData
@@ -27,7 +30,7 @@ class LabelSource:
     """What the labels of a set of images are read from.
 
     Attributes:
-        sides: of each image before it was brought to the study's size.
+        origins: of each image before it was brought to the study's size.
         cells: the label of each, as text.
         lines: of the table of labels; () for arrays.
         masks: path and array of each, one at a time.
@@ -36,13 +39,45 @@ class LabelSource:
     path: Path
     label: str
     names: tuple[str, ...]
-    sides: Sequence[tuple[int, ...]]
+    origins: Sequence[Origin]
     cells: tuple[str, ...]
     lines: tuple[int, ...]
     masks: Iterable[tuple[Path, Array]]
 
 
-ReadLabels = Callable[[LabelSource], Array]  # what is to be learned of each image, in their order
+class PackedMasks:
+    """Masks of their own sizes, compressed, since most of a mask is one number."""
+
+    def __init__(self, packed: Sequence[tuple[bytes, tuple[int, ...]]], counts: NDArray[np.int64]) -> None:
+        """
+        Args:
+            packed: each mask's places of classes as bytes, and its sides.
+            counts: its pixels of each class, (n, classes).
+        """
+        self._packed, self.counts = packed, counts
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __getitem__(self, place: int) -> NDArray[np.uint8]:
+        data, sides = self._packed[place]
+        return np.frombuffer(zlib.decompress(data), dtype=np.uint8).reshape(sides)
+
+    @classmethod
+    def of(cls, masks: Iterable[NDArray[np.uint8]], classes: int) -> "PackedMasks":
+        packed, counts = [], []
+        for mask in masks:
+            packed.append((zlib.compress(mask.tobytes(), 1), mask.shape))
+            counts.append(np.bincount(mask.ravel(), minlength=classes))
+        return cls(packed, np.stack(counts))
+
+    @classmethod
+    def joined(cls, parts: Sequence["PackedMasks"]) -> "PackedMasks":
+        return cls([one for part in parts for one in part._packed], np.concatenate([part.counts for part in parts]))
+
+
+Labels = Array | PackedMasks
+ReadLabels = Callable[[LabelSource], Labels]  # what is to be learned of each image, in their order
 
 
 def classes_among(labels: LabelSource, classes: Sequence[str]) -> NDArray[np.int64]:
@@ -64,21 +99,27 @@ def classes_among(labels: LabelSource, classes: Sequence[str]) -> NDArray[np.int
     return np.array(indices, dtype=np.int64)
 
 
-def masks_among(labels: LabelSource, settings: PixelSettings, values: Sequence[int]) -> NDArray[np.uint8]:
-    """The class of each pixel, (n, *size).
+def masks_among(labels: LabelSource, settings: PixelSettings, values: Sequence[int]) -> Labels:
+    """The class of each pixel, (n, *size), uint8; packed where the study looks at pieces of images.
 
     Raises:
         BadData: a mask is not as large as its image, or has a number that means no class.
     """
+    masks = _classes_of_pixels(labels, settings, values)
+    return PackedMasks.of(masks, len(values)) if settings.fit == "patches" else np.stack(list(masks))
+
+
+def _classes_of_pixels(
+    labels: LabelSource, settings: PixelSettings, values: Sequence[int]
+) -> Iterator[NDArray[np.uint8]]:
     largest = max(values)
     place = np.full(largest + 2, -1, dtype=np.int32)  # of each number; the last stands for all that are larger
     place[list(values)] = range(len(values))
-    masks = []
-    for (path, mask), sides, name in zip(labels.masks, labels.sides, labels.names, strict=True):
+    for (path, mask), origin, name in zip(labels.masks, labels.origins, labels.names, strict=True):
         at = str(path) if path != labels.path else f"{path}: mask {name}"
-        if mask.shape != sides:
+        if mask.shape != origin.sides:
             raise BadData(
-                f"{at}: {_sides(mask.shape)} pixels, its image has {_sides(sides)}",
+                f"{at}: {_sides(mask.shape)} pixels, its image has {_sides(origin.sides)}",
                 hint="a mask is exactly as large as its image; export it again",
             )
         if mask.dtype.kind not in "bui" and (mask != np.rint(mask)).any():
@@ -90,8 +131,7 @@ def masks_among(labels: LabelSource, settings: PixelSettings, values: Sequence[i
                 f"{at}: {wrong} of {whole.size} pixels hold a number that means no class of the study",
                 hint=f"the study's numbers are: {', '.join(map(str, values))} (`values` in [task])",
             )
-        masks.append(fitted_to(path, known, settings.size, settings.fit, mask=True).astype(np.uint8))
-    return np.stack(masks)
+        yield prepared_mask(path, known.astype(np.uint8), origin, settings)
 
 
 def rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str) -> list[int]:
@@ -119,13 +159,16 @@ def rows_of(table: Table, folder: Path, files: Mapping[str, Path], column: str) 
     return [rows[name] for name in files]
 
 
-def paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple[str, Path]]:
+def paired(folder: Path, images: Mapping[str, Path], masks: Path, given: Mapping[str, Path]) -> list[tuple[str, Path]]:
     """Each image's mask, with its name in its folder: the same name but for the ending.
+
+    Args:
+        given: what is in the folder ``masks``, by name.
 
     Raises:
         BadData: an image has no mask or several, a mask has no image.
     """
-    found = {stem(name): (name, path) for name, path in files_in(masks).items()}
+    found = {stem(name): (name, path) for name, path in given.items()}
     stems = Counter(map(stem, images))
     if twice := [name for name in images if stems[stem(name)] > 1]:
         raise BadData(f"{folder}: {_named(twice)} the same name but for the ending", hint="rename one, and its mask")
@@ -136,7 +179,7 @@ def paired(folder: Path, images: Mapping[str, Path], masks: Path) -> list[tuple[
         )
     if extra := [name for stem, (name, _) in found.items() if stem not in stems]:
         raise BadData(f"{masks}: {_named(extra)} no image in {folder}", hint="add it, or move the mask elsewhere")
-    if len(files_in(masks)) != len(found):
+    if len(given) != len(found):
         raise BadData(f"{masks}: two masks have the same name but for the ending", hint="one mask for each image")
     return [found[stem(name)] for name in images]
 

@@ -54,28 +54,52 @@ def grid(path: Path, data: bytes | None = None) -> tuple[tuple[int, ...], NDArra
     return guarded(path, lambda: _grid(path, _beginning(path) if data is None else data))
 
 
-def packed_mask(mask: NDArray[Any], places: NDArray[np.float64]) -> bytes:
-    """A .nii.gz file of a mask (depth, height, width) whose voxels lie as those of an image whose ``grid`` it is."""
-    from nibabel.nifti1 import Nifti1Image
-
-    return gzip.compress(Nifti1Image(mask.transpose(2, 1, 0), places).to_bytes(), mtime=0)
-
-
-def require_same_grid(image: Path, mask: Path, data: bytes) -> None:
-    """That a NIfTI image and the mask of ``data`` lie on each other, to half a voxel; of others, nothing is known.
+def affine_of(path: Path, data: bytes) -> NDArray[np.float64]:
+    """Where the voxels of a file lie as it has them, before they are turned: (4, 4), places to mm.
 
     Raises:
-        BadData: they do not, or one only is a NIfTI file.
+        BadData, NeedsPerson: as ``volume``.
     """
-    kinds = [one.name.lower().endswith(NIFTI) for one in (image, mask)]
-    if not any(kinds):
+    return guarded(path, lambda: np.asarray(_header(path, data).get_best_affine()))
+
+
+def packed_mask(mask: NDArray[Any], places: NDArray[np.float64], affine: NDArray[np.float64]) -> bytes:
+    """A .nii.gz file of a mask (depth, height, width) with the axes of its image.
+
+    Args:
+        places: where the mask's voxels lie, (4, 4), places (x, y, z) to mm: the image's ``grid``.
+        affine: the same of the voxels as the image's file has them.
+    """
+    from nibabel.nifti1 import Nifti1Image
+    from nibabel.orientations import apply_orientation, io_orientation, ornt_transform
+
+    back = ornt_transform(io_orientation(places), io_orientation(affine))
+    turned = np.ascontiguousarray(apply_orientation(mask.transpose(2, 1, 0), back))
+    return gzip.compress(Nifti1Image(turned, affine).to_bytes(), mtime=0)
+
+
+Places = NDArray[np.float64] | None  # where voxels lie, (4, 4), places (x, y, z) to mm; None: the file does not say
+
+
+def require_same_kind(image: Path, mask: Path, theirs: Places, ours: Places) -> None:
+    """Raises BadData: of an image and its mask, one only says where it lies."""
+    if (theirs is None) != (ours is None):
+        raise BadData(
+            f"{mask}: of another kind than its image {image.name}",
+            hint="give both as NIfTI files; a DICOM series may have a NIfTI mask",
+        )
+
+
+def require_same_grid(mask: Path, sides: tuple[int, ...], theirs: Places, ours: Places) -> None:
+    """That an image and its mask, both of ``sides``, lie on each other, to half a voxel; nothing where neither says.
+
+    Raises:
+        BadData: they do not.
+    """
+    if theirs is None or ours is None:
         return
-    if not all(kinds):
-        raise BadData(f"{mask}: of another kind than its image {image.name}", hint="give both as NIfTI files")
-    (sides, theirs), (shape, ours) = grid(image), grid(mask, data)
-    if shape != sides:
-        return  # which is said where the arrays are compared
-    corners = np.array([[x, y, z, 1] for x in (0, sides[0]) for y in (0, sides[1]) for z in (0, sides[2])])
+    depth, height, width = (1, 1, *sides)[-3:]
+    corners = np.array([[x, y, z, 1] for x in (0, width) for y in (0, height) for z in (0, depth)])
     apart = float(np.linalg.norm(((theirs - ours) @ corners.T)[:3], axis=0).max())
     voxel = float(np.linalg.norm(theirs[:3, :3], axis=0).min())
     if not apart <= voxel / 2:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_algorithms.settings.images import PixelSettings
+from fl_algorithms.tasks.images.labels import PackedMasks
 from fl_algorithms.tasks.images.pixels import ByPlace
 from fl_algorithms.tasks.images.sets import ImageSet
 
@@ -38,6 +39,11 @@ class PooledPixels:
             out[of == number] = part.take(places[of == number] - (self._ends[number] - len(part)))
         return out
 
+    def image(self, place: int) -> NDArray[np.float32]:
+        number = int(np.searchsorted(self._ends, place, side="right"))
+        part = self._parts[number]
+        return part.image(place - int(self._ends[number] - len(part)))
+
     def for_worker(self) -> "PooledPixels":
         return PooledPixels([part.for_worker() for part in self._parts], self._shape)
 
@@ -48,11 +54,12 @@ class PooledPixels:
 def pooled(sets: Mapping[str, ImageSet], settings: PixelSettings) -> ImageSet:
     """All images of the sites' ``sets``, in their order, called by the folder that holds them all."""
     ys = [images.y for images in sets.values() if images.y is not None]
+    packed = [y for y in ys if isinstance(y, PackedMasks)]
     return ImageSet(
         Path(os.path.commonpath([images.path for images in sets.values()])),
         PooledPixels([images.pixels for images in sets.values()], settings.input_shape),
         tuple(f"{site}/{name}" for site, images in sets.items() for name in images.names),
-        np.concatenate(ys),
+        PackedMasks.joined(packed) if packed else np.concatenate([y for y in ys if isinstance(y, np.ndarray)]),
         tuple(f"{site}/{patient}" for site, images in sets.items() for patient in images.patients),
         {f"{site}/{role}": digest for site, images in sets.items() for role, digest in images.digests.items()},
     )

@@ -1,7 +1,7 @@
 """What the image tasks share: rows of images, their scale, and who is in which split."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_algorithms.settings.images import Augmentation, PixelSettings
+from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split
 from fl_algorithms.tasks.images.augment import augmented
-from fl_algorithms.tasks.images.labels import ReadLabels, classes_among
+from fl_algorithms.tasks.images.labels import PackedMasks, ReadLabels, classes_among
 from fl_algorithms.tasks.images.pixels import ByPlace
 from fl_algorithms.tasks.images.pool import pooled
+from fl_algorithms.tasks.images.reading import Origin
 from fl_algorithms.tasks.images.sets import ImageSet, digest_of, read_plain, read_set
+from fl_algorithms.tasks.images.volumes.patches import PatchRows
 from wardround.errors import BadData
 
 STATISTICS_NUMBERS = 1 << 22  # pixels' numbers at a time, for a site's mean and deviation
@@ -36,15 +39,15 @@ class ImageRows:
         settings: PixelSettings,
         mean: Tensor,
         std: Tensor,
-        sides: Sequence[tuple[int, ...]] = (),
+        origins: Sequence[Origin] = (),
     ) -> None:
         """
         Args:
             places: of the rows among ``pixels``, int64 (n,).
             mean, std: (channels,), float32.
-            sides: of each image before it was brought to the study's size; () where nobody will ask.
+            origins: of each image before it was brought to the study's size; () where nobody will ask.
         """
-        self.sides = sides
+        self.origins = origins
         self._pixels, self._places, self._settings = pixels, places, settings
         column = (-1, *(1 for _ in settings.size))
         self._mean, self._std = mean.reshape(column), std.reshape(column)
@@ -166,7 +169,7 @@ def _site_data(
     train_places, validation_places = split_places(whole, site, seed, validation_fraction)
     scale = statistics(whole.pixels, settings)
     data = SiteData(
-        train=_part(whole, train_places, settings, scale),
+        train=_part(whole, train_places, settings, scale, pieces=True),
         validation=_part(whole, validation_places, settings, scale),
         test=None if test is None else _part(test, torch.arange(len(test)), settings, scale),
         digest=digest,
@@ -179,7 +182,13 @@ def _site_data(
     return data, scale
 
 
-def _part(images: ImageSet, places: Tensor, settings: PixelSettings, scale: Scale) -> Split:
+def _part(images: ImageSet, places: Tensor, settings: PixelSettings, scale: Scale, *, pieces: bool = False) -> Split:
+    """``pieces``: to train on, where the study looks at pieces."""
+    if isinstance(images.y, PackedMasks):
+        assert isinstance(settings, SegmentationSettings)
+        each = settings.patches.per_image if pieces else 1
+        rows = PatchRows(images.pixels, images.y, places, settings, scale, each)
+        return Split(rows, torch.zeros(len(rows), dtype=torch.int64))
     assert images.y is not None
     return Split(ImageRows(images.pixels, places, settings, *scale), torch.from_numpy(images.y[places.numpy()]))
 
@@ -210,22 +219,36 @@ def split_places(images: ImageSet, site: str, seed: int, validation_fraction: fl
 
 
 def statistics(pixels: ByPlace, settings: PixelSettings) -> Scale:
-    """Mean and deviation of each channel: the study's, or over all of the site's pixels. (channels,), float32."""
+    """Mean and deviation of each channel: the study's, or over all of the site's pixels; 0 and 1 where each image has
+    its own. (channels,), float32.
+    """
     if settings.mean:
         return torch.tensor(settings.mean), torch.tensor(settings.std)
-    size = max(1, STATISTICS_NUMBERS // math.prod(settings.input_shape))
+    if settings.normalize != "site":
+        return torch.zeros(settings.channels), torch.ones(settings.channels)
     sums: list[list[float]] = [[] for _ in range(settings.channels)]
     squares: list[list[float]] = [[] for _ in range(settings.channels)]
-    for places in torch.split(torch.arange(len(pixels)), size):
-        x = torch.from_numpy(pixels.take(places.numpy())).double().transpose(0, 1).flatten(1)
+    count = 0
+    for part in _batches(pixels, settings):
+        x = torch.from_numpy(part).double().transpose(0, 1).flatten(1)
+        count += x.shape[1]
         for channel, (total, square) in enumerate(zip(x.sum(1).tolist(), (x * x).sum(1).tolist(), strict=True)):
             sums[channel].append(total)
             squares[channel].append(square)
-    count = len(pixels) * math.prod(settings.size)
     mean = [math.fsum(parts) / count for parts in sums]
     variance = [math.fsum(parts) / count - center * center for parts, center in zip(squares, mean, strict=True)]
     std = [math.sqrt(max(value, 0.0)) for value in variance]
     return torch.tensor(mean), torch.tensor([value if value > SMALLEST_DEVIATION else 1.0 for value in std])
+
+
+def _batches(pixels: ByPlace, settings: PixelSettings) -> Iterator[NDArray[np.float32]]:
+    """All images in their order, (k, channels, *sides), some at a time."""
+    if settings.fit == "patches":
+        yield from (pixels.image(place)[None] for place in range(len(pixels)))
+        return
+    size = max(1, STATISTICS_NUMBERS // math.prod(settings.input_shape))
+    for places in torch.split(torch.arange(len(pixels)), size):
+        yield pixels.take(places.numpy())
 
 
 def scale_document(mean: Tensor, std: Tensor, settings: PixelSettings) -> dict[str, Any]:
@@ -237,7 +260,9 @@ def scale_document(mean: Tensor, std: Tensor, settings: PixelSettings) -> dict[s
     }
 
 
-def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -> tuple[ImageRows, list[str]]:
+def new_images(
+    path: Path, fitted: Mapping[str, Any], settings: PixelSettings
+) -> tuple[ImageRows | PatchRows, list[str]]:
     """Images to be predicted, on the scale of ``fitted``, and their names; of arrays, their places from 0.
 
     Raises:
@@ -254,7 +279,11 @@ def new_images(path: Path, fitted: Mapping[str, Any], settings: PixelSettings) -
         raise BadData("the preprocessing's mean and deviation are not one number for each channel", hint=hint)
     plain = settings.model_copy(update={"augment": Augmentation()})
     images = read_plain(path, settings)
-    return ImageRows(images.pixels, torch.arange(len(images)), plain, mean, std, images.sides), list(images.names)
+    places = torch.arange(len(images))
+    rows: ImageRows | PatchRows = ImageRows(images.pixels, places, plain, mean, std, images.origins)
+    if settings.fit == "patches":
+        rows = PatchRows(images.pixels, None, places, plain, (mean, std), 1, images.origins)
+    return rows, list(images.names)
 
 
 def public_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -> PublicData:
@@ -279,7 +308,7 @@ def public_images(path: Path, settings: PixelSettings, classes: Sequence[str]) -
     mean, std = statistics(images.pixels, settings)
     still = settings.model_copy(update={"augment": Augmentation()})
     rows = ImageRows(images.pixels, torch.arange(len(images)), still, mean, std)
-    return PublicData(rows, None if images.y is None else torch.from_numpy(images.y))
+    return PublicData(rows, torch.from_numpy(images.y) if isinstance(images.y, np.ndarray) else None)
 
 
 def about_classes(part: str, y: Tensor, classes: Sequence[str]) -> list[str]:

@@ -10,10 +10,13 @@ from typing import Any
 
 from fl_algorithms.settings.images import PixelSettings
 from fl_algorithms.tasks.findings import where
-from fl_algorithms.tasks.images.files import ARRAYS, Array, decode, files_in, read_arrays, read_bytes, sha256
-from fl_algorithms.tasks.images.labels import LabelSource, ReadLabels, paired, rows_of
-from fl_algorithms.tasks.images.nifti import require_same_grid
+from fl_algorithms.tasks.images.decoding import Array
+from fl_algorithms.tasks.images.files import ARRAYS, files_in, read_arrays, read_bytes, sha256
+from fl_algorithms.tasks.images.labels import Labels, LabelSource, ReadLabels, paired, rows_of
+from fl_algorithms.tasks.images.nifti import require_same_grid, require_same_kind
 from fl_algorithms.tasks.images.pixels import MIB, ByPlace, pixels_of_arrays, pixels_of_files
+from fl_algorithms.tasks.images.reading import Digests as Pairs
+from fl_algorithms.tasks.images.reading import Origin, decoded, files_of, flattened, images_in
 from fl_algorithms.tasks.source import Source
 from fl_algorithms.tasks.tables.table import read_table
 from wardround.errors import BadData
@@ -29,19 +32,20 @@ class ImageSet:
     Attributes:
         path: the .npz file or the folder, for messages.
         names: of each image; places from 0 where they came as arrays.
-        y: class of each, int64 (n,); or of each pixel, uint8 (n, *size); None for images to be predicted.
+        y: class of each, int64 (n,); or of each pixel, uint8 (n, *size), packed where the study looks at pieces; None
+            for images to be predicted.
         patients: of each image; () where the data do not say.
         digests: role -> what was read.
-        sides: of each image to be predicted, before it was brought to the study's size.
+        origins: of each image to be predicted, before it was brought to the study's size.
     """
 
     path: Path
     pixels: ByPlace
     names: tuple[str, ...]
-    y: Array | None
+    y: Labels | None
     patients: tuple[str, ...]
     digests: Mapping[str, Digests]
-    sides: tuple[tuple[int, ...], ...] = ()
+    origins: tuple[Origin, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -96,25 +100,25 @@ def read_plain(path: Path, settings: PixelSettings) -> ImageSet:
     """
     if path.suffix.lower() == ARRAYS:
         digest, found = read_arrays(path, {"images": True}, settings.cache_mib * MIB)
-        pixels, sides = pixels_of_arrays(path, found["images"], settings)
-        return ImageSet(path, pixels, tuple(map(str, range(len(pixels)))), None, (), {"arrays": digest}, tuple(sides))
-    files = files_in(path)
-    pixels, sides, digests = pixels_of_files(path, files, settings)
-    return ImageSet(path, pixels, tuple(files), None, (), {"images": digests}, tuple(sides))
+        pixels, origins = pixels_of_arrays(path, found["images"], settings)
+        return ImageSet(path, pixels, tuple(map(str, range(len(pixels)))), None, (), {"arrays": digest}, tuple(origins))
+    files = images_in(path, settings)
+    pixels, origins, digests = pixels_of_files(files, settings)
+    return ImageSet(path, pixels, tuple(files), None, (), {"images": flattened(digests)}, tuple(origins))
 
 
 def _from_arrays(role: str, source: Source, settings: PixelSettings, read_y: ReadLabels, *, masks: bool) -> ImageSet:
     path, label, patient = source.path(role), source.label or _own_label(settings), source.patient or settings.patient
     wanted = {"images": True, "masks" if masks else label: True} | ({patient: True} if patient else {})
     digest, arrays = read_arrays(path, wanted, settings.cache_mib * MIB)
-    pixels, sides = pixels_of_arrays(path, arrays["images"], settings)
+    pixels, origins = pixels_of_arrays(path, arrays["images"], settings)
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != len(pixels):
             raise BadData(f"{path}: {len(pixels)} images, but `{name}` is {list(array.shape)}")
     if masks and arrays["masks"].dtype.kind not in "buif":
         raise BadData(f"{path}: `masks` holds no numbers")
     labels = LabelSource(
-        path, label, tuple(map(str, range(len(pixels)))), sides, () if masks else _texts(path, label, arrays[label]),
+        path, label, tuple(map(str, range(len(pixels)))), origins, () if masks else _texts(path, label, arrays[label]),
         (), ((path, mask) for mask in arrays["masks"]) if masks else (),
     )  # fmt: skip
     patients = _texts(path, patient, arrays[patient]) if patient else ()
@@ -131,7 +135,8 @@ def _from_folder(
     prefix: str,
 ) -> ImageSet:
     folder, label = source.path(role), source.label or _own_label(settings)
-    files, patient, image = files_in(folder), source.patient or settings.patient, source.image or settings.image
+    files = images_in(folder, settings)
+    patient, image = source.patient or settings.patient, source.image or settings.image
     digests: dict[str, Digests] = {}
     table = None
     if patient or not masks:
@@ -141,16 +146,18 @@ def _from_folder(
     elif f"{prefix}labels" in source.paths:
         digests[f"{prefix}labels"] = sha256(read_bytes(source.paths[f"{prefix}labels"]))
     rows = rows_of(table, folder, files, image) if table else []
-    mask_files = paired(folder, files, source.path(f"{prefix}masks")) if masks else []
-    pixels, sides, digests[role] = pixels_of_files(folder, files, settings)
+    at = source.path(f"{prefix}masks") if masks else folder
+    mask_files = paired(folder, files, at, images_in(at, settings)) if masks else []
+    pixels, origins, pairs = pixels_of_files(files, settings)
+    digests[role] = flattened(pairs)
     labels = LabelSource(
         table.path if table and not masks else folder,
         label,
         tuple(files),
-        sides,
+        origins,
         tuple(table.columns[label][row] for row in rows) if table and not masks else (),
         tuple(table.lines[row] for row in rows) if table and not masks else (),
-        _mask_arrays(list(files.values()), mask_files, settings, digests, f"{prefix}masks") if masks else (),
+        _mask_arrays(list(files.values()), origins, mask_files, settings, digests, f"{prefix}masks") if masks else (),
     )
     y = read_y(labels)
     patients = tuple(table.columns[patient][row] for row in rows) if table and patient else ()
@@ -164,20 +171,23 @@ def _from_folder(
 
 def _mask_arrays(
     images: Sequence[Path],
+    origins: Sequence[Origin],
     files: Sequence[tuple[str, Path]],
     settings: PixelSettings,
     digests: dict[str, Digests],
     role: str,
 ) -> Iterable[tuple[Path, Array]]:
     """Each mask of ``images`` as it is read; when the last has been, their digests stand in ``digests``."""
-    seen: list[list[str]] = []
-    for image, (name, path) in zip(images, files, strict=True):
-        data = read_bytes(path)
-        seen.append([name, sha256(data)])
-        require_same_grid(image, path, data)
-        array = decode(path, data, settings.max_pixels, mask=True)
-        yield path, array[0] if array.ndim == 3 and len(settings.size) == 2 and len(array) == 1 else array
-    digests[role] = sorted(seen)
+    seen: dict[str, Pairs] = {}
+    for image, origin, (name, path) in zip(images, origins, files, strict=True):
+        data = files_of(name, path)
+        found = decoded(data, settings, mask=True)
+        seen[name] = data.digests
+        require_same_kind(image, path, origin.places, found.places)
+        if found.array.shape == origin.sides:  # what else is said where they are compared
+            require_same_grid(path, origin.sides, origin.places, found.places)
+        yield path, found.array
+    digests[role] = flattened(seen)
 
 
 def _texts(path: Path, name: str, array: Array) -> tuple[str, ...]:

@@ -121,4 +121,4 @@ def threshold_note(name: str, threshold: float, fit: Mapping[str, Any]) -> str:
     where = "as the study says"
     if "threshold" in fit:
         where = f"chosen on this site's {fit['validation_rows']} validation rows for the best balanced accuracy"
-    return f"`{name}` is predicted from a probability of {threshold:.4g} on, {where}"
+    return f"`{name}` is predicted from a probability of {threshold:.6f} on, {where}"

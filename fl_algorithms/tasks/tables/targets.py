@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fl_algorithms.settings.tabular import (
     MultilabelSettings,
+    OrdinalSettings,
     RegressionSettings,
     SurvivalSettings,
     TableSettings,
@@ -40,7 +41,7 @@ class Target(Protocol):
 
 def target_of(settings: TableSettings) -> Target:
     """What the settings of a table's task say is to be learned."""
-    if isinstance(settings, TabularSettings):
+    if isinstance(settings, TabularSettings | OrdinalSettings):
         return ClassColumn(settings)
     if isinstance(settings, RegressionSettings):
         return NumberColumn(settings)
@@ -77,7 +78,7 @@ def words_of(settings: TableSettings, target: str) -> tuple[str, ...]:
 class ClassColumn:
     """int64 (n,): the index of the class."""
 
-    settings: TabularSettings
+    settings: TabularSettings | OrdinalSettings
 
     def read(self, table: Table) -> Y:
         return classes_of(table, self.settings.label, self.settings.classes)

@@ -35,6 +35,7 @@ def inspect(files: DataFiles) -> Inspected:
     return Inspected(
         digest=digest_now(named), rows=trained.images, test_rows=None if tested is None else tested.images,
         columns=None, patients=trained.patients, weights=weights,
+        forms={name: dict(counts) for name, counts in trained.forms.items()},
     )  # fmt: skip
 
 

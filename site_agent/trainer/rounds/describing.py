@@ -1,9 +1,11 @@
 """What a study would do at this site, before anybody approved it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from fl_algorithms.tasks.base import Classifies, OwnSizes, Split, Task, samples
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds.installing import Studies
@@ -49,12 +51,12 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     warnings = list(data.warnings)
     if data.digest != source.digest:
         warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
-    labels = torch.cat([data.train.y, data.validation.y])
+    parts = (data.train, data.validation)
     return Checked.model_validate({
-        "digest": data.digest, "rows": len(labels), "train_rows": len(data.train),
-        "validation_rows": len(data.validation), "test_rows": None if data.test is None else len(data.test),
+        "digest": data.digest, "rows": sum(map(samples, parts)), "train_rows": samples(data.train),
+        "validation_rows": samples(data.validation), "test_rows": None if data.test is None else samples(data.test),
         "gives": study.file.task.row.gives,
-        "classes": study.task.counts(labels),
+        "classes": _counts(study.task, parts),
         "common": "" if data.public_data is None or (pinned := study.file.public_data) is None else pinned.digest,
         "weights": weights_of(study, source), "status": status, "warnings": warnings,
     })  # fmt: skip
@@ -62,3 +64,12 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
 
 def _row(spec: TensorSpec) -> TensorRow:
     return TensorRow(bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=list(spec.shape), bytes=spec.bytes)
+
+
+def _counts(task: Task, parts: Sequence[Split]) -> dict[str, int]:
+    """How many rows, or images, are of each kind; of masks, how many have a pixel of it."""
+    whole = [part.x for part in parts if isinstance(part.x, OwnSizes)]
+    if not whole or not isinstance(task, Classifies):
+        return task.counts(torch.cat([part.y for part in parts]))
+    seen = (torch.cat([images.pixels_by_class for images in whole]) > 0).sum(0)
+    return {name: int(count) for name, count in zip(task.classes, seen, strict=True)}

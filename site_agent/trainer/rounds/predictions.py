@@ -16,6 +16,7 @@ from fl_algorithms.engine.selection import Model, restored
 from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
+from fl_algorithms.tasks.images.reading import Origin
 from fl_algorithms.tasks.images.rows import ImageRows
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
 from site_agent.trainer.data import layouts
@@ -29,7 +30,6 @@ from wardround.records.trainer import Predict, Predicted
 from wardround.terminal import escaped
 
 FORMS = {COLUMNS: ("table",), IMAGES: ("images", "arrays"), MASKS: ("images", "arrays"), FILES: ("files",)}
-PART = 16  # images whose masks are in memory together
 BYTE = 255
 
 
@@ -52,7 +52,7 @@ def predict(state: Path, request: Predict) -> Predicted:
     fitted = kept.preprocessing()
     x, names = task.read_new(path, fitted["inputs"])
     model = restored(study, task, from_bytes(kept.model.read_bytes()))
-    notes = write(model, task, x, names, path, out, fitted["outputs"], force=request.force)
+    notes = write(model, task, x, names, out, fitted["outputs"], force=request.force)
     return Predicted(rows=len(names), out=str(out), notes=list(notes))
 
 
@@ -95,7 +95,6 @@ def write(
     task: Task,
     x: Inputs,
     names: Sequence[int | str],
-    given: Path,
     out: Path,
     fit: Mapping[str, object],
     *,
@@ -106,10 +105,9 @@ def write(
     A row has its line, or its image's name, and what the task predicts: the class and each probability, a number, or
     survival at each horizon. Sentences about all of them are returned: which threshold, and where it is from. A mask
     has the study's number of the likeliest class at each pixel of its image: NAME.png, of 8 or 16 bit; of a volume
-    NAME.npz with the array ``mask``; of a NIfTI file NAME.nii.gz, which lies where its image does.
+    NAME.npz with the array ``mask``; of a NIfTI file or a DICOM series NAME.nii.gz, which lies where its image does.
 
     Args:
-        given: what ``x`` was read from.
         fit: what was fitted to the model's outputs at this site.
 
     Raises:
@@ -117,7 +115,7 @@ def write(
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(model, task, x, names, given, out, force)
+        _write_masks(model, task, x, names, out, force)
         return ()
     predictions = task.predictions(model.logits(x), fit)
     text = io.StringIO(newline="")
@@ -138,38 +136,33 @@ def _write_masks(
     task: SegmentationTask,
     x: Inputs,
     names: Sequence[int | str],
-    given: Path,
     out: Path,
     force: bool,
 ) -> None:
-    from fl_algorithms.tasks.images.files import mask_at, stem
-    from fl_algorithms.tasks.images.nifti import NIFTI
+    from fl_algorithms.tasks.images.files import stem
+    from fl_algorithms.tasks.images.volumes.patches import PatchRows
 
-    assert isinstance(x, ImageRows)
+    assert isinstance(x, ImageRows | PatchRows)
     stems = [stem(str(name)) for name in names]
     if len(set(stems)) < len(stems):
         twice = next(name for name in stems if stems.count(name) > 1)
         raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
-    for places in torch.split(torch.arange(len(x)), PART):
-        classes = task.likeliest(model.logits(x.take(places))).to(torch.uint8).numpy()
-        for place, mask in zip(places.tolist(), classes, strict=True):
-            whole = numbers[mask_at(mask, x.sides[place], task.settings.fit)]
-            image = given / str(names[place])
-            _write_mask(out, stems[place], whole, image if image.name.lower().endswith(NIFTI) else None, force)
+    for name, (classes, origin) in zip(stems, task.masks(x, model.logits), strict=True):
+        _write_mask(out, name, numbers[classes], origin, force)
 
 
-def _write_mask(out: Path, name: str, mask: NDArray[Any], image: Path | None, force: bool) -> None:
-    """``image``: the NIfTI file that the mask is of."""
+def _write_mask(out: Path, name: str, mask: NDArray[Any], origin: Origin, force: bool) -> None:
+    """``origin``: of its image."""
     from PIL import Image
 
-    from fl_algorithms.tasks.images.nifti import grid, packed_mask
+    from fl_algorithms.tasks.images.nifti import packed_mask
 
     packed, ending = io.BytesIO(), ".png" if mask.ndim == 2 else ".npz"
-    if image is not None:
+    if origin.places is not None and origin.affine is not None:
         ending = ".nii.gz"
-        packed.write(packed_mask(mask if mask.ndim == 3 else mask[None], grid(image)[1]))
+        packed.write(packed_mask(mask if mask.ndim == 3 else mask[None], origin.places, origin.affine))
     elif ending == ".png":
         Image.fromarray(mask).save(packed, "PNG")
     else:

@@ -104,7 +104,8 @@ class Described(Answer):
 
 class Inspected(Answer):
     """What data holds, without a study. ``rows`` is None where only a plug-in can tell, ``columns`` of images,
-    ``patients`` where no column names them.
+    ``patients`` where no column names them; of images, ``forms`` says of their kind, modality, size and spacing how
+    often each is there.
     """
 
     digest: Digest
@@ -112,6 +113,7 @@ class Inspected(Answer):
     test_rows: Count | None
     columns: Count | None
     patients: Count | None
+    forms: dict[str, dict[str, Count]] = Field(default_factory=dict)
     weights: NoDigest
 
 
