@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Inputs, PublicData, SiteData, Split, Task
 from wardround.errors import BadData
 from wardround.tensors.manifests import MODEL, TensorSpec
+
+if TYPE_CHECKING:
+    from fl_algorithms.engine.together import Stack
 
 Downlink = Mapping[str, Mapping[str, Tensor]]  # bundle -> name -> tensor
 Uplink = dict[str, dict[str, Tensor]]  # the same, deltas
@@ -286,6 +289,8 @@ class Algorithm:
             it. Float32.
         keeps: (networks, study) -> what the method keeps beside its networks, for the preview.
         candidates: (context, trained) -> the models to judge after the download, and again after training.
+        after_step_together: ``after_step`` for many models at once, as the lab's batched engine trains them; a method
+            with ``after_step`` alone is not trained so.
         infer: (networks, x) -> logits.
     """
 
@@ -299,6 +304,7 @@ class Algorithm:
     loss: Callable[[Context, Batch], Tensor] = task_loss
     after_backward: BatchHook | None = None
     after_step: BatchHook | None = None
+    after_step_together: "Callable[[Stack], None] | None" = None
     after_round: Hook = nothing
     to_send: Callable[[Context], Uplink] = shared_deltas
     candidates: Callable[[Context, bool], tuple[Candidate, ...]] = downloaded_only

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.device import CPU, Device
-from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState, SiteSession
+from fl_algorithms.engine.session import Checkpoint, OpenRound, RoundResult, SessionState, SiteSession
 from fl_algorithms.engine.training import Progress, Watch
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.study import ResolvedStudy
@@ -26,30 +26,45 @@ class Beside:
     """Two sessions of one site, one in the federation and one alone; from outside one, as ``SiteSession``."""
 
     def __init__(self, federated: SiteSession, alone: SiteSession) -> None:
-        self._federated, self._alone = federated, alone
+        self.federated, self._alone = federated, alone
 
     def train(
         self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
     ) -> RoundResult:
         """As ``SiteSession.train``; ``watch`` sees the federation's steps."""
-        result = self._federated.train(round_number, base, progress, watch)
+        result = self.federated.train(round_number, base, progress, watch)
         return _with(result, self._alone.train(round_number, {}, progress))
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
         """As ``SiteSession.validate``."""
-        return _with(self._federated.validate(round_number, base), self._alone.validate(round_number, {}))
+        return _with(self.federated.validate(round_number, base), self._alone.validate(round_number, {}))
+
+    def open(self, round_number: int, base: Downlink) -> OpenRound:
+        """As ``SiteSession.open``."""
+        return self.federated.open(round_number, base)
+
+    def close(self, opened: OpenRound) -> RoundResult:
+        """As ``SiteSession.close``."""
+        return _with(self.federated.close(opened), self._alone.train(opened.context.round_number, {}))
+
+    def scored(self, checkpoint: Checkpoint) -> Checkpoint:
+        """As ``SiteSession.scored``."""
+        if checkpoint.kind != ALONE:
+            return self.federated.scored(checkpoint)
+        own = replace(checkpoint, tensors=members_of(checkpoint.tensors)[ALONE])
+        return replace(self._alone.scored(own), tensors=checkpoint.tensors)
 
     def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
         """As ``SiteSession.tuned``, of a checkpoint of the federation."""
-        return self._federated.tuned(tensors, tuning)
+        return self.federated.tuned(tensors, tuning)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """As ``SiteSession.finish``."""
-        return self._federated.finish(best_round, best)
+        return self.federated.finish(best_round, best)
 
     def export_state(self) -> SessionState:
         """Of both."""
-        state, alone = self._federated.export_state(), self._alone.export_state()
+        state, alone = self.federated.export_state(), self._alone.export_state()
         tensors = state.tensors | {f"{ALONE}/{name}": tensor for name, tensor in alone.tensors.items()}
         return SessionState(tensors, {**state.meta, ALONE: alone.meta})
 
@@ -65,14 +80,22 @@ def session_at(
     state: SessionState | None = None,
     own: Mapping[str, Tensor] | None = None,
     device: Device = CPU,
+    *,
+    score_at_once: bool = True,
 ) -> Session:
     """The site's session, with one beside it where the study asks for that. Arguments and errors as ``SiteSession``."""
     at_site = study.at(site)
     if not at_site.trains_alone:
-        return SiteSession(study, site, task, data, state, own, device)
+        return SiteSession(study, site, task, data, state, own, device, score_at_once=score_at_once)
     first, second = (None, None) if state is None else _divided(state)
-    federated = SiteSession(study, site, task, data, first, own, device)
-    return Beside(federated, SiteSession(at_site.alone(), site, task, data, second, device=device))
+    first_session = SiteSession(study, site, task, data, first, own, device, score_at_once=score_at_once)
+    alone = SiteSession(at_site.alone(), site, task, data, second, device=device, score_at_once=score_at_once)
+    return Beside(first_session, alone)
+
+
+def federated(session: Session) -> SiteSession:
+    """The part of ``session`` that is in the federation."""
+    return session.federated if isinstance(session, Beside) else session
 
 
 def joined(members: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -34,6 +34,11 @@ class Judged:
         assert self.y is not None
         return self.task.losses(self.logits, self.y).to(torch.float64)
 
+    def at(self, places: Tensor) -> "Judged":
+        """Of the rows at ``places`` alone, int64 (k,), as often as each stands there."""
+        logits, y, rows = (None if one is None else one[places] for one in (self.logits, self.y, self.rows))
+        return Judged(self.task, logits, y, rows)
+
     def metrics(self, fit: Mapping[str, Any] | None = None) -> Scores:
         """The task's, over all rows. ``fit``: what ``Task.fit_outputs`` gave for the model."""
         if self.rows is not None:

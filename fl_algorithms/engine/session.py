@@ -4,53 +4,27 @@ It touches no file and no network. The caller brings the downloaded tensors, car
 checkpoints, and stores ``export_state`` so that another process can go on with the next round bit for bit.
 """
 
+import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_algorithms.engine.algorithm import (
-    Context,
-    Downlink,
-    algorithm_of,
-    compute_logits,
-    fit_outputs,
-    judged,
-    kinds_of,
-)
+from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
-from fl_algorithms.engine.early_stopping import EarlyStop, mean_loss
 from fl_algorithms.engine.fine_tuning import fine_tuned
-from fl_algorithms.engine.judging import labeled_parts, reduced_loss
+from fl_algorithms.engine.judging import reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
-from fl_algorithms.engine.schedule import rate_factor
-from fl_algorithms.engine.training import (
-    Batch,
-    Batches,
-    Networks,
-    Optimizers,
-    Phase,
-    Progress,
-    Watch,
-    clip_gradients,
-    flat_key,
-    only_trainable,
-    run_steps,
-    seeded,
-    trainable_parameters,
-    watched,
-)
+from fl_algorithms.engine.phases import refuse_single_rows, run_phase
+from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, Watch, flat_key
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
-from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import ResolvedStudy, SiteStudy
 from fl_algorithms.tasks.base import Classifies, Inputs, SiteData, Split, Task, samples
 from wardround.errors import BadData
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -66,7 +40,7 @@ class Checkpoint:
         fit: what ``Task.fit_outputs`` gave for it: a threshold, a baseline hazard. It stays at the site.
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
-        scores: every metric on ``split``; None where undefined.
+        scores: every metric on ``split``; None where undefined. {} where the session scores none at once.
         why: of "selected", the reason in words.
     """
 
@@ -138,6 +112,22 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class OpenRound:
+    """A round between its download and its upload.
+
+    Attributes:
+        phases: to be trained, in this order.
+        metrics: of the downloaded model.
+        checkpoints: of the downloaded model.
+    """
+
+    context: Context
+    phases: tuple[Phase, ...]
+    metrics: dict[str, float | None]
+    checkpoints: list[Checkpoint]
+
+
+@dataclass(frozen=True)
 class _Judgement:
     """The loss of the validation split, None where it is not finite, the task's metrics on it, and what was fitted to
     the outputs for it.
@@ -164,6 +154,8 @@ class SiteSession:
         state: SessionState | None = None,
         own: Mapping[str, Tensor] | None = None,
         device: Device = CPU,
+        *,
+        score_at_once: bool = True,
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
@@ -172,6 +164,7 @@ class SiteSession:
                 the one that it chose instead.
             task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
+            score_at_once: False leaves the test split alone until ``scored`` is asked for a checkpoint's scores.
 
         Raises:
             BadData: ``state`` is of another study or another network.
@@ -180,7 +173,7 @@ class SiteSession:
         make_deterministic(study.study.threads)
         algorithm = algorithm_of(own_study)
         networks = build(own_study, task, algorithm, site)
-        _refuse_single_rows(own_study, networks, len(data.train))
+        refuse_single_rows(own_study, networks, len(data.train))
         device.place(networks)
         self._context = Context(
             own_study,
@@ -196,6 +189,8 @@ class SiteSession:
         self._brought = {
             spec.key for spec in download_specs(own_study, upload_specs(own_study, algorithm, networks))
         }  # by each download
+        self._score_at_once = score_at_once
+        self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors to be scored
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -210,7 +205,8 @@ class SiteSession:
     def train(
         self, round_number: int, base: Downlink, progress: Progress | None = None, watch: Watch | None = None
     ) -> RoundResult:
-        """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves.
+        """Round ``round_number`` (from 1): receive ``base``, judge it, train, and give what leaves. It is ``open``,
+        every phase, and ``close``.
 
         Args:
             base: the shared tensors of model ``round_number - 1``; read, never written.
@@ -220,18 +216,34 @@ class SiteSession:
         Raises:
             BadData: ``base`` is not the shared tensors.
         """
-        context, algorithm = self._context, self._context.algorithm
+        opened = self.open(round_number, base)
+        for phase in opened.phases:
+            run_phase(opened.context, phase, self.place(phase), progress, watch)
+        return self.close(opened)
+
+    def open(self, round_number: int, base: Downlink) -> OpenRound:
+        """Receive ``base``, judge it, and say what is to be trained. Raises BadData as ``train``."""
+        context = self._context
         context.scratch, context.steps = {}, 0
         metrics, checkpoints = self._receive(round_number, base)
-        algorithm.before_round(context)
+        context.algorithm.before_round(context)
         context.optimizers.begin_round()
-        for phase in algorithm.phases(context):
-            self._run(phase, progress, watch)
-        algorithm.after_round(context)
-        checkpoints += self._compete(round_number, trained=True)
-        uplink = algorithm.to_send(context)
+        return OpenRound(context, context.algorithm.phases(context), metrics, checkpoints)
+
+    def place(self, phase: Phase) -> dict[str, int]:
+        """Where the phase's batches go on; kept with the session where iterators live as long as the run."""
+        if self._context.study.training.iterator == "run":
+            return self._iterators.setdefault(phase.name, {})
+        return {}
+
+    def close(self, opened: OpenRound) -> RoundResult:
+        """What leaves, once every phase has been trained."""
+        context = opened.context
+        context.algorithm.after_round(context)
+        checkpoints = opened.checkpoints + self._compete(context.round_number)
+        uplink = context.algorithm.to_send(context)
         sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
-        return self._result(sent, metrics, checkpoints)
+        return self._result(sent, opened.metrics, checkpoints)
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
         """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
@@ -242,17 +254,25 @@ class SiteSession:
         metrics, checkpoints = self._receive(round_number, base)
         if (tuning := context.settings.fine_tuning) is not None:
             copies = fine_tuned(context, context.networks, tuning)
-            judged = self._judge(copies)
-            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, judged))
+            validated = self._judge(copies)
+            checkpoints.append(self._checkpoint("fine_tuned", round_number - 1, copies, validated))
         return self._result({}, metrics, checkpoints)
 
     def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
         """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
-        context = self._context
-        networks = build(context.study, context.task, context.algorithm, site="")
-        context.device.place(networks)
-        restore(all_tensors(networks), tensors, "the checkpoint")
-        return {key: at_home(tensor) for key, tensor in all_tensors(fine_tuned(context, networks, tuning)).items()}
+        tuned = fine_tuned(self._context, self._networks_of(tensors), tuning)
+        return {key: at_home(tensor) for key, tensor in all_tensors(tuned).items()}
+
+    def scored(self, checkpoint: Checkpoint) -> Checkpoint:
+        """``checkpoint`` with its scores, as it would have had them at once. The session goes on as if never asked."""
+        data = self._context.data
+        if checkpoint.scores or data.test is None:
+            return checkpoint
+        if self._spare is None:
+            self._spare = {slot: copy.deepcopy(network) for slot, network in self._context.networks.items()}
+        restore(all_tensors(self._spare), checkpoint.tensors, "the checkpoint")
+        scores = self._tested(self._spare, data.test, checkpoint.fit)
+        return replace(checkpoint, score=scores[checkpoint.metric], scores=scores)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
         """The best global checkpoint: ``best`` is model ``best_round``. Nothing for a method without a global model."""
@@ -261,8 +281,8 @@ class SiteSession:
         context = self._context
         context.base = context.device.bring_all(best)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks)
-        return (self._checkpoint("best_global", best_round, context.networks, judged),)
+        validated = self._judge(context.networks)
+        return (self._checkpoint("best_global", best_round, context.networks, validated),)
 
     def export_state(self) -> SessionState:
         """Copies of all that the next round needs beside the download."""
@@ -308,97 +328,42 @@ class SiteSession:
         self._best_pool = meta["best_pool"]
         self._best_loss = None if meta["best_loss"] is None else float(meta["best_loss"])
 
+    def _networks_of(self, tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+        """A checkpoint's networks, beside the session's own. Raises BadData: the tensors are not theirs."""
+        context = self._context
+        networks = build(context.study, context.task, context.algorithm, site="")
+        context.device.place(networks)
+        restore(all_tensors(networks), tensors, "the checkpoint")
+        return networks
+
     def _receive(self, round_number: int, base: Downlink) -> tuple[dict[str, float | None], list[Checkpoint]]:
         """Load the download and judge it. The initial model is judged too, but is no checkpoint."""
         context = self._context
         context.round_number, context.base = round_number, context.device.bring_all(base)
         context.algorithm.receive(context)
-        judged = self._judge(context.networks)
+        validated = self._judge(context.networks)
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
-            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, judged))
-            checkpoints += self._compete(round_number - 1, trained=False)
-        return {VAL_LOSS: judged.loss, **judged.metrics}, checkpoints
+            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, validated))
+            checkpoints += self._compete(round_number - 1, validated)
+        return {VAL_LOSS: validated.loss, **validated.metrics}, checkpoints
 
-    def _compete(self, model_round: int, *, trained: bool) -> list[Checkpoint]:
-        """Let the method's candidates compete to be the site's best. A later equal loss replaces."""
-        best: list[Checkpoint] = []
-        for candidate in self._context.algorithm.candidates(self._context, trained):
-            judged = self._judge(candidate.networks)
+    def _compete(self, model_round: int, downloaded: _Judgement | None = None) -> list[Checkpoint]:
+        """Let the method's candidates compete to be the site's best. A later equal loss replaces.
+
+        Args:
+            downloaded: what was said of the session's networks, which are as they came; None after training.
+        """
+        context, best = self._context, list[Checkpoint]()
+        for candidate in context.algorithm.candidates(context, downloaded is None):
+            known = downloaded if candidate.networks is context.networks else None
+            validated = known or self._judge(candidate.networks)
             if candidate.pool != self._best_pool:
                 self._best_pool, self._best_loss = candidate.pool, None
-            if judged.loss is not None and (self._best_loss is None or judged.loss <= self._best_loss):
-                self._best_loss = judged.loss
-                best = [self._checkpoint("best_local", model_round, candidate.networks, judged)]
+            if validated.loss is not None and (self._best_loss is None or validated.loss <= self._best_loss):
+                self._best_loss = validated.loss
+                best = [self._checkpoint("best_local", model_round, candidate.networks, validated)]
         return best
-
-    def _run(self, phase: Phase, progress: Progress | None, watch: Watch | None) -> None:
-        context, study = self._context, self._context.study
-        place = self._iterators.setdefault(phase.name, {}) if study.training.iterator == "run" else {}
-        x, y = context.data.train.x, context.data.train.y
-        kinds = kinds_of(context)
-        if phase.rows is not None:
-            (x, y), place, kinds = phase.rows, {}, None
-            study = _of_own_rows(study, phase.batch_size, len(y))
-        batches = Batches(x, y, study, context.site, context.round_number, phase.name, place, context.device, kinds)
-        parameters = trainable_parameters(context.networks, phase.trainable)
-        optimizer = context.optimizers.get(phase.optimizer, parameters, phase.learning_rate)
-        steps = _steps(phase, study, batches.per_epoch)
-        loss = phase.loss or context.algorithm.loss
-        purpose = f"noise.{phase.name}" if phase.name else "noise"
-        noise = stream_seed(study.study.seed, context.site, context.round_number, purpose)
-        after_step = context.algorithm.after_step
-        stop = self._early_stop(phase, parameters)
-        with seeded(noise), only_trainable(context.networks, parameters):
-            context.steps += run_steps(
-                batches,
-                steps,
-                optimizer,
-                lambda batch: watched(phase.name, loss(context, batch), watch),
-                self._after_backward(parameters),
-                None if after_step is None else lambda batch: after_step(context, batch),
-                progress,
-                context.device,
-                self._before_step(steps),
-                None if stop is None else stop.after,
-            )
-            if stop is not None:
-                stop.go_back()
-
-    def _before_step(self, steps: int) -> Callable[[int], None] | None:
-        """The study's schedule of the learning rate."""
-        context, schedule = self._context, self._context.study.training.schedule
-        if schedule.is_constant:
-            return None
-        rounds, number = context.study.study.rounds, context.round_number
-        return lambda step: context.optimizers.scale(rate_factor(schedule, rounds, number, step, steps))
-
-    def _after_backward(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[Batch], None] | None:
-        """The method's edit of the gradient, and the study's bound on it."""
-        context, hook = self._context, self._context.algorithm.after_backward
-        norm = context.study.training.clip_norm
-        if hook is None and norm is None:
-            return None
-
-        def edit(batch: Batch) -> None:
-            if hook is not None:
-                hook(context, batch)
-            clip_gradients(parameters.values(), norm)
-
-        return edit
-
-    def _early_stop(self, phase: Phase, parameters: dict[str, nn.Parameter]) -> EarlyStop | None:
-        """What ends the steps on the site's own rows early, if the study says so."""
-        context, settings = self._context, self._context.study.training.early_stopping
-        if settings is None or phase.rows is not None:
-            return None
-        split, loss = context.data.validation, phase.loss or context.algorithm.loss
-
-        def loss_now() -> float:
-            parts = (Batch(*map(context.device.bring, part)) for part in labeled_parts(split))
-            return mean_loss(lambda batch: loss(context, batch), parts)
-
-        return EarlyStop(settings, context.networks, parameters, loss_now)
 
     def _judge(self, networks: Networks) -> _Judgement:
         """The networks on the validation split."""
@@ -409,55 +374,21 @@ class SiteSession:
 
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, validated: _Judgement) -> Checkpoint:
         """The networks as they are now. ``validated`` is what the validation split said of them."""
-        data, task = self._context.data, self._context.task
-        scores, metric = validated.metrics, task.headline
-        if data.test is not None:
-            scores = judged(self._context.algorithm, networks, data.test, task).metrics(validated.fit)
+        data, metric = self._context.data, self._context.task.headline
         tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
-        split = "validation" if data.test is None else "test"
+        split, scores = "validation" if data.test is None else "test", validated.metrics
+        if data.test is not None:
+            scores = self._tested(networks, data.test, validated.fit) if self._score_at_once else {}
         return Checkpoint(
-            kind, model_round, tensors, scores[metric], metric, split, validated.loss, scores, validated.fit
-        )
+            kind, model_round, tensors, scores.get(metric), metric, split, validated.loss, scores, validated.fit
+        )  # fmt: skip
+
+    def _tested(self, networks: Networks, test: Split, fit: Mapping[str, Any]) -> dict[str, float | None]:
+        """Every metric on the test split. ``fit``: what the validation split said of these networks."""
+        return judged(self._context.algorithm, networks, test, self._context.task).metrics(fit)
 
     def _result(
         self, uplink: dict[str, dict[str, Tensor]], metrics: dict[str, float | None], checkpoints: list[Checkpoint]
     ) -> RoundResult:
         data = self._context.data
         return RoundResult(uplink, samples(data.train), samples(data.validation), metrics, tuple(checkpoints))
-
-
-def _steps(phase: Phase, study: SiteStudy, per_epoch: int) -> int:
-    if phase.steps is not None:
-        return phase.steps
-    if phase.epochs is not None:
-        return phase.epochs * per_epoch
-    if study.training.local_steps is not None:
-        return study.training.local_steps
-    return (study.training.local_epochs or 0) * per_epoch
-
-
-def _of_own_rows(study: SiteStudy, batch_size: int, rows: int) -> SiteStudy:
-    """The study for a phase of other rows, which differ from round to round. A last batch of one row, which no batch
-    norm could learn from, is left out.
-    """
-    lone = rows > 1 and rows % batch_size == 1
-    changed = {"batch_size": batch_size, "iterator": "round", "drop_last": lone}
-    return study.changed(training=changed)
-
-
-def _refuse_single_rows(study: SiteStudy, networks: Networks, rows: int) -> None:
-    """A batch of one row has no variance for a batch norm.
-
-    Raises:
-        BadData: training would meet one.
-    """
-    if not any(isinstance(module, BATCH_NORMS) for network in networks.values() for module in network.modules()):
-        return
-    size = min(study.training.batch_size, rows)
-    if size == 1 or (rows % size == 1 and not study.training.drop_last):
-        raise BadData(
-            f"{rows} training rows in batches of {study.training.batch_size} give a batch of one row, which a batch "
-            "norm cannot learn from",
-            hint="in the study's [training]: `drop_last = true`, or another `batch_size`",
-            code="DECLINED_DATA_INVALID",
-        )

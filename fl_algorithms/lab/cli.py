@@ -11,7 +11,9 @@ import typer
 
 from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
+from fl_algorithms.lab.cli_export import export
 from fl_algorithms.lab.cli_partition import partition
+from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import print_json, run, say
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", no_args_is_help=True)
 app.command()(partition)
+app.command()(tune)
+app.command()(export)
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
 SetOption = Annotated[
@@ -151,6 +155,10 @@ def run_study(
     per_card: PerCardOption = 1,
     device: DeviceOption = "cpu",
     workers: WorkersOption = 0,
+    engine: Annotated[
+        Literal["plain", "batched"],
+        typer.Option(help="batched: all sites and seeds as one batch of small networks; faster, not the same bits."),
+    ] = "plain",
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
@@ -165,7 +173,7 @@ def run_study(
     hardware = Hardware(device, workers)
     there = Participation(sample, dropout, delay_s, delay_spread)
     cli_run.run_and_print(
-        resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json
+        resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json, engine
     )
 
 

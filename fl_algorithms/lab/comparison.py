@@ -21,6 +21,7 @@ from typing import Any
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import runs, tuning
 from fl_algorithms.lab.executors import Pool, processes
+from fl_algorithms.lab.grouping import grouped
 from fl_algorithms.lab.run_folder import difference
 from fl_algorithms.lab.runs import Failed, Survey
 from fl_algorithms.lab.suite import Job, Row, Suite
@@ -227,7 +228,7 @@ def _settle(suite: Suite, folder: Path, out: Path, survey: Survey, seeds: int, c
                     f"{out} holds runs with other {what}: {difference(old, new)}",
                     hint="use another --out: runs are compared only where all else is equal",
                 )
-    for warning in survey.warnings:
+    for warning in grouped(survey.warnings):
         say(f"warning: {warning}")
     record = {
         "format": runs.FORMAT,

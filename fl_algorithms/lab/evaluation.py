@@ -52,7 +52,7 @@ def paired(values_a: Sequence[float], values_b: Sequence[float]) -> PairedDiffer
 
 def student_t(degrees: int) -> float:
     """The 97.5 % quantile of Student's t."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # scikit-learn brings it; only here, for it takes long to import
+    from scipy.special import stdtrit  # scikit-learn brings it; only here, for it takes long to import
 
     return float(stdtrit(degrees, 0.975))
 

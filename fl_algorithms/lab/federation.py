@@ -107,7 +107,7 @@ def run_federation(
     """
     participation.refuse_too_few(len(study.study.sites), study.study.needed)
     with deterministic(study.study.threads):
-        run = _Run(study, task, data, start, device, participation, curves or Curves())
+        run = Run(study, task, data, start, device, participation, curves or Curves())
         run.begin(state, own or {})
         for round_number in range(run.closed + 1, study.study.rounds + 1):
             run.round(round_number, progress)
@@ -116,7 +116,7 @@ def run_federation(
         return run.end()
 
 
-class _Run:
+class Run:
     """A study under way: the coordinator's part and the sites'."""
 
     def __init__(
@@ -138,7 +138,7 @@ class _Run:
     def begin(self, state: RunState | None, own: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before the first round, or after that of ``state``."""
         aggregator, sites = self._aggregator, {} if state is None else state.sites
-        self._sessions = {
+        self.sessions = {
             site: session_at(
                 self._study,
                 site,
@@ -147,23 +147,22 @@ class _Run:
                 sites.get(site),
                 own.get(site),
                 self._device,
+                score_at_once=False,  # of what is kept at the end alone
             )
             for site in self._study.study.sites
         }
         if state is None:
             model = _tensors(aggregator.kept_specs, lambda sink: aggregator.start(_source(self._start), sink))
-            state = RunState(0, model, BestGlobal(), model, (), {site: {} for site in self._sessions}, {})
+            state = RunState(0, model, BestGlobal(), model, (), {site: {} for site in self.sessions}, {})
         self.closed, self._model, self._accounts = state.round, dict(state.model), list(state.accounts)
         self._best, self._best_model = state.best, state.best_model
         self._kept = {site: dict(kinds) for site, kinds in state.kept.items()}
 
     def state(self) -> RunState:
         """As it is between two rounds."""
-        sites = {site: session.export_state() for site, session in self._sessions.items()}
+        sites = {site: session.export_state() for site, session in self.sessions.items()}
         kept = {site: dict(kinds) for site, kinds in self._kept.items()}
-        return RunState(
-            self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites
-        )  # fmt: skip
+        return RunState(self.closed, self._model, self._best, self._best_model, tuple(self._accounts), kept, sites)
 
     def round(self, round_number: int, progress: Progress | None) -> None:
         """Train where the round asks for it, and average."""
@@ -177,32 +176,67 @@ class _Run:
         )
         results = {}
         for place, site in enumerate(there.accepted):
-            results[site] = self._trained(round_number, site)
+            result, losses = self._watched(round_number, site)
+            results[site] = result
+            self.trained(round_number, site, result, losses)
             if progress is not None and place + 1 < len(there.accepted):
                 progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
+        self.close(round_number, results)
+        if progress is not None:
+            progress(round_number, rounds)
+
+    def _watched(self, round_number: int, site: str) -> tuple[RoundResult, dict[str, list[float]]]:
+        """The site's round, and phase -> the loss of each step."""
+        losses: dict[str, list[Tensor]] = {}
+        base = self.base(round_number, site)
+        result = self.sessions[site].train(
+            round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
+        )
+        return result, {phase: at_home(torch.stack(of)).tolist() for phase, of in losses.items()}
+
+    def base(self, round_number: int, site: str) -> Downlink:
+        """What ``site`` downloads in a round."""
+        return downlink(self._aggregator, self._model, site, round_number)
+
+    def trained(self, round_number: int, site: str, result: RoundResult, losses: Mapping[str, Sequence[float]]) -> None:
+        """Take note of what a site did. ``losses``: phase -> that of each step."""
+        self._judged(round_number, site, result)
+        self._curves.trained(round_number, site, losses)
+        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
+        received = sum(spec.bytes for spec in self._aggregator.download_of(site))
+        self._curves.moved(round_number, site, sent=sent, received=received)
+
+    def close(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
+        """Average what the round's sites sent."""
         self._offer(round_number, results)
         try:
             self._model, account = aggregate(
-                self._study, self._aggregator, self._model, round_number, results, self._public_data, self._accounts
+                self._study,
+                self._aggregator,
+                self._model,
+                round_number,
+                results,
+                self._public_data,
+                self._accounts,
+                self._device,
             )
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
         self._accounts.append(account)
-        self._curves.averaged(round_number, study.sites, results.keys() - account.left_out.keys())
+        self._curves.averaged(round_number, self._study.study.sites, results.keys() - account.left_out.keys())
         self.closed = round_number
-        if progress is not None:
-            progress(round_number, rounds)
 
     def end(self) -> Outcome:
         """The closing validation, at every site."""
         closing, results = self._study.study.rounds + 1, {}
-        for site, session in self._sessions.items():
-            results[site] = session.validate(closing, downlink(self._aggregator, self._model, site, closing))
+        for site, session in self.sessions.items():
+            results[site] = session.validate(closing, self.base(closing, site))
             self._judged(closing, site, results[site])
         self._offer(closing, results)
-        for site, session in self._sessions.items():
+        for site, session in self.sessions.items():
             best = downlink(self._aggregator, self._best_model, site, closing)
             self._keep(site, session.finish(self._best.round, best))
+            self._kept[site] = {kind: session.scored(one) for kind, one in self._kept[site].items()}
             if self._study.checkpoints.selection != "none":
                 self._select(site)
         digest = manifest(self._model, self._aggregator.kept_specs).digest() if self._model else None
@@ -212,24 +246,9 @@ class _Run:
             self._best.round,
             self._kept,
             self._model,
-            self._sessions,
+            self.sessions,
             tuple(self._accounts),
         )
-
-    def _trained(self, round_number: int, site: str) -> RoundResult:
-        losses: dict[str, list[Tensor]] = {}
-        base = downlink(self._aggregator, self._model, site, round_number)
-        result = self._sessions[site].train(
-            round_number, base, watch=lambda phase, loss: losses.setdefault(phase, []).append(loss)
-        )
-        self._judged(round_number, site, result)
-        self._curves.trained(
-            round_number, site, {phase: at_home(torch.stack(of)).tolist() for phase, of in losses.items()}
-        )
-        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
-        received = sum(spec.bytes for spec in self._aggregator.download_of(site))
-        self._curves.moved(round_number, site, sent=sent, received=received)
-        return result
 
     def _judged(self, round_number: int, site: str, result: RoundResult) -> None:
         self._curves.judged(round_number - 1, site, result.metrics)
@@ -299,6 +318,7 @@ def aggregate(
     results: Mapping[str, RoundResult],
     public_data: PublicData | None = None,
     before: Sequence[Account] = (),
+    device: Device = CPU,
 ) -> tuple[dict[str, Tensor], Account]:
     """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
     are in it.
@@ -306,6 +326,7 @@ def aggregate(
     Args:
         public_data: the public data set, where the coordinator distills.
         before: the accounts of the rounds before.
+        device: where the coordinator distills.
 
     Raises:
         TooFewLeft: fewer updates than the study's quorum are within its limits.
@@ -322,7 +343,7 @@ def aggregate(
 
     def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight))
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight, device))
 
         return _tensors(aggregator.kept_specs, write)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from wardround.pages.blocks import Answer, Code, Figure, Grid, Heading, Paragraph
+from wardround.pages.blocks import Answer, Code, Figure, Grid, Heading, Items, Paragraph
 
-Block = Answer | Heading | Paragraph | Code | Grid | Figure
+Block = Answer | Heading | Paragraph | Items | Code | Grid | Figure
 
 
 def markdown(title: str, blocks: Sequence[Block]) -> str:
@@ -20,6 +20,9 @@ def _markdown(block: Block) -> str:
             return f"{'#' * level} {_cell(text)}\n"
         case Paragraph(text, warning):
             return f"**Warning:** {text}\n" if warning else f"{text}\n"
+        case Items(intro, texts, is_open):
+            lines = [f"- {text}" for text in texts]
+            return "\n".join([f"**Warning:** {intro}\n" if is_open else f"{intro}\n", *lines, ""])
         case Code(text):
             return f"```\n{text}\n```\n"
         case Grid(columns, rows):

@@ -25,6 +25,7 @@ STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.8, "legend.frameon": False,
     "svg.hashsalt": "wardround", "figure.dpi": 110, "savefig.dpi": 160,
 }  # fmt: skip
+UNBOUNDED = ("mae", "rmse", "r2", "calibration_slope", "calibration_intercept")  # metrics that are no share
 WIDTH = 8.2  # inches
 LINES_APART = 0.19  # of a row's height, between the kinds of one row
 
@@ -33,6 +34,11 @@ LINES_APART = 0.19  # of a row's height, between the kinds of one row
 class Picture:
     png: bytes
     svg: bytes
+
+
+def axis_of(metric: str) -> str:
+    """An axis' name, with its range where a metric has one."""
+    return metric if metric in UNBOUNDED else f"{metric} (0 to 1)"
 
 
 @contextmanager
@@ -119,7 +125,7 @@ def matrices(sites: Sequence[str], panels: Mapping[str, Sequence[Sequence[float 
     from matplotlib.cm import ScalarMappable
 
     bar = figure.colorbar(ScalarMappable(scale, colors), ax=grid, shrink=0.8, pad=0.02)
-    bar.set_label(f"{metric} (0 to 1)")
+    bar.set_label(axis_of(metric))
     bar.outline.set_visible(False)
     figure.supxlabel("tested on the rows of", fontsize=10)
     figure.supylabel("model of", fontsize=10)
@@ -156,7 +162,7 @@ def curves(
         axes.tick_params(labelbottom=True)
         axes.set_title(title)
     figure.supxlabel(f"fine-tuning ({unit})", fontsize=10)
-    figure.supylabel(f"{metric} (0 to 1)", fontsize=10)
+    figure.supylabel(axis_of(metric), fontsize=10)
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return _picture(figure)

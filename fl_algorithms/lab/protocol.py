@@ -20,6 +20,7 @@ from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import build, task_at, task_of
 from fl_algorithms.engine.selection import SELECTED
 from fl_algorithms.engine.session import Restored
+from fl_algorithms.lab.baseline import bootstrap
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.sharpness import sharpness
@@ -52,6 +53,7 @@ def measure(
         personalisation  amount of fine-tuning -> local and global; "0" is the checkpoint itself
         tent             local and global, as the adapting model answers
         sharpness        sites -> eigenvalue, and their median
+        bootstrap        metric -> site -> a score for each sample of the site's held-out rows
         leave_one_out    see ``leave_one_out``
 
     Raises:
@@ -87,6 +89,11 @@ def measure(
         found["sharpness"] = {
             kind: _sharpness(models, data, asked, protocol.sharpness_batches) for kind, models in kinds.items()
         }
+    if protocol.bootstrap:
+        asked_metrics = protocol.bootstrap_metrics or (task.headline,)
+        found["bootstrap"] = bootstrap(
+            study, task, data, outcome.checkpoints, protocol.bootstrap, asked_metrics, device
+        )  # fmt: skip
     if protocol.leave_one_out:
         found["leave_one_out"] = leave_one_out(study, task, data, device)
     return found

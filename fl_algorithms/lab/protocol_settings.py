@@ -20,6 +20,8 @@ class Protocol(Strict):
     episodic: bool = False  # Tent starts anew at each batch
     sharpness: bool = False
     sharpness_batches: int = Field(default=0, ge=0, le=1_000_000)  # of each site's training rows, the first; 0: all
+    bootstrap: int = Field(default=0, ge=0, le=10_000)  # samples of the scored rows, for intervals over patients
+    bootstrap_metrics: tuple[str, ...] = ()  # (): the task's headline
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
@@ -30,4 +32,4 @@ class Protocol(Strict):
     @property
     def asks(self) -> bool:
         """Whether anything is to be measured."""
-        return any((self.matrix, self.leave_one_out, self.personalisation, self.tent, self.sharpness))
+        return any((self.matrix, self.leave_one_out, self.personalisation, self.tent, self.sharpness, self.bootstrap))

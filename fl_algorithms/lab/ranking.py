@@ -1,4 +1,4 @@
-"""The rows of a comparison with the highest mean first: what a reader asks before the tables."""
+"""The rows of a comparison with the best mean first: what a reader asks before the tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from fl_algorithms.lab import tables
 from fl_algorithms.lab.plots import KIND_LABELS
 from fl_algorithms.lab.results import PREFERRED, Results
 from fl_algorithms.lab.tables import NONE, Stat
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
 from wardround.pages.blocks import Answer, Claim, Grid
 
 NAMED = 6  # labels in one sentence
@@ -24,7 +25,7 @@ class Ranked:
 
 
 def ranked(results: Results) -> list[Ranked]:
-    """Every line that has a score, the highest mean first; of equal ones, the one that the suite names first."""
+    """Every line that has a score, the best mean first; of equal ones, the one that the suite names first."""
     means = tables.main(results).cells
     against = tables.differences(results)
     differences = against.cells if against is not None else {}
@@ -37,7 +38,8 @@ def ranked(results: Results) -> list[Ranked]:
         found.append(
             Ranked(line.label, kind, line.row.kind == "federated", means[line.name, kind, "mean"], difference)
         )  # fmt: skip
-    return sorted(found, key=lambda row: -row.stat.mean)
+    sign = 1 if results.metric in SMALLER_IS_BETTER else -1
+    return sorted(found, key=lambda row: sign * row.stat.mean)
 
 
 def answer(rows: Sequence[Ranked], results: Results, warnings: int) -> Answer:
@@ -46,7 +48,8 @@ def answer(rows: Sequence[Ranked], results: Results, warnings: int) -> Answer:
         return Answer("open", f"No row has a defined {results.metric}.")
     best, *others = rows
     runs = f"{best.stat.runs} of {len(results.seeds)} runs"
-    text = f"Highest mean {results.metric}: {best.label}, {best.stat.text()} ({KIND_LABELS[best.checkpoint]}, {runs})"
+    most = "Lowest" if results.metric in SMALLER_IS_BETTER else "Highest"
+    text = f"{most} mean {results.metric}: {best.label}, {best.stat.text()} ({KIND_LABELS[best.checkpoint]}, {runs})"
     claims = []
     federated = next((row for row in rows if row.federated), None)
     if federated not in (None, best):
@@ -62,7 +65,7 @@ def answer(rows: Sequence[Ranked], results: Results, warnings: int) -> Answer:
     claims.append(Claim("Runs", "open" if missing else "good", complete))
     if warnings:
         claims.append(Claim("Warnings", "open", f"{warnings}: read them before the numbers"))
-    return Answer("open" if warnings else "plain", text, _doubt(best, others), tuple(claims))
+    return Answer("open" if warnings else "plain", text, _doubt(best, others, results.metric), tuple(claims))
 
 
 def grid(rows: Sequence[Ranked], results: Results) -> Grid:
@@ -80,18 +83,19 @@ def grid(rows: Sequence[Ranked], results: Results) -> Grid:
     return Grid(("", "row", "checkpoint", "mean", f"against {reference.label}"), lines, numbers=(0, 3, 4))
 
 
-def _doubt(best: Ranked, others: Sequence[Ranked]) -> str:
-    """What the interval of the highest mean does not decide."""
+def _doubt(best: Ranked, others: Sequence[Ranked], metric: str) -> str:
+    """What the interval of the best mean does not decide."""
     if not others or best.stat.ci95 is None:
         return ""
-    lowest = best.stat.mean - best.stat.ci95
-    near = [row.label for row in others if row.stat.mean + (row.stat.ci95 or 0.0) >= lowest]
+    reach = {row.label: abs(row.stat.mean - best.stat.mean) - (row.stat.ci95 or 0.0) for row in others}
+    near = [label for label, apart in reach.items() if apart <= best.stat.ci95]
     if not near:
         return f"No interval of the other {len(others)} rows reaches its own."
     more = f" and {len(near) - NAMED} more" if len(near) > NAMED else ""
     return (
         f"Its interval overlaps that of {', '.join(near[:NAMED])}{more}: differences run by run, below, tell them "
-        f"apart better. The highest of {len(others) + 1} means is flattered by chance."
+        f"apart better. The {'lowest' if metric in SMALLER_IS_BETTER else 'highest'} of {len(others) + 1} means is "
+        "flattered by chance."
     )
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab import plots, ranking, tables
+from fl_algorithms.lab import plots, ranking, significance, tables, usefulness
 from fl_algorithms.lab.markdown import Block, markdown
 from fl_algorithms.lab.plots import Picture
 from fl_algorithms.lab.results import PREFERRED, Results, load
 from fl_algorithms.lab.tables import CSV_COLUMNS, Stat, Table
 from wardround.local import durable
 from wardround.pages import rendering
-from wardround.pages.blocks import Code, Figure, Grid, Heading, Page, Paragraph
+from wardround.pages.blocks import Code, Figure, Grid, Heading, Items, Page, Paragraph
 
 SCORE_COLUMNS = ("row", "seed", "site", "checkpoint", "split", "metric", "value")
 
@@ -38,8 +38,9 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
     files = {
         "report.md": markdown(title, made.blocks).encode(),
         "index.html": rendering.html(Page(title, "Comparison of methods", made.blocks)).encode(),
-        "scores.csv": _csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(results))),
-        "tables.csv": _csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
+        "tests.csv": as_csv(significance.TESTS_COLUMNS, significance.tests_csv(results, made.tests)),
+        "scores.csv": as_csv(SCORE_COLUMNS, ((*row[:-1], repr(row[-1])) for row in tables.every_score(results))),
+        "tables.csv": as_csv(CSV_COLUMNS, (line for table in made.tables for line in table.csv_rows())),
     }
     for name, picture in made.pictures.items():
         files[f"{name}.png"], files[f"{name}.svg"] = picture.png, picture.svg
@@ -52,7 +53,15 @@ def write(folder: Path, out: Path, metric: str = "", reference: str = "") -> lis
 def warnings(results: Results) -> list[str]:
     """What a reader must know before the numbers, a sentence each."""
     alone = ["There is one seed, so no interval."] if len(results.seeds) == 1 else []
-    return [*_incomplete(results), *tables.identical(results), *tables.undefined(results), *alone]
+    return [*_incomplete(results), *useless(results), *tables.identical(results), *tables.undefined(results), *alone]
+
+
+def useless(results: Results) -> list[str]:
+    """In which metrics, and where, rows are no better than the same answer for everyone; a sentence a metric."""
+    found = []
+    for row in results.reported:
+        found += usefulness.behind(row.label, *usefulness.of_runs(row.runs.values(), row.shown_kind))
+    return usefulness.warnings(found)
 
 
 class _Report:
@@ -63,9 +72,12 @@ class _Report:
         self.blocks: list[Block] = []
         self.tables: list[Table] = []
         self.pictures: dict[str, Picture] = {}
+        self.tests = significance.compared(results)
         self._head()
         self._scores()
+        self._usefulness()
         self._differences()
+        self._tests()
         self._sites()
         self._tuning()
         self._matrix()
@@ -86,7 +98,8 @@ class _Report:
                 "initial weights, validation split and batches, not other patients."
             )
         )
-        self.blocks += [Paragraph(text, warning=True) for text in doubts]
+        if doubts:
+            self.blocks.append(Items("Read this before the numbers.", tuple(doubts), open=True))
         about = (
             f"One kind of checkpoint of each row: the first that it has of {', '.join(PREFERRED)}. In brackets, the "
             "95 % interval of the difference with the same seed in both."
@@ -96,8 +109,54 @@ class _Report:
     def _scores(self) -> None:
         table = self._table("Scores", tables.main(self.results))
         self._dots(
-            "scores", table, "mean", f"{self.results.metric} (0 to 1)", "Mean over the runs, with 95 % intervals."
+            "scores", table, "mean", plots.axis_of(self.results.metric), "Mean over the runs, with 95 % intervals."
         )
+
+    def _usefulness(self) -> None:
+        """Beside each score that of a constant; and how well probabilities are calibrated."""
+        rows, metrics = [], list[str]()
+        for row in self.results.reported:
+            scores, constants = usefulness.of_runs(row.runs.values(), row.shown_kind)
+            metrics = metrics or usefulness.columns(scores)
+            means = (
+                (usefulness.mean_over(scores, metric), usefulness.mean_over(constants, metric)) for metric in metrics
+            )
+            chosen = usefulness.thresholds(row.runs.values(), row.shown_kind)
+            limits = ", ".join(f"{site} {value:.2f}" for site, value in chosen.items()) or tables.NONE
+            rows.append((row.label, *(usefulness.beside(*pair) for pair in means), limits))
+        if not metrics:
+            return
+        about = (
+            "In brackets, what the best answer scores that is the same for every row of a site: the majority for "
+            "everyone. A model that is no better than that is of no use there. Calibration is right at slope 1 and "
+            "intercept 0. Thresholds were chosen on each site's validation rows; accuracy counts the likeliest class."
+        )
+        columns = ("row", *metrics, "thresholds")
+        numbers = tuple(range(1, len(metrics) + 1))
+        self.blocks += [Heading("Is it of any use?"), Paragraph(about), Grid(columns, tuple(rows), numbers=numbers)]
+        if counts := usefulness.positives(next(iter(self.results.reported[0].runs.values()))):
+            self.blocks.append(Grid(("site", "rows of the first seed"), tuple(counts.items()), 2))
+
+    def _tests(self) -> None:
+        """The tests that reviewers ask for."""
+        results = self.results
+        if self.tests:
+            about = (
+                "Runs are paired by seed, and Holm's p allows for all rows of the table. A small p says that the "
+                "difference is not the luck of the seeds; it says nothing of other patients."
+            )
+            grid = significance.tests_grid(results, self.tests)
+            self.blocks += [Heading("Tests against the reference"), Paragraph(about), grid]
+        if (ranked := significance.ranks(results)) is not None:
+            found, labels = ranked
+            self.blocks += [Heading("Ranks over the seeds"), Paragraph(significance.ranks_words(found))]
+            self.blocks.append(significance.ranks_grid(found, labels))
+        if (drawn := significance.patients(results)) is not None:
+            about = (
+                "The scored rows of each site were drawn again with replacement, the same draws for every row of this "
+                "table and every seed. The interval is of the mean over seeds and sites."
+            )
+            self.blocks += [Heading("Other patients"), Paragraph(about), drawn]
 
     def _differences(self) -> None:
         table = tables.differences(self.results)
@@ -298,7 +357,8 @@ def _split(failure: str) -> tuple[str, str]:
     return f"{row}: {seed}", why
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

@@ -64,10 +64,8 @@ class SeedFolder:
         """
         from fl_algorithms.lab.run_state import from_document
 
-        durable.make_folder(self.path)
         if not (self.path / STATE).is_file():
-            for name, kind in TABLES:
-                durable.write_file(self.path / name, header(kind))
+            self.begin()
             return None
         state, found = from_document(self.path / STATE)
         refuse_other(found["made_of"], note, self.path)
@@ -75,6 +73,13 @@ class SeedFolder:
             with (self.path / name).open("r+b") as file:
                 file.truncate(found["sizes"][name])
         return state
+
+    def begin(self) -> None:
+        """At the first round, whatever was kept before."""
+        durable.make_folder(self.path)
+        durable.remove(self.path / STATE)
+        for name, kind in TABLES:
+            durable.write_file(self.path / name, header(kind))
 
     def keep(self, curves: Curves, note: Mapping[str, Any], make: "Callable[[], RunState]") -> None:
         """Write the state after a round, if little enough time goes into that; then the curves are empty."""

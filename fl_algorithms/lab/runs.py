@@ -43,8 +43,11 @@ class Survey:
     warnings: tuple[str, ...]
 
 
-def survey(study: ResolvedStudy, folder: Path, hardware: Hardware) -> Survey:
+def survey(study: ResolvedStudy, folder: Path, hardware: Hardware, test: bool = True) -> Survey:
     """The versions of this process, and the data of ``folder``, read once so that bad data is said once.
+
+    Args:
+        test: False leaves what is for testing unopened.
 
     Raises:
         UsageProblem: the device is not there.
@@ -55,7 +58,7 @@ def survey(study: ResolvedStudy, folder: Path, hardware: Hardware) -> Survey:
     from fl_algorithms.lab.federation import load_sites
 
     device = device_for(hardware)
-    sites = load_sites(study, task_of(study), folder)
+    sites = load_sites(study, task_of(study), folder, test=test)
     warnings = tuple(f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings)
     return Survey(versions(device), {site: data.digest for site, data in sites.items()}, warnings)
 
@@ -111,6 +114,7 @@ def perform(job: Job, folder: Path, hardware: Hardware = Hardware()) -> dict[str
 def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
     from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
 
     wall, cpu = time.perf_counter(), time.process_time()
@@ -120,6 +124,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
     rows: dict[str, dict[str, int]] = {}
     data: dict[str, str] = {}
     measures: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     if job.kind == "central":
         from fl_algorithms.lab.central import run_central
 
@@ -129,6 +134,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         rows = {site: rows_of(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
         outcome = run_federation(study, task, sites, device=device)
+        known = {} if job.tuning else baseline(task, sites)
         protocol = job.protocol
         if job.kind == "silo" and not job.tuning:
             protocol = protocol.model_copy(update={"matrix": True})  # what one site's model is worth at the others
@@ -153,6 +159,7 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         "versions": versions(device) | {"threads": str(study.study.threads)},
         "seconds": {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu},
         "rows": rows,
+        "baseline": known,
         "data": data,
         "checkpoints": _checkpoints(outcome, job),
         "measures": measures,
@@ -188,4 +195,5 @@ def _checkpoint(checkpoint: "Checkpoint", job: Job) -> dict[str, Any]:
         "score": checkpoint.score,
         "scores": checkpoint.scores,
         **({"why": checkpoint.why} if checkpoint.why else {}),
+        "fit": dict(checkpoint.fit),
     }

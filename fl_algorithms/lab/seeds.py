@@ -4,7 +4,7 @@ What `fl-lab run` does for each seed, in this process or in a worker's. Importin
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ def run_read(
         refuse_other(request.like, made_of, request.keep or request.folder)
     made_of["study"] = study.document() | {"participation": request.participation.document()}
     curves, kept = Curves(), None if request.keep is None else SeedFolder(request.keep)
-    start = _start(request)
+    start = start_of(request)
     made_of["initial"] = manifest(start, specs_of(start)).digest()
     own = _own(request)
     if own:
@@ -128,11 +128,56 @@ def run_read(
         keep=None if kept is None else lambda _, make: kept.keep(curves, made_of, make),
         own={site: weights.tensors for site, weights in own.items()},
     )
-    record = _record(request, outcome, sites, made_of, time.perf_counter() - wall)
-    if kept is None:
+    return kept_result(request, task, outcome, sites, made_of, curves, time.perf_counter() - wall)
+
+
+def kept_result(
+    request: Request,
+    task: "Task",
+    outcome: "Outcome",
+    sites: "Mapping[str, SiteData]",
+    made_of: Mapping[str, Any],
+    curves: Curves,
+    seconds: float,
+) -> SeedResult:
+    """The result of a run that has ended, written into its folder if it has one."""
+    record = _record(request, task, outcome, sites, made_of, seconds)
+    if request.keep is None:
         return SeedResult(record, curves, *_files(outcome))
-    kept.finish(record, curves, outcome, sites)
+    SeedFolder(request.keep).finish(record, curves, outcome, sites)
     return SeedResult(record)
+
+
+def run_together(requests: Sequence[Request], progress: Progress | None = None) -> list[SeedResult]:
+    """Make the runs as one, by the batched engine; none of them goes on from where it was.
+
+    Raises:
+        BadData: as ``run_seed``; or the study is not one for the batched engine.
+    """
+    from fl_algorithms.engine.device import CPU
+    from fl_algorithms.engine.partition import task_of
+    from fl_algorithms.lab.batched import run_batched
+    from fl_algorithms.lab.federation import load_sites
+    from fl_algorithms.lab.runs import versions
+
+    wall, studies = time.perf_counter(), [request.study for request in requests]
+    task = task_of(studies[0])
+    data = [load_sites(request.study, task, request.folder) for request in requests]
+    own = versions(CPU) | {"threads": str(studies[0].study.threads), "engine": "batched"}
+    made_of = [{"versions": own, "data": {site: one.digest for site, one in sites.items()}} for sites in data]
+    for request, mine in zip(requests, made_of, strict=True):
+        if request.like:
+            refuse_other(request.like, mine, request.keep or request.folder)
+    for request in requests:
+        if request.keep is not None:
+            SeedFolder(request.keep).begin()
+    curves = [Curves() for _ in requests]
+    outcomes = run_batched(studies, task, data, progress, [start_of(request) for request in requests], curves)
+    seconds = (time.perf_counter() - wall) / len(requests)
+    return [
+        kept_result(request, task, outcome, sites, mine, own_curves, seconds)
+        for request, outcome, sites, mine, own_curves in zip(requests, outcomes, data, made_of, curves, strict=True)
+    ]
 
 
 def data_digests(study: ResolvedStudy, folder: Path) -> dict[str, str]:
@@ -153,7 +198,7 @@ def checkpoints_of(record: Mapping[str, Any]) -> "dict[str, dict[str, Checkpoint
     }
 
 
-def _start(request: Request) -> "dict[str, Tensor]":
+def start_of(request: Request) -> "dict[str, Tensor]":
     if request.weights is None:
         from fl_algorithms.engine.partition import initial_model
 
@@ -175,11 +220,13 @@ def _own(request: Request) -> "dict[str, OwnWeights]":
 
 def _record(
     request: Request,
+    task: "Task",
     outcome: "Outcome",
     sites: "Mapping[str, SiteData]",
     made_of: Mapping[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
+    from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary
     from fl_algorithms.lab.run_state import card
     from fl_algorithms.lab.runs import rows_of
@@ -194,6 +241,7 @@ def _record(
         "versions": made_of["versions"],
         "data": made_of["data"],
         "rows": {site: rows_of(data) for site, data in sites.items()},
+        "baseline": baseline(task, sites),
         "warnings": [f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings],
         "limits": limits_summary(outcome.accounts),
         "seconds": seconds,

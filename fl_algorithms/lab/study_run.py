@@ -6,7 +6,7 @@ from concurrent.futures import Executor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.lab import run_folder
@@ -22,11 +22,12 @@ from fl_algorithms.lab.executors import (
     processes,
 )
 from fl_algorithms.lab.participation import EVERYONE, Participation
-from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests, run_seed
+from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests, run_seed, run_together
 from fl_algorithms.study import ResolvedStudy
-from wardround.errors import TryAgain, WardroundError
+from wardround.errors import TryAgain, UsageProblem, WardroundError
 from wardround.local import durable
 
+EngineName = Literal["plain", "batched"]
 Make = Callable[[Request, Progress | None], SeedResult]
 Digests = Callable[[ResolvedStudy, Path], dict[str, str]]
 Told = Callable[[SeedResult, int], None]  # (a run that is whole, how many of them)
@@ -46,6 +47,7 @@ class Plan:
         where: the cards that they have, on this machine.
         card: share of a card that each has, on Ray.
         command: what repeats it, for the record.
+        engine: "batched" trains all sites and seeds as one batch of models, in this process; its bits are others.
         private_weights: each site's own tensors start from these.
         make: makes one run; in this process, where it is no function of a module.
         digests: of each site's data.
@@ -63,6 +65,7 @@ class Plan:
     where: Placement = NO_CARDS
     card: float = 0.0
     command: str = ""
+    engine: EngineName = "plain"
     make: Make = run_seed
     digests: Digests = data_digests
     private_weights: Path | None = None
@@ -105,6 +108,8 @@ def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _noth
         WardroundError: the first that a run gave; the others were made, and kept, before.
         TryAgain: another process writes there.
     """
+    if plan.engine == "batched":
+        _refuse_batched(plan)
     plan.participation.refuse_too_few(len(plan.study.study.sites), plan.study.study.needed)
     with _begun(plan):
         done = dict(_there(plan))
@@ -177,6 +182,11 @@ def _made(
     plan: Plan, seeds: list[int], like: Mapping[str, Any], rounds_told: RoundsTold
 ) -> Iterator[tuple[int, SeedResult | WardroundError]]:
     """Each run as it ends. In this process the first error is the last run."""
+    if plan.engine == "batched":
+        requests, title = [plan.request(seed, like) for seed in seeds], f"{plan.study.method.name}: {len(seeds)} seeds"
+        made = run_together(requests, lambda done, _: rounds_told(0, done * len(seeds), title)) if seeds else []
+        yield from zip(seeds, made, strict=True)
+        return
     if plan.jobs == 1 and plan.executor == "processes":
         for number, seed in enumerate(seeds, start=plan.seeds - len(seeds)):
             title = f"{plan.study.method.name}: seed {seed}"
@@ -191,6 +201,21 @@ def _made(
                 yield running[future], future.result()
             except WardroundError as error:
                 yield running[future], error
+
+
+def _refuse_batched(plan: Plan) -> None:
+    """Raises UsageProblem: an option that the batched engine does not follow."""
+    for there, option in (
+        (plan.participation != EVERYONE, "--sample, --dropout and --delay-s"),
+        (plan.jobs > 1 or plan.executor != "processes", "--jobs and --executor"),
+        (plan.hardware != Hardware(), "--device and --workers"),
+        (plan.private_weights is not None, "--private-weights"),
+    ):
+        if there:
+            raise UsageProblem(
+                f"the batched engine trains every site and seed at once on the CPU, without {option}",
+                hint="leave these out, or `--engine batched`",
+            )
 
 
 def _of_seed(seed: int, error: WardroundError) -> WardroundError:

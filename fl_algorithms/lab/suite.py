@@ -2,14 +2,13 @@
 
     [suite]      the study, how many seeds, what the others are compared with
     [protocol]   what is measured of each run beside its checkpoints' scores
-    [[row]]      a variant of the study, alone or pooled; [row.tune] is a grid of settings chosen on validation loss
+    [[row]]      a variant of the study, alone or pooled; [row.tune] has settings to choose from on validation loss
 
 A suite is resolved into ``Row``s of resolved studies, and these into ``Job``s: one run each, with one result file.
 Importing this needs no torch.
 """
 
 import difflib
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fl_algorithms.lab import space
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.lab.space import Among, Settings
 from fl_algorithms.resolving import need_hint, resolve
 from fl_algorithms.rows import MASKS
 from fl_algorithms.settings.models import NORM_LAYERS, NetworkSettings
@@ -29,10 +30,7 @@ from wardround.records.study import STUDY_NAME, Named
 from wardround.signing import canonical
 
 TUNING_OFFSET = 1000  # tuning seeds start that far above the reported ones, of which there are at most as many
-TUNABLE = ("model", "algorithm", "training")
 
-Value = bool | int | float | str | tuple[int, ...]
-Settings = dict[str, Value]  # "training.learning_rate" -> 0.1
 Kind = Literal["federated", "silo", "central"]
 
 
@@ -58,7 +56,8 @@ class RowSection(Strict):
     set: tuple[str, ...] = ()
     kind: Kind = "federated"
     normalisation: Literal["matched", "site"] = "matched"  # central only
-    tune: dict[str, tuple[Value, ...]] = {}  # noqa: RUF012 - pydantic copies it
+    tune: dict[str, Among] = {}  # noqa: RUF012 - pydantic copies it
+    trials: int = Field(default=0, ge=0, le=10_000)  # points drawn at random of `tune`; 0: every combination
 
     @field_validator("name")
     @classmethod
@@ -73,14 +72,18 @@ class RowSection(Strict):
 
     @field_validator("tune")
     @classmethod
-    def _grid(cls, grid: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
-        for key, values in grid.items():
-            table, dot, _ = key.partition(".")
-            if not dot or table not in TUNABLE:
-                raise ValueError(f"{key!r} is no key of {', '.join(f'[{name}]' for name in TUNABLE)}")
-            if not values or any(values.count(value) > 1 for value in values):
-                raise ValueError(f"{key!r} needs a list of values, each once")
-        return grid
+    def _space(cls, tune: dict[str, Among]) -> dict[str, Among]:
+        space.refuse_unfit(tune)
+        return tune
+
+    @model_validator(mode="after")
+    def _countable(self) -> "RowSection":
+        ranges = [key for key, among in self.tune.items() if isinstance(among, space.Range)]
+        if ranges and not self.trials:
+            raise ValueError(f"`tune` has a range for {ranges[0]!r}: say with `trials` how many points are drawn")
+        if self.trials and not self.tune:
+            raise ValueError("`trials` draws points of `tune`, which is empty")
+        return self
 
     @model_validator(mode="after")
     def _central(self) -> "RowSection":
@@ -259,7 +262,7 @@ def shown(settings: Settings | dict[str, Any]) -> str:
 
 def _resolved(row: RowSection, path: Path, source: str) -> Row:
     try:
-        points = tuple(Point(settings, _study(row, settings, path)) for settings in _grid(row))
+        points = tuple(Point(settings, _study(row, settings, path)) for settings in _settings(row))
     except WardroundError as error:
         raise type(error)(f"{source}: row `{row.name}`: {error.message}", hint=error.hint) from None
     return Row(row.name, row.label or row.name, row.kind, row.normalisation, points)
@@ -273,9 +276,17 @@ def _study(row: RowSection, settings: Settings, path: Path) -> ResolvedStudy:
     return resolve(study, lab=True, source=path.name)
 
 
-def _grid(row: RowSection) -> list[Settings]:
-    """Every combination, the last key's values fastest; one empty one without a grid."""
-    return [dict(zip(row.tune, values, strict=True)) for values in itertools.product(*row.tune.values())]
+def _settings(row: RowSection) -> list[Settings]:
+    """The points of a row: every combination, or so many drawn at random, each once. The draws are the same whatever
+    seed the study has.
+    """
+    if not row.trials:
+        return space.grid(row.tune)
+    points: list[Settings] = []
+    for number in range(row.trials):
+        if (point := space.drawn(row.tune, 0, number)) not in points:
+            points.append(point)
+    return points
 
 
 def _refuse_unlike(row: Row, first: ResolvedStudy, source: str) -> None:
@@ -316,7 +327,7 @@ def _refuse_no_norms(row: Row, source: str) -> None:
 
 def _flattened(tables: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in tables.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not value.keys() & {"low", "high"}:  # a range is no table of keys
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

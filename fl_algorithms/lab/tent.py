@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms.engine.device import device_of
-from fl_algorithms.engine.session import BATCH_NORMS
+from fl_algorithms.engine.phases import BATCH_NORMS
 from fl_algorithms.engine.training import Networks
 from fl_algorithms.tasks.base import Inputs
 from fl_algorithms.tasks.selection import rows_at

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab.suite import Settings, shown
+from fl_algorithms.lab.space import Settings
+from fl_algorithms.lab.suite import shown
 from wardround.errors import BadData
 
 Run = Mapping[str, Any]  # what a run's result file holds

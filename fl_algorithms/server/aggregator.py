@@ -78,6 +78,7 @@ class Round:
         sink: takes the payload of the next kept tensors, in the order of ``keeps``.
         public_data: for an aggregator that distills: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
+        device: an ``engine.device.Device``, where an aggregator that distills in this process does it; None: the CPU.
     """
 
     number: int
@@ -86,6 +87,7 @@ class Round:
     sink: Sink
     public_data: object = None
     max_weight: float = 1.0
+    device: object = None
 
     def mean_delta(self, key: str, start: int, count: int, sites: Collection[str] | None = None) -> F64:
         """sum_i w_i delta_i / sum_i w_i of one block, summed in float64 in site order; see ``averaging_weights``.

@@ -79,11 +79,18 @@ class SelectedImages(Selected):
 
     @property
     def images(self) -> int:
-        return len(self)
+        return len(self._images())
 
     @property
     def pixels_by_class(self) -> Tensor:
-        return torch.cat([self._part(place).pixels_by_class[own][None] for place, own in enumerate(self._own())])
+        parts = [part for part in self._parts if isinstance(part, OwnSizes)]
+        return torch.stack([parts[part].pixels_by_class[image] for part, image in self._images()])
+
+    def augmented(self, places: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """As each part's own: rows at the same place of two parts draw alike."""
+        made = [(rows, *part.augmented(own, y[rows], seed)) for rows, part, own in self._by_part(places)]
+        order = torch.cat([rows for rows, _, _ in made]).argsort()
+        return torch.cat([x for _, x, _ in made])[order], torch.cat([labels for _, _, labels in made])[order]
 
     def middle(self, places: Tensor) -> tuple[Tensor, Tensor]:
         pieces = [self._part(place).middle(self._places[place][None]) for place in places.tolist()]
@@ -97,8 +104,8 @@ class SelectedImages(Selected):
         assert isinstance(part, OwnSizes)
         return part
 
-    def _own(self) -> list[int]:
-        """The image of each row."""
-        rows = [self._parts[int(part)] for part in self._of]
-        each = [len(part) // part.images if isinstance(part, OwnSizes) else 1 for part in rows]
-        return [int(place) // per for place, per in zip(self._places, each, strict=True)]
+    def _images(self) -> list[tuple[int, int]]:
+        """Part and place of each image that a row is of, in the rows' order."""
+        each = [len(part) // part.images if isinstance(part, OwnSizes) else 1 for part in self._parts]
+        pairs = zip(self._of.tolist(), self._places.tolist(), strict=True)
+        return list(dict.fromkeys((of, place // each[of]) for of, place in pairs))

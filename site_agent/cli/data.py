@@ -149,6 +149,8 @@ def data_map(
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to draft it for.")] = "",
 ) -> None:
     """Say how a table's columns, codes, units and dates become a study's: draft a mapping to edit, or name one."""
+    from site_agent.gateway.exit.enforcement import refuse_plugins
+
     site_state = SiteState(state)
     site_state.require_used()
     path = _absolute(path)
@@ -156,9 +158,9 @@ def data_map(
     if not path.exists():
         if not study:
             raise UsageProblem(f"there is no {path}", hint="add `--study ID` to draft it for a study")
-        request = records.DraftMapping(
-            study=site_state.offer(study).document, site=site_state.site().site, data=name, out=str(path)
-        )
+        offer = site_state.offer(study)
+        refuse_plugins(offer.plugins, study, site_state.policy)
+        request = records.DraftMapping(study=offer.document, site=site_state.site().site, data=name, out=str(path))
         drafted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
         counted = f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} for you to fill in"
         cli.say(f"Drafted {path}: {counted}. It has codes of your table in it: keep it in the hospital")

@@ -183,7 +183,7 @@ def test_offers_without_end(site: SiteWorld, caplog: pytest.LogCaptureFixture) -
     site.coordinator.wait_receipts(1)  # what was offered before it was looked at by now
     assert kept(site) == {STUDY, *(f"study-{number}" for number in range(offers.MAX_OFFERS))}
     assert "the coordinator's offer of study `study-64` is not kept: 64 offers of " in caplog.text
-    assert "the coordinator's offer of study `one-too-large` is not kept: it has 1049" in caplog.text
+    assert "the coordinator's offer of study `one-too-large` is not kept: it has 105" in caplog.text
 
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/offers.py")
@@ -961,7 +961,7 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     said = Predictions((text, f"probability_{text}"), [(text, 0.9), ("-1", 0.2)])
     task, out = SimpleNamespace(predictions=lambda logits, fit: said), tmp_path / "predictions.csv"
     restored = SimpleNamespace(logits=lambda x: x)
-    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], tmp_path, out, {})
+    predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], out, {})
     head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
     assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing
     assert not any(cell.startswith(outputs.FORMULA) for cell in head)

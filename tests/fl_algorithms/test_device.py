@@ -20,6 +20,7 @@ from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_fede
 from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.suite import Job
+from fl_algorithms.methods.feddf import ensemble
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import server_aggregator
 from fl_algorithms.study import ResolvedStudy
@@ -228,6 +229,28 @@ def test_images_keep_to_their_device(weights: Any, tmp_path: Path, monkeypatch: 
     assert set(there.checkpoints["ash"]) >= {"latest", "fine_tuned"}
     for kind, checkpoint in here.checkpoints["ash"].items():
         assert equal(checkpoint.tensors, there.checkpoints["ash"][kind].tensors)
+
+
+@pytest.mark.parametrize("algorithm", ["feddf", "pfeddf"])
+def test_distillation_keeps_to_its_device_and_gives_the_cpus_bits(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = noisy(algorithm, rounds=2)
+    task, data = task_of(study), {site: data_of(study, site) for site in study.study.sites}
+    here = run_federation(study, task, data)
+    places: list[bool] = []
+    real = ensemble.run_steps
+
+    def seen(batches: Batches, steps: int, optimizer: torch.optim.Optimizer, *rest: Any, **options: Any) -> int:
+        places.append(all(isinstance(one, Far) for group in optimizer.param_groups for one in group["params"]))
+        return real(batches, steps, optimizer, *rest, **options)
+
+    monkeypatch.setattr(ensemble, "run_steps", seen)
+    with elsewhere(monkeypatch):
+        there = run_federation(study, task, data, device=FAR)
+    assert here.digest == there.digest
+    assert places
+    assert all(places)
 
 
 def test_what_the_lab_measures_keeps_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,8 @@ def test_missing_and_failed_runs_are_named(out: Path, tmp_path: Path) -> None:
         path.unlink()
     report.write(out, tmp_path / "report")
     said = (tmp_path / "report/report.md").read_text()
-    assert "**Warning:** FENDA-FL: 2 of 3 seeds; missing are 6; 1 runs failed, see below." in said
-    assert "**Warning:** tuned: 0 of 3 seeds, for its tuning is not complete; missing are 5, 6, 7." in said
+    assert "- FENDA-FL: 2 of 3 seeds; missing are 6; 1 runs failed, see below." in said
+    assert "- tuned: 0 of 3 seeds, for its tuning is not complete; missing are 5, 6, 7." in said
     assert "| fenda: seed 6 | birch: the disk is full |" in said
     assert cell(tmp_path / "report", "main", "fenda", "latest", "mean")["runs"] == "2"
     assert cell(tmp_path / "report", "differences", "fenda", "latest", "minus fedavg")["runs"] == "2"

@@ -269,6 +269,18 @@ def test_selected_and_joined_volumes_are_judged_as_their_own(tmp_path: Path) -> 
     assert isinstance(two.x, OwnSizes)
     assert torch.equal(both.x.judged(2, lambda x: x)[1], two.x.judged(1, lambda x: x)[1])
     assert torch.equal(both.x.pixels_by_class[2], two.x.pixels_by_class[1])
+    train = load(mask_task(**PIECES), volumes(tmp_path / "c")).train
+    some = chosen(train, torch.tensor([9, 8, 0]))  # pieces of two images
+    assert isinstance(some.x, OwnSizes)
+    assert isinstance(train.x, OwnSizes)
+    assert torch.equal(some.x.pixels_by_class, train.x.pixels_by_class[[2, 0]])
+    for ours, theirs in zip(
+        some.x.augmented(torch.tensor([2, 0]), some.y, 4),
+        train.x.augmented(torch.tensor([0, 9]), train.y, 4),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(some.x.middle(torch.tensor([1]))[1], train.x.middle(torch.tensor([8]))[1])
     assert not isinstance(chosen(load(mask_task(), arrays(tmp_path)).train, torch.tensor([1])).x, OwnSizes)
 
 

@@ -17,7 +17,8 @@ from site_agent.cli import data, findings
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
-from wardround.errors import BadData, CannotWrite, UsageProblem
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
+from wardround.records.plugins import Plugin
 from wardround.records.study import StudyFile
 from wardround.records.trainer import Finding
 from wardround.tensors.manifests import Manifest
@@ -201,3 +202,13 @@ def test_the_trainers_user_writes_the_draft_where_only_it_may_read(
     give(hospital, "data", "map", "patients", mapping(hospital), "--study", NAME)
     assert asked == ["draft_mapping"]
     assert os.path.exists(mapping(hospital))  # noqa: PTH110
+
+
+def test_a_mapping_is_not_drafted_by_code_that_may_not_run_here(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = Plugin(name="lungs", version="1", sha256="ab" * 32)
+    monkeypatch.setattr(Offer, "plugins", property(lambda _: (plugin,)))
+    with pytest.raises(NeedsPerson, match="there is no policy at"):
+        give(hospital, "data", "map", "patients", mapping(hospital), "--study", NAME)
+    assert not mapping(hospital).exists()

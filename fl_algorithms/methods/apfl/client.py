@@ -32,6 +32,7 @@ from fl_algorithms.engine.algorithm import (
 )
 from fl_algorithms.engine.training import Batch, Networks, clip_gradients, trainable_parameters
 from fl_algorithms.methods.apfl import ApflSettings
+from fl_algorithms.registry import load
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
 from wardround.tensors.manifests import MODEL
@@ -80,6 +81,7 @@ def apfl(settings: ApflSettings) -> Algorithm:
         receive=beginning_as_shared(PERSONAL),
         loss=loss_of_slot(MODEL),
         after_step=after_step,
+        after_step_together=lambda stack: load("fl_algorithms.methods.apfl.together:after_step")(settings)(stack),
         infer=infer,
     )
 
@@ -97,13 +99,24 @@ def alpha_gradient(alpha: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], *, b
     return total
 
 
+def alpha_of(networks: Networks) -> Tensor:
+    """The mixture's weight; what stands in its place, where models are trained together, is no parameter."""
+    alpha: Tensor = networks[MIXTURE].alpha  # type: ignore[assignment]
+    return alpha
+
+
 def mixed_outputs(networks: Networks, x: Tensor) -> Tensor:
     """The logits whose probabilities are the mixture of the twins'; at alpha 0 and 1 one twin's own."""
-    alpha = networks[MIXTURE].get_parameter("alpha")
+    alpha = alpha_of(networks)
     of_v, of_w = networks[PERSONAL](x), networks[MODEL](x)
     if alpha.item() in (0.0, 1.0):
         alone: Tensor = alpha * of_v + (1 - alpha) * of_w
         return alone
+    return mixed(of_v, of_w, alpha)
+
+
+def mixed(of_v: Tensor, of_w: Tensor, alpha: Tensor) -> Tensor:
+    """``mixed_outputs`` of the twins' logits, for alpha between 0 and 1."""
     if of_v.shape[1] > 1:
         return _mix(F.log_softmax(of_v, dim=1), F.log_softmax(of_w, dim=1), alpha)
     positive = _mix(F.logsigmoid(of_v), F.logsigmoid(of_w), alpha)
@@ -117,7 +130,7 @@ def _mix(log_v: Tensor, log_w: Tensor, alpha: Tensor) -> Tensor:
 
 def mixed_weights(networks: Networks, x: Tensor) -> Tensor:
     """The buffers are v's own: the statistics of norm layers become those of the mixture."""
-    alpha = networks[MIXTURE].get_parameter("alpha")
+    alpha = alpha_of(networks)
     w = dict(networks[MODEL].named_parameters())
     mixed = {name: alpha * v + (1 - alpha) * w[name] for name, v in networks[PERSONAL].named_parameters()}
     logits: Tensor = functional_call(networks[PERSONAL], mixed, (x,))

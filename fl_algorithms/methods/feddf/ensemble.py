@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits
-from fl_algorithms.engine.device import make_deterministic
+from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
 from fl_algorithms.engine.judging import validation_loss
 from fl_algorithms.engine.partition import all_tensors, build, task_of, upload_specs
 from fl_algorithms.engine.training import Batch, Batches, only_trainable, run_steps, seeded, trainable_parameters
@@ -41,7 +41,7 @@ CLIP = 5.0  # norm of a step's gradient
 PURPOSE = "distil"
 
 
-def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None = None) -> None:
+def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None = None, device: Device = CPU) -> None:
     """Read networks from ``request``, distil, and write the students to ``reply``.
 
     Args:
@@ -63,8 +63,8 @@ def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None 
     students, teachers = (
         [(own[site], _read(request, specs[site])) for site in head[kind]] for kind in ("students", "teachers")
     )
-    targets = ensemble_targets(public_data, teachers, head["teachers"])
-    done = [distilled(one, public_data, student, targets, head["round"]) for one, student in students]
+    targets = ensemble_targets(public_data, teachers, head["teachers"], device)
+    done = [distilled(one, public_data, student, targets, head["round"], device) for one, student in students]
     reply.write(b'{"ok": true}\n')
     for site, student in zip(head["students"], done, strict=True):
         for spec in specs[site]:
@@ -72,7 +72,10 @@ def answer(request: IO[bytes], reply: IO[bytes], public_data: PublicData | None 
 
 
 def ensemble_targets(
-    public_data: PublicData, teachers: Sequence[tuple[SiteStudy, Network]], sites: Sequence[str] = ()
+    public_data: PublicData,
+    teachers: Sequence[tuple[SiteStudy, Network]],
+    sites: Sequence[str] = (),
+    device: Device = CPU,
 ) -> Tensor:
     """softmax(mean of the teachers' logits) of each row: (n, classes), float32. AvgLogits of the paper.
 
@@ -85,6 +88,7 @@ def ensemble_targets(
     total = torch.zeros(())
     for place, (study, teacher) in enumerate(teachers):
         networks = _networks(study)
+        device.place(networks)
         _load(networks, teacher)
         logits = class_logits(compute_logits(algorithm_of(study), networks, public_data.x)).double()
         if not bool(torch.isfinite(logits).all()):
@@ -95,7 +99,12 @@ def ensemble_targets(
 
 
 def distilled(
-    study: SiteStudy, public_data: PublicData, student: Network, targets: Tensor, round_number: int
+    study: SiteStudy,
+    public_data: PublicData,
+    student: Network,
+    targets: Tensor,
+    round_number: int,
+    device: Device = CPU,
 ) -> dict[str, Tensor]:
     """The student after its steps: Adam with a cosine that ends at 0, the gradient cut to a norm of 5.
 
@@ -107,20 +116,21 @@ def distilled(
     """
     settings = study.method.settings
     assert isinstance(settings, FedDfSettings)
-    networks, algorithm = _networks(study), algorithm_of(study)
+    networks, algorithm, taught_by = _networks(study), algorithm_of(study), device.bring(targets)
+    device.place(networks)
     _load(networks, student)
     if settings.distil_steps:
         changed = {"batch_size": settings.distil_batch_size, "iterator": "round", "drop_last": True}
         own = study.changed(training=changed)
         taught, held_out = _parts(study, public_data, settings)
-        batches = Batches(taught.x, taught.y, own, "", round_number, PURPOSE, {})
+        batches = Batches(taught.x, taught.y, own, "", round_number, PURPOSE, {}, device)
         parameters = trainable_parameters(networks, ["*"])
         optimizer = torch.optim.Adam(parameters.values(), lr=settings.distil_learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.distil_steps)
 
         def loss(batch: Batch) -> Tensor:
             logits = class_logits(algorithm.infer(networks, batch.x))
-            return F.kl_div(F.log_softmax(logits, dim=1), targets[batch.y], reduction="batchmean")
+            return F.kl_div(F.log_softmax(logits.float(), dim=1), taught_by[batch.y], reduction="batchmean")
 
         def train(steps: int) -> None:
             with only_trainable(networks, parameters):
@@ -131,6 +141,7 @@ def distilled(
                     loss,
                     lambda _: nn.utils.clip_grad_norm_(parameters.values(), CLIP),
                     lambda _: schedule.step(),
+                    device=device,
                 )
 
         def judged(split: Split) -> float:
@@ -141,7 +152,7 @@ def distilled(
                 train(settings.distil_steps)
             else:
                 keep_best(networks, train, partial(judged, held_out), settings.distil_steps, settings.early_stopping)
-    return {key: tensor.detach() for key, tensor in all_tensors(networks).items() if key in student}
+    return {key: at_home(tensor) for key, tensor in all_tensors(networks).items() if key in student}
 
 
 def keep_best(

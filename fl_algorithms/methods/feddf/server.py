@@ -145,7 +145,9 @@ def distilled(
         request, reply = io.BytesIO(), io.BytesIO()
         ask(request)
         request.seek(0)
-        registry.load(f"{ENSEMBLE}:answer")(request, reply, None if path is not None else round_.public_data)
+        where = {} if round_.device is None else {"device": round_.device}
+        public_data = None if path is not None else round_.public_data
+        registry.load(f"{ENSEMBLE}:answer")(request, reply, public_data, **where)
         reply.seek(0)
         reply.readline()
         yield reply

@@ -232,7 +232,7 @@ def hausdorff95(predicted: NDArray[np.bool_], mask: NDArray[np.bool_], spacing: 
 
     The definition is that of MONAI's ``compute_hausdorff_distance``.
     """
-    from scipy.ndimage import binary_erosion, distance_transform_edt  # type: ignore[import-untyped]  # ships no types
+    from scipy.ndimage import binary_erosion, distance_transform_edt
 
     if not predicted.any() or not mask.any():
         return math.nan

@@ -27,7 +27,6 @@ from site_agent.trainer.vault import models
 from wardround.errors import BadData, UsageProblem
 from wardround.local import durable, outputs
 from wardround.records.trainer import Predict, Predicted
-from wardround.terminal import escaped
 
 FORMS = {COLUMNS: ("table",), IMAGES: ("images", "arrays"), MASKS: ("images", "arrays"), FILES: ("files",)}
 BYTE = 255
@@ -121,9 +120,7 @@ def write(
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image" if isinstance(x, ImageRows) else "row"
-    writer.writerow(
-        [first, *map(escaped, predictions.header)]
-    )  # classes are as the study names them: others wrote that
+    writer.writerow([first, *map(outputs.inert, predictions.header)])  # classes are as a study names them
     for name, row in zip(names, predictions.rows, strict=True):
         cells = [outputs.inert(cell) if isinstance(cell, str) else f"{cell:.6f}" for cell in row]
         writer.writerow([outputs.inert(str(name)), *cells])
