@@ -8,12 +8,12 @@ from collections.abc import Callable
 from fl_algorithms import plugins
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of, uses
-from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, ModelRow, TaskRow
+from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
 from wardround.records.schema import Strict, check
-from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile
+from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile, TrainingSection
 
 Network = Choice[ModelRow, NetworkSettings]
 Form = Callable[[StudyFile, str], ResolvedStudy]
@@ -41,8 +41,10 @@ def resolve(
             runs only in the lab.
     """
     pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
+    method = form(study, source).method
+    study = study.model_copy(update={"training": _with_start(study.training, method.row)})
     asked = form(study, source)
-    method, task = asked.method, asked.task
+    task = asked.task
     if method.row.lab_only and not lab:
         raise BadData(
             f"{source}: algorithm `{method.name}` runs only in the lab",
@@ -77,6 +79,13 @@ def resolve(
             }
         ),
         source,
+    )
+
+
+def _with_start(training: TrainingSection, row: MethodRow) -> TrainingSection:
+    """With how private tensors begin: as the method needs it, else each site's its own way."""
+    return training.model_copy(
+        update={"init_private": training.init_private or ("common" if row.same_start else "site")}
     )
 
 

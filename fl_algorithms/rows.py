@@ -86,9 +86,8 @@ class MethodRow:
     Attributes:
         upload, private: what a site sends and what never leaves it, for people.
         client: called with its settings, gives the ``Algorithm`` that sites run.
-        server: called with its settings, the study's sites and the leaving tensors; gives the
-            server aggregator. One with a public data set at the coordinator is called with the study in place of its
-            sites.
+        server: called with its settings, the resolved study and the leaving tensors; gives the server aggregator.
+        differs: in what it is not as the paper has it, for people; "": in nothing that is known.
         needs: of the network.
         plain_sgd: the site's optimizer must be SGD without momentum and weight decay.
         same_start: private tensors must start equal everywhere.
@@ -118,6 +117,7 @@ class MethodRow:
     personalized: str = ""
     public_data: str = ""
     lab_only: bool = False
+    differs: str = ""
 
 
 def dataset_row(

@@ -211,3 +211,14 @@ class SiteStudy(ResolvedStudy):
 
     ``ResolvedStudy.at`` makes one.
     """
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether the site also trains a network that never meets another site's."""
+        return self.checkpoints.alone and not self.method.row.lab_only
+
+    def alone(self) -> "SiteStudy":
+        """The same study without a federation, as the lab's `silo`."""
+        checkpoints = self.checkpoints.model_copy(update={"alone": False, "selection": "none"})
+        silo = Named(name="silo")
+        return replace(self, file=self.file.model_copy(update={"algorithm": silo, "checkpoints": checkpoints}))

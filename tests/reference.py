@@ -139,9 +139,10 @@ def server_steps(
     b1: float,
     b2: float,
     tau: float,
+    v_0: float | None = None,
 ) -> float:
     """One weight after ``rounds`` steps of a server optimizer on ``deltas(x)``. Reddi et al. 2021, Algorithm 2."""
-    m = v = 0.0
+    m, v = 0.0, tau**2 if v_0 is None else v_0
     for _ in range(rounds):
         delta = deltas(x)
         if optimizer == "momentum":
@@ -357,6 +358,26 @@ def coefficient_loss(c: Vector, predictions: list[Vector], i: int, rho: float) -
     mixed = [sum(weight * p[k] for weight, p in zip(c, predictions, strict=True)) for k in range(len(predictions[0]))]
     data = sum((one - other) ** 2 for one, other in zip(mixed, predictions[i], strict=True)) / len(mixed)
     return data + rho * sum((weight - 1 / len(c)) ** 2 for weight in c) / len(c)
+
+
+def released_coefficients(c: list[Vector], predictions: list[Vector], rho: float, sharpness: float) -> list[Vector]:
+    """All rows of c after a round of the code released with KT-pFL, as its loops go: github.com/cugzj/KT-pFL."""
+    moved, h = [], 1e-6
+    for i, row in enumerate(c):
+        gradient = []
+        for j in range(len(row)):
+            up, down = ([w + (k == j) * sign * h for k, w in enumerate(row)] for sign in (1, -1))
+            losses = [coefficient_loss(values, predictions, i, rho) for values in (up, down)]
+            gradient.append((losses[0] - losses[1]) / (2 * h))
+        size, rate = sum(abs(g) for g in gradient) / len(row), 1.0
+        for _ in range(5):
+            if size > 0.01:
+                size, rate = size / 5, rate / 5
+            if size < 0.01:
+                size, rate = size * 5, rate * 5
+        raised = [exp(sharpness * (w - rate * g)) for w, g in zip(row, gradient, strict=True)]
+        moved.append([value / sum(raised) for value in raised])
+    return moved
 
 
 def on_simplex(values: Vector) -> Vector:

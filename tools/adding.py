@@ -94,14 +94,17 @@ KINDS = {
     "method": Kind(
         "a federated method",
         (
-            Step("fl_algorithms/methods/fedprox/__init__.py", "its card and settings; no torch", "FedProx"),
-            Step("fl_algorithms/methods/fedprox/client.py", "what a site does, as long as the paper's idea", "FedProx"),
-            Step("fl_algorithms/methods/scaffold/server.py", "what the server does, if it is no mean", "SCAFFOLD"),
             Step(
-                "tests/fl_algorithms/test_methods_personal.py", "its equations, against tests/reference.py", "fedprox"
+                "fl_algorithms/methods/feddyn/__init__.py",
+                "its card, and its settings with their ranges; no torch. The registry finds the folder",
+                "ROWS",
             ),
-            Step("tests/system/test_methods.py", "the same digest in the lab and over the network", "fedprox"),
-            Step("docs/methods.md", "`python -m tools.methods_page` writes it", "fedprox"),
+            Step("fl_algorithms/methods/feddyn/client.py", "the client, as long as the paper's idea", "def feddyn"),
+            Step(
+                "fl_algorithms/methods/feddyn/server.py", "its server aggregator, if that is not the mean", "def feddyn"
+            ),
+            Step("tests/fl_algorithms/test_feddyn.py", "its equations against a slow version, and its promise", "slow"),
+            Step("docs/methods.md", "`python -m tools.methods_page` writes it", "feddyn"),
         ),
     ),
 }

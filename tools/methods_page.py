@@ -8,15 +8,16 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 HEAD = """# Methods
 
 This page is for researchers who choose a method, and for hospitals that ask what a method takes out. After it you know
-for each method what leaves a site, what stays, and what it needs. How to run one: [researchers.md](researchers.md).
-Terms: [glossary](glossary.md).
+for each method what leaves a site, what stays, what it needs, and in what it is known to differ from its paper. How to
+run one: [researchers.md](researchers.md). How to add one: [adding-a-method.md](adding-a-method.md). Terms:
+[glossary](glossary.md).
 
 `python -m tools.methods_page` writes this page from the registry of methods, which `fl-lab methods` prints too.
 `fl-lab methods NAME` has a method's settings. Each federated method runs in the lab and across hospitals with the same
 code, and ends with the same digest.
 
-| `name` | method | what leaves a site | what stays | needs |
-|---|---|---|---|---|
+| `name` | method | what leaves a site | what stays | needs | differs from the paper in |
+|---|---|---|---|---|---|
 """
 TAIL = """
 Two baselines are no methods: Local (*Client j*) comes from the runs of `silo`, and Central is a row of
@@ -34,7 +35,7 @@ def page() -> str:
         title, _, link = str(row["paper"]).rpartition(", https://")
         method = f"[{row['title']}](https://{link}), {title}" if title else f"{row['title']}: {row['paper']}"
         needs = "; ".join(row["needs"]) or "–"
-        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} |\n")
+        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} | {row['differs'] or '–'} |\n")
         if row["exposure"]:
             exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
     return HEAD + "".join(rows) + TAIL + "".join(exposed)

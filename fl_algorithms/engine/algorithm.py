@@ -184,6 +184,18 @@ def load_shared(context: Context) -> None:
         load_bundle(context, share)
 
 
+def beginning_as_shared(slot: str) -> Hook:
+    """h1: ``load_shared``; and the first time a site receives a model, the network of ``slot`` becomes that model."""
+
+    def receive(context: Context) -> None:
+        load_shared(context)
+        if not context.notes.get(f"{slot}_began"):
+            context.networks[slot].load_state_dict(context.networks[MODEL].state_dict())
+            context.notes[f"{slot}_began"] = True
+
+    return receive
+
+
 def load_bundle(context: Context, share: Share) -> None:
     """The tensors of one share as downloaded, by name. Raises BadData as ``load_shared``."""
     mine = share.tensors(context.networks)

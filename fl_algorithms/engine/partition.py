@@ -102,11 +102,23 @@ def describe(study: ResolvedStudy, site: str, chosen: str = "") -> Partition:
         for key, tensor in sorted(all_tensors(networks).items())
         if key not in brought
     )
+    beside = _trained_alone(own, site) if own.trains_alone else ()
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
     exposure, personalized = study.exposure, study.personalized
     if alone and not exposure:  # the mean of one site's network is that network
         exposure, personalized = COORDINATOR, "the site's own network, which no other site trains"
-    return Partition(upload, of_networks + kept, download, exposure, parameters, personalized)
+    return Partition(upload, of_networks + kept + beside, download, exposure, parameters, personalized)
+
+
+def _trained_alone(study: SiteStudy, site: str) -> tuple[PrivateTensor, ...]:
+    alone = study.alone()
+    tensors = all_tensors(build(alone, task_of(alone), algorithm_of(alone), site))
+    return tuple(
+        PrivateTensor(
+            f"alone/{key}", DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes, "trained beside the federation"
+        )
+        for key, tensor in sorted(tensors.items())
+    )
 
 
 def initial_model(study: ResolvedStudy) -> dict[str, Tensor]:

@@ -32,7 +32,8 @@ class Checkpoint:
     """A model to be kept at the site.
 
     Attributes:
-        kind: "latest", "best_local", "best_global" or "fine_tuned".
+        kind: "latest", "best_local", "best_global" or "fine_tuned"; "alone", see ``beside``; "selected", see
+            ``selection``.
         round: the round whose model it is; of "best_local", for a method that judges models right after training, the
             round in which it was trained.
         tensors: all of the networks' tensors, private ones too; names as in a safetensors file.
@@ -40,6 +41,7 @@ class Checkpoint:
         score: the headline ``metric`` on ``split``, "test" where the site has one, else "validation".
         val_loss: on the validation split.
         scores: every metric on ``split``; None where undefined. {} where the session scores none at once.
+        why: of "selected", the reason in words.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Checkpoint:
     val_loss: float | None
     scores: dict[str, float | None]
     fit: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
 
 
 @dataclass(frozen=True)

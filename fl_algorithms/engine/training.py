@@ -259,8 +259,7 @@ def run_steps(
                 after_backward(batch)
             optimizer.step()
             if after_step is not None:
-                with device.arithmetic():
-                    after_step(batch)
+                after_step(batch)
             if progress is not None and shown:
                 progress(step, steps)
             if is_last is not None and is_last(step):

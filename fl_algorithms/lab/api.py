@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from fl_algorithms.engine.session import Restored
+    from fl_algorithms.engine.selection import Model
 
 PathLike = str | Path
 LATEST = "latest"
@@ -229,13 +229,13 @@ class Result:
             return {}
         return self._tensors(made, made.shared or None, run_folder.SHARED)
 
-    def model(self, site: str, checkpoint: str = LATEST, seed: int | None = None) -> "Restored":
+    def model(self, site: str, checkpoint: str = LATEST, seed: int | None = None) -> "Model":
         """A checkpoint to be asked: ``.logits(x)``, ``.probabilities(x)``, and its ``.networks``."""
         from fl_algorithms.engine.partition import task_at, task_of
-        from fl_algorithms.engine.session import Restored
+        from fl_algorithms.engine.selection import restored
 
         own = task_at(self.study, task_of(self.study), site)
-        return Restored(self.study.at(site), own, self.state_dict(site, checkpoint, seed))
+        return restored(self.study.at(site), own, self.state_dict(site, checkpoint, seed))
 
     @cached_property
     def _curves(self) -> dict[int, Curves]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from fl_algorithms.engine.beside import federated
 from fl_algorithms.engine.device import CPU, deterministic
 from fl_algorithms.engine.session import RoundResult
 from fl_algorithms.engine.together import PLAIN, Together
@@ -73,7 +74,9 @@ def _round(runs: Sequence[Run], together: Together, round_number: int) -> None:
     """One round of every run."""
     asked = [(run, site) for run in runs for site in run.sessions]
     opened = [run.sessions[site].open(round_number, run.base(round_number, site)) for run, site in asked]
-    losses = together.train([(run.sessions[site], one) for (run, site), one in zip(asked, opened, strict=True)])
+    losses = together.train(
+        [(federated(run.sessions[site]), one) for (run, site), one in zip(asked, opened, strict=True)]
+    )
     results: list[dict[str, RoundResult]] = [{} for _ in runs]
     for (run, site), one, of_site in zip(asked, opened, losses, strict=True):
         result = run.sessions[site].close(one)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fl_algorithms.engine.session import Checkpoint
 
-KINDS = ("latest", "best_local", "best_global", "fine_tuned")
+KINDS = ("latest", "best_local", "best_global", "fine_tuned", "alone", "selected")
 
 
 @dataclass(frozen=True)

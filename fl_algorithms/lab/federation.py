@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Downlink
+from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.device import CPU, Device, at_home, deterministic
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
-from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState, SiteSession
+from fl_algorithms.engine.selection import SELECTED, Kept, selected
+from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.sources import find, find_public_data
@@ -42,7 +44,7 @@ class Outcome:
     best_round: int | None  # of the global checkpoint
     checkpoints: dict[str, dict[str, Checkpoint]]
     shared: dict[str, Tensor]  # what the coordinator keeps, by name as in a safetensors file
-    sessions: dict[str, SiteSession]  # as they are after the closing round
+    sessions: dict[str, Session]  # as they are after the closing round
     accounts: tuple[Account, ...] = ()  # of each round: whose update was capped, or left out
 
 
@@ -137,7 +139,7 @@ class Run:
         """Before the first round, or after that of ``state``."""
         aggregator, sites = self._aggregator, {} if state is None else state.sites
         self.sessions = {
-            site: SiteSession(
+            site: session_at(
                 self._study,
                 site,
                 task_at(self._study, self._task, site),
@@ -235,6 +237,8 @@ class Run:
             best = downlink(self._aggregator, self._best_model, site, closing)
             self._keep(site, session.finish(self._best.round, best))
             self._kept[site] = {kind: session.scored(one) for kind, one in self._kept[site].items()}
+            if self._study.checkpoints.selection != "none":
+                self._select(site)
         digest = manifest(self._model, self._aggregator.kept_specs).digest() if self._model else None
         return Outcome(
             manifest(self._start, self._aggregator.upload).digest(),
@@ -252,6 +256,12 @@ class Run:
 
     def _keep(self, site: str, checkpoints: Sequence[Checkpoint]) -> None:
         self._kept[site] |= {checkpoint.kind: checkpoint for checkpoint in checkpoints}
+
+    def _select(self, site: str) -> None:
+        """Keep what the site will use, of what it has."""
+        task, data = task_at(self._study, self._task, site).at(self._data[site]), self._data[site]
+        models = {kind: Kept(found.round, found.tensors) for kind, found in self._kept[site].items()}
+        self._kept[site][SELECTED] = selected(self._study.at(site), task, data, models, self._device)
 
     def _offer(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
         """Let the model before this round compete to be the best."""

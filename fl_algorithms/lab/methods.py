@@ -70,6 +70,7 @@ def print_card(card: Mapping[str, Any]) -> None:
         ("stays", card["private"]),
         ("single models", SHOWN[card["exposure"]].format(card["personalized"])),
         ("needs", "; ".join(card["needs"]) or "nothing particular"),
+        ("differs from the paper in", card["differs"] or "nothing that is known"),
         ("coordinator", card["server"]),
         ("combines with", "; ".join(card["combines_with"]) or "nothing"),
     ):
@@ -96,6 +97,7 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "needs": _needs(row),
         "exposure": row.exposure,
         "personalized": row.personalized,
+        "differs": row.differs,
         "one_global_model": row.one_global_model,
         "lab_only": row.lab_only,
     }
@@ -106,7 +108,7 @@ def _needs(row: MethodRow) -> list[str]:
     if row.plain_sgd:
         needs.append("plain SGD at the sites")
     if row.same_start:
-        needs.append('`init_private = "common"`')
+        needs.append('`init_private = "common"`, its default')
     if row.validation:
         needs.append("validation rows, for the method itself")
     if row.public_data:

@@ -18,6 +18,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 KIND_LABELS = {
     "latest": "latest", "best_local": "best local", "best_global": "best global", "fine_tuned": "fine-tuned",
+    "alone": "alone", "selected": "selected",
 }  # fmt: skip
 STYLE: Any = {
     "font.size": 10, "axes.titlesize": 10.5, "axes.spines.top": False, "axes.spines.right": False,

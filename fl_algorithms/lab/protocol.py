@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, judged
+from fl_algorithms.engine.beside import ALONE
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.partition import build, task_at, task_of
+from fl_algorithms.engine.selection import SELECTED
 from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.baseline import bootstrap
 from fl_algorithms.lab.federation import Outcome, run_federation
@@ -31,6 +33,7 @@ from fl_algorithms.tasks.base import OwnSizes, SiteData, Split, Task
 from fl_algorithms.tasks.selection import chosen, joined, row_shape
 from wardround.errors import BadData
 
+BESIDE = (ALONE, SELECTED)
 Tensors: TypeAlias = Mapping[str, Tensor]
 Score: TypeAlias = float | None  # None where a metric is undefined; it is left out of means
 Scores: TypeAlias = dict[str, Score]  # metric -> score
@@ -365,10 +368,14 @@ def _sharpness(models: Mapping[str, Tensors], data: Data, asked: Asked, batches:
 
 
 def _by_kind(outcome: Outcome) -> dict[str, dict[str, Tensors]]:
-    """Kind -> site -> the checkpoint's tensors, of the sites that have one."""
+    """Kind -> site -> the checkpoint's tensors, of the sites that have one. What is no model of the federation's is
+    left out: its scores stand with its checkpoint.
+    """
     kinds: dict[str, dict[str, Tensors]] = {}
     for site, checkpoints in outcome.checkpoints.items():
         for kind, checkpoint in sorted(checkpoints.items()):
+            if kind in BESIDE:
+                continue
             kinds.setdefault(kind, {})[site] = checkpoint.tensors
     return kinds
 

@@ -194,5 +194,6 @@ def _checkpoint(checkpoint: "Checkpoint", job: Job) -> dict[str, Any]:
         "metric": checkpoint.metric,
         "score": checkpoint.score,
         "scores": checkpoint.scores,
+        **({"why": checkpoint.why} if checkpoint.why else {}),
         "fit": dict(checkpoint.fit),
     }

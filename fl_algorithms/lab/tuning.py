@@ -63,11 +63,11 @@ def choose(row: str, runs: Sequence[Run]) -> Choice:
 
 
 def chosen_kind(run: Run) -> str:
-    """The checkpoint that a hospital would use: what the grid tunes, the best global one, or each site's best."""
+    """The checkpoint that a hospital would use: what the site selects, or the one tuned at the site, where the row's
+    runs end with that; else the best global one, or each site's best.
+    """
     kinds = [set(found) for found in run["checkpoints"].values()]
-    wanted = ["best_global", "best_local", "latest"]
-    if any(key.startswith("algorithm.fine_tuning.") for key in run["settings"]):
-        wanted.insert(0, "fine_tuned")
+    wanted = ["selected", "fine_tuned", "best_global", "best_local", "latest"]
     return next(kind for kind in wanted if all(kind in found for found in kinds))
 
 

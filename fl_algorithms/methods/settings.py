@@ -28,6 +28,11 @@ class Amount(Strict):
             raise ValueError("give either `steps` or `epochs`")
         return self
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it is more than nothing."""
+        return bool(self.steps or self.epochs)
+
 
 class FineTuning(Amount):
     """After the last round each site tunes a copy of what it has, with the task's plain loss and a fresh optimizer."""
@@ -61,12 +66,19 @@ class ServerOptimizer(Strict):
     beta1: Beta = 0.9
     beta2: Beta = 0.99  # adam and yogi
     tau: float = Field(default=1e-9, gt=0)  # all but momentum
+    v_0: float | None = Field(default=None, ge=0)  # where v begins; None: at tau^2, as the paper asks of it at least
+
+    def filled(self) -> Self:
+        if self.optimizer == "momentum" or self.v_0 is not None:
+            return self
+        return self.model_copy(update={"v_0": self.tau**2})
 
 
 class MethodSettings(Strict):
     """A method without settings of its own."""
 
     fine_tuning: FineTuning | None = None
+    judged: Literal["downloaded", "trained"] = "downloaded"  # which model of a round may become the site's best
 
     @property
     def exposes(self) -> bool:
@@ -91,7 +103,11 @@ class MethodSettings(Strict):
     @property
     def wrappers(self) -> "tuple[Wrapper, ...]":
         """What these settings put round the client of the method, the innermost first."""
-        return ()
+        return (
+            ()
+            if self.judged == "downloaded"
+            else (Wrapper("fl_algorithms.engine.pre_aggregation:judged_after_training", self),)
+        )
 
     @property
     def server_wrapper(self) -> str:
@@ -131,6 +147,10 @@ class ServerSettings(MethodSettings):
     def server_wrapper(self) -> str:
         return "fl_algorithms.methods.fedopt.server:fedopt" if self.server is not None else ""
 
+    def filled(self, rounds: int) -> Self:
+        filled = super().filled(rounds)
+        return filled if filled.server is None else filled.model_copy(update={"server": filled.server.filled()})
+
 
 class MeanSettings(ServerSettings):
     """One that predicts with what it shares: a soup may follow the local steps."""
@@ -139,10 +159,14 @@ class MeanSettings(ServerSettings):
 
     @property
     def wrappers(self) -> tuple[Wrapper, ...]:
-        return () if self.soup is None else (Wrapper("fl_algorithms.methods.fedsoup.client:with_soup", self.soup),)
+        inner = super().wrappers
+        if self.soup is None:
+            return inner
+        return (*inner, Wrapper("fl_algorithms.methods.fedsoup.client:with_soup", self.soup))
 
     def filled(self, rounds: int) -> Self:
-        return self if self.soup is None else self.model_copy(update={"soup": self.soup.filled(rounds)})
+        filled = super().filled(rounds)
+        return filled if filled.soup is None else filled.model_copy(update={"soup": filled.soup.filled(rounds)})
 
 
 class HeadSettings(MeanSettings):

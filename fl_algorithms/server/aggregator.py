@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fl_algorithms import registry
 from fl_algorithms.methods.settings import MethodSettings
-from fl_algorithms.rows import COORDINATOR, MEAN
+from fl_algorithms.rows import MEAN
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.tensors.manifests import TensorSpec
@@ -172,12 +172,11 @@ def server_aggregator(study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """
     brought = study.brought_method
     if brought is not None and brought.aggregates == "mean":  # of a plug-in, which need not be installed here
-        mean: ServerAggregator = registry.load(MEAN)(MethodSettings(), study.study.sites, upload)
+        mean: ServerAggregator = registry.load(MEAN)(MethodSettings(), study, upload)
         return mean
     row, settings = study.method.row, study.method.settings
     make = registry.load(settings.server_wrapper or row.server)
-    distills = row.public_data == COORDINATOR  # with networks as the study describes them
-    aggregator: ServerAggregator = make(settings, study if distills else study.study.sites, upload)
+    aggregator: ServerAggregator = make(settings, study, upload)
     return aggregator
 
 

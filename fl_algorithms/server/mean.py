@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 
 
 class InMemory:
@@ -24,7 +25,7 @@ class InMemory:
         return self._flat[key][start : start + count]
 
 
-def mean(settings: MethodSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def mean(settings: MethodSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """FedAvg's aggregator: upload, kept tensors and download are the same list."""
 
     def aggregate(round_: Round) -> None:

@@ -64,7 +64,14 @@ def read_public_data(study: ResolvedStudy, task: "Task", path: Path) -> "PublicD
     if not isinstance(task, ReadsPublicData):
         raise BadData(f"task `{study.task.name}` reads no public data set")
     settings = study.method.settings
-    public_data = task.read_public_data(path, labeled=settings.labeled)
+    try:
+        public_data = task.read_public_data(path, labeled=settings.labeled)
+    except BadData as error:
+        if settings.labeled:
+            name = study.method.name
+            classes = f"algorithm `{name}` as it is set also needs the classes of these rows: `fl-lab methods {name}`"
+            error.hint = f"{error.hint}; {classes}" if error.hint else classes
+        raise
     if study.public_data is not None and len(public_data.x) != study.public_data.rows:
         raise BadData(
             f"{path}: {len(public_data.x)} rows, [public_data] of study `{study.study.name}` says "

@@ -254,7 +254,8 @@ def models_list(study: Study, state: State, as_json: Json = False) -> None:
         cli.print_json(kept.to_document())
         return
     _print_checkpoints(kept.checkpoints)
-    cli.say(f"next: `site-agent predict {study} --checkpoint best_local --table NEW.csv --out PREDICTIONS.csv`")
+    chosen = "" if any(row.kind == "selected" for row in kept.checkpoints) else " --checkpoint best_local"
+    cli.say(f"next: `site-agent predict {study}{chosen} --table NEW.csv --out PREDICTIONS.csv`")
 
 
 @models_app.command("export")
@@ -287,7 +288,6 @@ def models_export(
 def predict(
     study: Study,
     state: State,
-    checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)],
     out: Annotated[
         Path, typer.Option(help="Where to write: a CSV file; for masks a new folder.", metavar="PREDICTIONS.csv|DIR")
     ],
@@ -295,6 +295,7 @@ def predict(
     images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
     arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
     files: Annotated[Path | None, _file("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)] = "selected",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -332,6 +333,9 @@ def _print_checkpoints(rows: list[records.Checkpoint]) -> None:
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False).print(shown, markup=False)
     for row in rows:
         print(row.path)
+    for row in rows:
+        if row.why:
+            print(f"{row.kind}: {row.why}")
 
 
 def _may_read(state: Path) -> bool:

@@ -29,8 +29,8 @@ FEDLUNG = MethodRow(
     settings=MethodSettings, server={server}, one_global_model=True,
 )
 
-def own(settings, sites, upload):
-    return mean(settings, sites, upload)
+def own(settings, study, upload):
+    return mean(settings, study, upload)
 """
 POINTS = {"wardround.methods": {"fedlung": "kidneys:FEDLUNG"}}
 

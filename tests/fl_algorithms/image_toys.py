@@ -30,6 +30,10 @@ RESNET: dict[str, Any] = {"name": "resnet10", "width": 0.0625}
 UNET: dict[str, Any] = {"name": "unet", "widths": [4, 8]}
 
 
+NONE = {"steps": 0}
+BEGINNING: dict[str, dict[str, Any]] = {"fedmd": {"transfer": NONE, "initial": NONE}, "ktpfl": {"initial": NONE}}
+
+
 def image_study(
     task: dict[str, Any] | None = None, model: dict[str, Any] | None = None, algorithm: str = "fedavg", **training: Any
 ) -> ResolvedStudy:
@@ -38,6 +42,8 @@ def image_study(
     public_data, distilling = {}, {}
     if registry.METHODS[algorithm].public_data == rows.COORDINATOR:
         distilling = {"distil_steps": 1, "distil_batch_size": 4}
+    if algorithm in BEGINNING:
+        distilling = BEGINNING[algorithm]
     if registry.METHODS[algorithm].public_data:
         task = {**task, "mean": [0.25], "std": [0.25]}
         public_data = {"public_data": {"digest": hashlib.sha256(public_bytes()).hexdigest(), "rows": PUBLIC_ROWS}}

@@ -54,18 +54,22 @@ def test_a_default_of_the_network_is_part_of_the_digest() -> None:
 @pytest.mark.parametrize(("rounds", "last_plain_round"), [(15, 11), (10, 7), (1, 0), (4, 3)])
 def test_souping_starts_after_three_quarters_of_the_rounds(rounds: int, last_plain_round: int) -> None:
     assert toy_study("fedsoup", rounds=rounds).file.algorithm.settings == {
-        "soup": {**SOUP, "start_after": last_plain_round}
+        "judged": "downloaded",
+        "soup": {**SOUP, "start_after": last_plain_round},
     }
 
 
 def test_a_written_start_of_souping_stays() -> None:
     study = toy_study("fedsoup", algorithm_settings={"soup": {"start_after": 1}})
-    assert study.file.algorithm.settings == {"soup": {**SOUP, "start_after": 1}}
+    assert study.file.algorithm.settings == {"judged": "downloaded", "soup": {**SOUP, "start_after": 1}}
 
 
 def test_a_soup_on_another_method_is_filled_like_fedsoups() -> None:
     study = toy_study("fenda", rounds=8, algorithm_settings={"soup": {"moments": "reset"}})
-    assert study.file.algorithm.settings == {"soup": {**SOUP, "moments": "reset", "start_after": 6}}
+    assert study.file.algorithm.settings == {
+        "judged": "downloaded",
+        "soup": {**SOUP, "moments": "reset", "start_after": 6},
+    }
 
 
 @pytest.mark.parametrize(("name", "optimizer"), SERVER_OPTIMIZERS.items())
@@ -182,7 +186,7 @@ def test_networks_for_images_with_norm_layers_are_named_and_squeezenet_is_not() 
         pytest.param(
             study_tables(algorithm_settings={"mu": 0.1}),
             "study.toml: unknown key `mu` in [algorithm]",
-            "known keys there: fine_tuning, server, soup",
+            "known keys there: fine_tuning, judged, server, soup",
             id="unknown key of the algorithm",
         ),
         pytest.param(

@@ -27,7 +27,10 @@ from fl_algorithms.methods.dsfl.server import entropy_reduced
 from fl_algorithms.methods.feddf import EarlyStopping, ensemble
 from fl_algorithms.methods.feddf.ensemble import distilled, ensemble_targets
 from fl_algorithms.methods.feddf.server import require_torch
-from fl_algorithms.methods.ktpfl.server import mean_products, moved, nearest_on_simplex
+from fl_algorithms.methods.fedmd import FedMdSettings
+from fl_algorithms.methods.ktpfl import KtPflSettings
+from fl_algorithms.methods.ktpfl.server import mean_products, moved, nearest_on_simplex, released_step
+from fl_algorithms.methods.settings import Amount
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.streams import stream_seed
@@ -175,14 +178,14 @@ def test_a_step_of_the_coefficients_lowers_the_loss_along_its_slow_gradient(rho:
     gradient = np.array([(loss(c + h * e) - loss(c - h * e)) / (2 * h) for e in np.eye(4)])
     curvature = 2 * sum(float((p * p).mean()) for p in predictions) + 2 * rho / 4
     expected = reference.on_simplex((c - gradient / curvature).tolist())
-    stepped = moved(c, products, i, rho, compat=False)
+    stepped = moved(c, products, i, KtPflSettings(rho=rho, coefficients="projected"))
     np.testing.assert_allclose(stepped, expected, atol=1e-6)
     assert loss(stepped) < loss(c)
 
 
 def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_under_a_strong_one() -> None:
     sent = {site: rows(k) for k, site in enumerate(SITES)}
-    free, pulled = (aggregator_of(study_of("ktpfl", rho=rho)) for rho in (0.0, 1e9))
+    free, pulled = (aggregator_of(study_of("ktpfl", rho=rho, coefficients="projected")) for rho in (0.0, 1e9))
     kept = begun(free)
     for _ in range(300):
         kept = after(free, kept, sent)
@@ -191,9 +194,9 @@ def test_coefficients_end_at_the_site_itself_without_the_pull_and_stay_even_unde
     np.testing.assert_allclose(coefficients(after(pulled, begun(pulled), sent)), 1 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("compat", [False, True])
-def test_rows_of_coefficients_are_shares(compat: bool) -> None:
-    aggregator = aggregator_of(study_of("ktpfl", compat=compat))
+@pytest.mark.parametrize("way", ["released", "projected"])
+def test_rows_of_coefficients_are_shares(way: str) -> None:
+    aggregator = aggregator_of(study_of("ktpfl", coefficients=way))
     kept = begun(aggregator)
     np.testing.assert_allclose(coefficients(kept), 1 / 3, rtol=1e-6)
     for number in range(5):
@@ -206,11 +209,52 @@ def test_rows_of_coefficients_are_shares(compat: bool) -> None:
             np.testing.assert_allclose(kept[f"mixtures/{i}"], mixed, rtol=1e-5)
 
 
-def test_the_released_codes_step_is_brought_near_a_hundredth_and_then_sharpened() -> None:
-    products, c = np.array([[2.0, 1.0], [1.0, 1.5]]), np.array([0.5, 0.5])
-    gradient = 2 * (products @ c - products[:, 0])  # (-1, 0.5): mean size 0.75, and 5**-3 brings it to 0.006
-    raised = np.exp(5 * (c - 5.0**-3 * gradient))
-    np.testing.assert_allclose(moved(c, products, 0, 0.0, compat=True), raised / raised.sum())
+@pytest.mark.parametrize("size", [0.0, 1e-9, 3e-6, 0.004, 0.0101, 0.04, 0.06, 1.0, 100.0])
+def test_the_released_codes_step_is_the_smallest_power_of_five_that_reaches_a_hundredth(size: float) -> None:
+    rate, left = 1.0, size
+    for _ in range(5):  # as the released code has it
+        if left > 0.01:
+            rate, left = rate / 5, left / 5
+        if left < 0.01:
+            rate, left = rate * 5, left * 5
+    assert size * released_step(size) == pytest.approx(size * rate)
+
+
+def opposed(size: float, seed: int, noise: float = 0.1) -> list[NDArray[np.float64]]:
+    """What two pairs of sites say of 40 rows, softened by T = 10; one pair's logits, of that size, are the other's
+    turned round.
+    """
+    rng = np.random.default_rng(seed)
+    logits = size * np.random.default_rng(0).normal(size=40)
+    said = [sign * logits + noise * rng.normal(size=40) for sign in (1, 1, -1, -1)]
+    return [np.stack((1 / (1 + np.exp(one / 10)), 1 / (1 + np.exp(-one / 10))), axis=1).reshape(-1) for one in said]
+
+
+def test_opposed_pairs_of_sites_part_as_in_the_released_code() -> None:
+    settings, c = KtPflSettings(), np.full((4, 4), 0.25)
+    slow: list[list[float]] = c.tolist()
+    for number in range(8):
+        predictions = opposed(5.0, number)
+        updates = [Update(str(k), 1, InMemory({"p": p.astype("<f4")})) for k, p in enumerate(predictions)]
+        products = mean_products(updates, TensorSpec("p", "F32", (80,)))
+        c = np.stack([moved(c[i], products, i, settings) for i in range(4)])
+        slow = reference.released_coefficients(
+            slow, [p.tolist() for p in predictions], settings.rho, settings.sharpness
+        )
+        np.testing.assert_allclose(c, slow, atol=5e-3)
+    for i, partner in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        others = [j for j in range(4) if j not in (i, partner)]
+        assert min(c[i, i], c[i, partner]) > 2 * max(c[i, others])
+
+
+def test_on_the_simplex_the_pull_keeps_softened_predictions_together() -> None:
+    """What KT-pFL's coefficients did until they moved as the released code moves them."""
+    c, settings = np.full((4, 4), 0.25), KtPflSettings(coefficients="projected")
+    updates = [Update(str(k), 1, InMemory({"p": p.astype("<f4")})) for k, p in enumerate(opposed(2.0, 1))]
+    products = mean_products(updates, TensorSpec("p", "F32", (80,)))
+    for _ in range(100):
+        c = np.stack([moved(c[i], products, i, settings) for i in range(4)])
+    assert 0.23 < c.min() < c.max() < 0.27
 
 
 def test_identical_predictions_move_no_coefficient() -> None:
@@ -301,13 +345,41 @@ def test_the_transfer_is_done_once_by_whoever_comes_late_too() -> None:
         session.train(1, consensus)
     ours, theirs = networks_of(first), networks_of(plainly)
     assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
-    assert first.export_state().meta["notes"] == {"transferred": True}
+    assert first.export_state().meta["notes"] == {"begun": True}
     steps: list[int] = []
     first.train(2, consensus, lambda step, total: steps.append(total))
     assert steps == [1, 6]  # one batch of the public rows, then [training]
     late, told = session_of(transfer), []
     late.train(3, consensus, lambda step, total: told.append(total))
     assert told == [3, 1, 6]
+
+
+@pytest.mark.parametrize("method", ["fedmd", "ktpfl"])
+def test_private_training_comes_before_the_first_exchange_and_once(method: str) -> None:
+    settings: dict[str, Any] = {"initial": {"epochs": 2}, **({"transfer": {"epochs": 3}} if method == "fedmd" else {})}
+    study, plain = study_of(method, **settings), study_of(method)
+    download = {BUNDLE[method]: {NAME[method]: torch.zeros(describe(study, "ash").upload[0].shape)}}
+
+    def steps(study: ResolvedStudy, rounds: tuple[int, ...]) -> list[list[int]]:
+        """For each round how many steps each phase had."""
+        session, found = session_of(study), []
+        for number in rounds:
+            told: list[tuple[int, int]] = []
+            session.train(number, download, lambda *now, told=told: told.append(now))  # type: ignore[misc]
+            found.append([total for done, total in told if done == total])
+        return found
+
+    first = [3, 12] if method == "fedmd" else [12]  # a batch of the public rows, six of 22 rows in batches of 4
+    assert steps(study, (1, 2)) == [[*first, 6], [1, 6]]
+    assert steps(study, (2, 3)) == [[*first, 1, 6], [1, 6]], "who comes late begins so too, and learns what came"
+    assert steps(plain, (1,)) == [[6]]
+
+
+def test_fedmd_and_ktpfl_begin_as_their_authors_code_does_unless_told_otherwise() -> None:
+    assert FedMdSettings().initial == KtPflSettings().initial == Amount(epochs=25)
+    assert FedMdSettings().transfer == Amount(epochs=20)
+    assert FedMdSettings().labeled
+    assert not FedMdSettings(transfer=Amount(epochs=0)).labeled
 
 
 def test_the_transfer_learns_the_classes_of_the_public_data_set() -> None:

@@ -186,8 +186,9 @@ def test_a_coordinator_that_distils_needs_one_size(algorithm: str) -> None:
 
 
 def test_networks_that_share_other_tensors_at_other_sizes_are_refused_by_name() -> None:
-    """FedSM's selector is of the flattened image."""
-    study = study_of("fedsm")
+    """An MLP as FedSM's selector is of the flattened image; a convolutional one takes images of any size."""
+    assert "selector/head.weight" in initial_model(study_of("fedsm"))
+    study = study_of({"name": "fedsm", "selector": "mlp"})
     with pytest.raises(BadData, match=r"network `large` of \[networks\] shares `selector/.*weight` \[\d+, 256\]"):
         initial_model(study)
 
@@ -244,7 +245,7 @@ def test_a_checkpoint_predicts_new_images_of_any_size_at_its_own(folder: Path, t
 def test_each_site_reads_the_public_data_set_at_its_own_size(folder: Path) -> None:
     (folder / "public_data").mkdir()
     (folder / "public_data" / "public_data.npz").write_bytes(public_bytes())
-    study = study_of("fedmd")
+    study = study_of({"name": "fedmd", "transfer": {"epochs": 0}, "initial": {"epochs": 0}})
     data = load_sites(study, task_of(study), folder)
     shapes = {}
     for site, of_site in data.items():

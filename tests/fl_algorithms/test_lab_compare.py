@@ -486,11 +486,16 @@ def test_of_equal_points_the_first_is_chosen_and_a_loss_that_is_not_finite_never
     assert tuning.choose("row", [gone, lost[1]]).kind == "best_local"
 
 
-def test_a_grid_of_fine_tuning_is_judged_by_the_fine_tuned_checkpoint() -> None:
+def test_a_row_that_ends_with_fine_tuning_is_tuned_on_the_fine_tuned_model() -> None:
+    """FedBABU's head is untrained until then: the best global model says nothing of a learning rate."""
     run = tuning_run(0, {"ash": 1.0}, settings={"algorithm.fine_tuning.steps": 3})
     run["checkpoints"]["ash"]["fine_tuned"] = {"val_loss": 0.5}
     assert tuning.chosen_kind(run) == "fine_tuned"
-    assert tuning.chosen_kind(run | {"settings": {"training.learning_rate": 1}}) == "best_local"
+    assert tuning.chosen_kind(run | {"settings": {"training.learning_rate": 1}}) == "fine_tuned"
+    run["checkpoints"]["ash"]["best_global"] = {"val_loss": 0.1}
+    assert tuning.chosen_kind(run) == "fine_tuned"
+    del run["checkpoints"]["ash"]["fine_tuned"]
+    assert tuning.chosen_kind(run) == "best_global"
 
 
 def test_reported_runs_use_the_chosen_point(tmp_path: Path, data: Path) -> None:

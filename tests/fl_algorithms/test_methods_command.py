@@ -77,7 +77,7 @@ def test_needs_and_single_models_are_said_in_words(monkeypatch: pytest.MonkeyPat
 
     shown = replace(registry.METHODS["fedavg"], exposure="sites", plain_sgd=True, same_start=True)
     monkeypatch.setitem(registry.METHODS, "fedavg", shown)
-    assert card("fedavg")["needs"] == ["plain SGD at the sites", '`init_private = "common"`']
+    assert card("fedavg")["needs"] == ["plain SGD at the sites", '`init_private = "common"`, its default']
     assert "sends it to other sites" in lab("fedavg")
 
 

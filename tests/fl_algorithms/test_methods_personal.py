@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import frozen_copy
+from fl_algorithms.engine.device import CPU
 from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Checkpoint, Restored, SessionState
 from fl_algorithms.engine.training import seeded
@@ -261,6 +262,46 @@ def test_fedrep_trains_ten_passes_of_the_head_and_then_as_long_as_the_study_says
     assert [total for done, total in told if done == total] == [60, 7]  # 22 rows in batches of 4, ten times
 
 
+def test_fedreps_best_is_judged_right_after_its_local_steps_before_the_mean() -> None:
+    """As downloaded, its head is one of the body before, and a site's best was chosen among such models."""
+    study = toy_study("fedrep", rounds=2)
+    assert study.method.settings.judged == "trained"
+    session, base = session_of(study), start_of(study)
+    result = session.train(1, base)
+    (best,) = (checkpoint for checkpoint in result.checkpoints if checkpoint.kind == "best_local")
+    torch.testing.assert_close({name: best.tensors[name] for name in base["model"]}, dict(plus(base, result)["model"]))
+    assert torch.equal(best.tensors["head.weight"], session.export_state().tensors["private/head.weight"])
+    assert best.round == 1
+    later = session.validate(2, base)
+    assert "best_local" not in {checkpoint.kind for checkpoint in later.checkpoints}
+
+
+def test_fedrep_ends_with_a_round_of_the_head_on_the_last_body() -> None:
+    study = toy_study("fedrep", NORMED, algorithm_settings={"train_head": {"epochs": 3}})
+    assert study.file.algorithm.settings["fine_tuning"] == {"epochs": 3, "train": ["head.*"]}
+    for site, kinds in federation(study).checkpoints.items():
+        last, fitted = kinds["latest"].tensors, kinds["fine_tuned"].tensors
+        unlike = {name for name in last if not torch.equal(last[name], fitted[name])}
+        assert unlike == {"head.weight", "head.bias"}, site
+    without = toy_study("fedrep", algorithm_settings={"fine_tuning": {"epochs": 0}})
+    assert without.file.algorithm.settings["fine_tuning"] == {"epochs": 0, "train": ["*"]}
+
+
+@pytest.mark.parametrize("soup", [None, {"start_after": 1}])
+def test_any_method_may_judge_what_training_leaves(soup: dict[str, int] | None) -> None:
+    settings: dict[str, Any] = {"judged": "trained", **({} if soup is None else {"soup": soup})}
+    study = toy_study("fedavg", algorithm_settings=settings)
+    session, base = session_of(study), start_of(study)
+    for number in (1, 2, 3):
+        result = session.train(number, base)
+        base = plus(base, result)
+        bests = [checkpoint for checkpoint in result.checkpoints if checkpoint.kind == "best_local"]
+        for best in bests:
+            torch.testing.assert_close(best.tensors, dict(base["model"]))
+            assert best.round == number
+        assert bests or number > 1
+
+
 # FedBABU
 
 
@@ -299,7 +340,7 @@ def alpha_study(alpha: float, rate: float = 0.0, mixing: str = "outputs", **chan
 
 @pytest.mark.parametrize("mixing", ["outputs", "weights"])
 def test_apfl_with_alpha_one_trains_the_private_network_alone(mixing: str) -> None:
-    alone = private_of(toy_study("silo", iterator="run"), 3)
+    alone = private_of(toy_study("silo", iterator="run", init_private="common"), 3)
     assert same_bits(of_slot(private_of(alpha_study(1.0, mixing=mixing, iterator="run"), 3), "personal"), alone)
 
 
@@ -420,11 +461,9 @@ def test_a_step_of_apfl_matches_the_slow_reference() -> None:
     """Logistic regression, one step on all rows: w's step, then alpha's and v's with the mixture of v and the new w."""
     rate, alpha, alpha_rate = 0.5, 0.4, 0.7
     study = alpha_study(alpha, alpha_rate, model=LOGISTIC, learning_rate=rate, local_steps=1, batch_size=64, **PLAIN)
-    data, start = toy_data("ash"), start_of(study)["model"]
+    data, begun = toy_data("ash"), start_of(study)["model"]
     rows, labels = data.train.x.double().tolist(), data.train.y.tolist()
-    begun = of_slot(
-        {k.removeprefix("private/"): t for k, t in session_of(study).export_state().tensors.items()}, "personal"
-    )
+    start = {name: tensor + 0.3 for name, tensor in begun.items()}  # the second round's download
     w, v = (flat([tensors["head.weight"], tensors["head.bias"]]) for tensors in (start, begun))
     assert w != v
     gradient = reference.logistic_gradient(w[:-1], w[-1], rows, labels)
@@ -434,7 +473,8 @@ def test_a_step_of_apfl_matches_the_slow_reference() -> None:
     v = [a - rate * g for a, g in zip(v, of_v, strict=True)]
 
     session = session_of(study)
-    found_w = plus({"model": start}, session.train(1, {"model": start}))["model"]
+    session.validate(1, {"model": begun})
+    found_w = plus({"model": start}, session.train(2, {"model": start}))["model"]
     kept = session.export_state().tensors
     assert flat([found_w["head.weight"], found_w["head.bias"]]) == pytest.approx(w, rel=1e-5)
     assert flat([kept["private/personal..head.weight"], kept["private/personal..head.bias"]]) == pytest.approx(
@@ -442,6 +482,43 @@ def test_a_step_of_apfl_matches_the_slow_reference() -> None:
     )
     assert kept["private/mixture..alpha"].item() == pytest.approx(new_alpha, rel=1e-5)
     assert 0 < new_alpha < 1
+
+
+def test_no_gradient_of_apfl_is_taken_in_the_reduced_arithmetic() -> None:
+    """torch's autocast is for the loss alone: a backward pass inside rounds what it should not, and warns of it."""
+    study = toy_study("apfl")
+    session = session_of(study, device=replace(CPU, precision=torch.bfloat16))
+    inside: list[bool] = []
+    for network in session._context.networks.values():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: inside.append(torch.is_autocast_enabled("cpu")))
+    session.train(1, start_of(study))
+    assert inside
+    assert not any(inside)
+
+
+@pytest.mark.parametrize("init_private", [None, "common"])
+@pytest.mark.parametrize("method", ["apfl", "ditto"])
+def test_the_private_network_begins_as_the_shared_one(method: str, init_private: str | None) -> None:
+    """As the authors' code begins it; also where the shared one is not as the study's seed draws it."""
+    study = toy_study(method, NORMED, **({} if init_private is None else {"init_private": init_private}))
+    assert study.training.init_private == "common"
+    session, base = session_of(study), start_of(study)
+    pretrained = {"model": {name: tensor + 0.5 for name, tensor in base["model"].items()}}
+    session.validate(1, pretrained)
+    own = of_slot(session.export_state().tensors, "private/personal")
+    assert same_bits({name: own[name] for name in pretrained["model"]}, dict(pretrained["model"]))
+    session.train(1, pretrained)
+    moved = of_slot(session.export_state().tensors, "private/personal")
+    session.validate(2, base)
+    assert same_bits(of_slot(session.export_state().tensors, "private/personal"), moved), "it begins once"
+
+
+@pytest.mark.parametrize("method", ["apfl", "ditto"])
+def test_a_private_network_that_would_begin_apart_is_refused(method: str) -> None:
+    with pytest.raises(BadData, match=f"algorithm `{method}` needs the same initial weights at every site"):
+        toy_study(method, init_private="site")
 
 
 # Ditto
@@ -458,7 +535,7 @@ def test_what_ditto_sends_is_fedavgs_whatever_lambda_is(lam: float, iterator: st
 def test_ditto_with_zero_lambda_trains_the_private_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     client = "tests.fl_algorithms.toys:alone_with_dittos_stream"
     monkeypatch.setitem(registry.METHODS, "silo", replace(registry.METHODS["silo"], client=client))  # type: ignore[arg-type]
-    alone = private_of(toy_study("silo"), 3)
+    alone = private_of(toy_study("silo", init_private="common"), 3)
     ditto = toy_study("ditto", algorithm_settings={"lam": 0.0})
     assert same_bits(of_slot(private_of(ditto, 3), "personal"), alone)
 
@@ -479,14 +556,17 @@ def test_a_step_of_ditto_matches_the_slow_reference() -> None:
     study = toy_study(
         "ditto", LOGISTIC, algorithm_settings={"lam": lam}, learning_rate=rate, local_steps=2, batch_size=64, **PLAIN
     )
-    data, start = toy_data("ash"), start_of(study)["model"]
-    begun = of_slot(private_of(study, 0), "personal")
+    data, begun = toy_data("ash"), start_of(study)["model"]
+    start = {name: tensor + 0.3 for name, tensor in begun.items()}  # the second round's download
     theta, v = (flat([tensors["head.weight"], tensors["head.bias"]]) for tensors in (start, begun))
     assert theta != v
     for _ in range(2):
         gradient = reference.logistic_gradient(v[:-1], v[-1], data.train.x.double().tolist(), data.train.y.tolist())
         v = reference.ditto_step(v, theta, gradient, rate, lam)  # theta stays the downloaded one
-    found = of_slot(private_of(study, 1), "personal")
+    session = session_of(study)
+    session.validate(1, {"model": begun})
+    session.train(2, {"model": start})
+    found = of_slot(session.export_state().tensors, "private/personal")
     assert flat([found["head.weight"], found["head.bias"]]) == pytest.approx(v, rel=1e-5, abs=1e-7)
 
 
@@ -652,7 +732,7 @@ def test_logistic_regression_has_no_body_to_divide(algorithm: str) -> None:
 
 def test_fedbabu_whose_heads_would_start_apart_is_refused() -> None:
     with pytest.raises(BadData) as refusal:
-        resolve(StudyFile.model_validate(study_tables("fedbabu")))
+        resolve(StudyFile.model_validate(study_tables("fedbabu", init_private="site")))
     assert refusal.value.message == (
         "study.toml: algorithm `fedbabu` needs the same initial weights at every site, [training] says "
         '`init_private = "site"`'

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.engine.session import Restored, SiteSession
+from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab import federation
 from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol import LocalGlobal, Matrix, every_row, held_out, mean, measure
@@ -238,12 +239,11 @@ def test_a_site_left_out_contributes_no_step_and_no_message(monkeypatch: pytest.
     outcome = federate(study, data)
     trained: list[tuple[str, ...]] = []
 
-    class Watched(SiteSession):
-        def __init__(self, study: ResolvedStudy, site: str, *rest: Any, **options: Any) -> None:
-            trained.append((site, *study.study.sites))
-            super().__init__(study, site, *rest, **options)
+    def watched(study: ResolvedStudy, site: str, *rest: Any, **options: Any) -> Session:
+        trained.append((site, *study.study.sites))
+        return session_at(study, site, *rest, **options)
 
-    monkeypatch.setattr(federation, "SiteSession", Watched)
+    monkeypatch.setattr(federation, "session_at", watched)
     found = measure(study, task_of(study), data, outcome, Protocol(leave_one_out=True))["leave_one_out"]
     for unseen in THREE:
         others = [site for site in THREE if site != unseen]

@@ -57,6 +57,20 @@ def test_the_digest_of_a_file_is_what_sha256sum_prints(tmp_path: Path) -> None:
     assert public_data_digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_classes_that_a_method_needs_and_the_set_lacks_are_said_with_the_way_out(tmp_path: Path) -> None:
+    """FedMD begins with them; a set without classes is for a study that leaves that out."""
+    path = write(tmp_path / "public_data.csv", ["u,v,w", *(row.rpartition(",")[0] for row in ROWS)])
+    study = study_with(path, transfer={"epochs": 1})
+    with pytest.raises(BadData) as refusal:
+        read_public_data(study, task_of(study), path)
+    assert "ill" in refusal.value.message
+    assert refusal.value.hint.endswith(
+        "algorithm `fedmd` as it is set also needs the classes of these rows: `fl-lab methods fedmd`"
+    )
+    without = study_with(path)
+    assert read_public_data(without, task_of(without), path).y is None
+
+
 def test_the_digest_of_a_folder_depends_on_every_name_and_byte(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()

@@ -26,13 +26,16 @@ from fl_algorithms.methods.fedfomo.server import choose_peers
 from fl_algorithms.methods.fedsm import client as fedsm_client
 from fl_algorithms.methods.scaffold import client as scaffold_client
 from fl_algorithms.methods.settings import FineTuning
+from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
+from tests.fl_algorithms.image_toys import image_study
 from tests.fl_algorithms.toys import FENDA, bundles, session_of, start_of, toy_data, toy_study
 from wardround.errors import BadData
+from wardround.records.study import StudyFile
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import TensorSpec
 
@@ -272,7 +275,8 @@ def server_of(method: str, specs: Specs, **server: float) -> ServerAggregator:
 
 def steps(aggregator: ServerAggregator, x: float, target: float, rounds: int) -> float:
     """One weight, of which every round every site sends what is missing to ``target``."""
-    kept = {spec.key: np.zeros(1, np.float32) for spec in aggregator.kept_specs} | {"w": np.array([x], np.float32)}
+    kept = {kept.spec.key: np.full(1, kept.value, np.float32) for kept in aggregator.keeps}
+    kept |= {"w": np.array([x], np.float32)}
     for _ in range(rounds):
         delta = np.array([target], np.float32) - kept["w"]
         kept = aggregated(aggregator, kept, {"ash": (3, {"w": delta}), "birch": (8, {"w": delta})})
@@ -290,12 +294,14 @@ def test_fedadam_gives_the_golden_value_of_thirty_rounds() -> None:
     assert steps(aggregator, 2.0, 0.1, 30) == pytest.approx(derived, abs=1e-5)
 
 
+@pytest.mark.parametrize("v_0", [None, 0.0, 0.7])
 @pytest.mark.parametrize("rounds", [1, 2, 7])
 @pytest.mark.parametrize("method", OPTIMIZERS)
-def test_the_server_optimizers_match_the_slow_reference(method: str, rounds: int) -> None:
-    aggregator = server_of(method, WEIGHT, learning_rate=0.3, beta1=0.8, beta2=0.7, tau=1e-3)
+def test_the_server_optimizers_match_the_slow_reference(method: str, rounds: int, v_0: float | None) -> None:
+    begun = {} if v_0 is None else {"v_0": v_0}
+    aggregator = server_of(method, WEIGHT, learning_rate=0.3, beta1=0.8, beta2=0.7, tau=0.3, **begun)
     optimizer = study_of(method).file.algorithm.settings["server"]["optimizer"]
-    slow = reference.server_steps(optimizer, 2.0, lambda x: 0.1 - x, rounds, eta=0.3, b1=0.8, b2=0.7, tau=1e-3)
+    slow = reference.server_steps(optimizer, 2.0, lambda x: 0.1 - x, rounds, eta=0.3, b1=0.8, b2=0.7, tau=0.3, v_0=v_0)
     assert steps(aggregator, 2.0, 0.1, rounds) == pytest.approx(slow, rel=1e-5)
 
 
@@ -354,7 +360,7 @@ def test_moments_are_kept_at_the_coordinator_alone() -> None:
     aggregator = aggregator_of(study_of("fedadam"))
     assert aggregator.download == aggregator.upload
     assert not aggregator.passes
-    assert {kept.value for kept in aggregator.keeps if kept.source == ""} == {0.0}
+    assert {kept.value for kept in aggregator.keeps if kept.source == ""} == {0.0, 1e-18}  # m, and v at tau^2
 
 
 def test_the_second_moment_of_yogi_is_never_negative() -> None:
@@ -507,25 +513,71 @@ def flat(model: Mapping[str, Tensor]) -> list[float]:
     return [value for name in sorted(model) for value in model[name].double().flatten().tolist()]
 
 
+def before(session: SiteSession) -> dict[str, Tensor]:
+    """The model with which a site's last training began."""
+    kept = session._context.kept
+    return {key.removeprefix("before."): tensor for key, tensor in kept.items() if key.startswith("before.")}
+
+
 def test_the_mixed_model_matches_the_slow_reference_and_is_what_is_judged() -> None:
-    federation, moved = Federation.of(study_of("fedfomo", rounds=4)), set()
+    federation, kept = Federation.of(study_of("fedfomo", rounds=4, learning_rate=0.3)), set()
     for _ in range(4):
         federation.round()
         for site, session in federation.sessions.items():
-            base = federation.base(site)
+            base, began = federation.base(site), before(session)
             models = [base["model"], base["peer_0"], base["peer_1"]]
-            own_loss, *losses = (loss_at(federation, site, model) for model in models)
-            own, *peers = (flat(model) for model in models)
-            raw, wanted = reference.fomo_mix(own, peers, own_loss, losses, guard=1e-5)
-
+            losses = [loss_at(federation, site, model) for model in models]
+            raw, wanted = reference.fomo_mix(
+                flat(began), [flat(model) for model in models], loss_at(federation, site, began), losses, guard=1e-5
+            )
             session = session_of(federation.study, site, federation.data[site], state=session.export_state())
             judged = session.validate(len(federation.results) + 1, base)
             latest = next(c for c in judged.checkpoints if c.kind == "latest")
             assert list(session._context.scratch["weights"].values()) == pytest.approx(raw, rel=1e-4, abs=1e-6)
             np.testing.assert_allclose(flat(latest.tensors), wanted, rtol=1e-4, atol=1e-6)
             assert judged.metrics["val_loss"] == latest.val_loss == loss_at(federation, site, latest.tensors)
-            moved.add(flat(latest.tensors) != own)
-    assert moved == {True, False}, "the made-up patients should show both a site that moves and one that stays"
+            kept.add(raw[0] > 0)
+    assert kept == {True, False}, "the made-up patients should show training that helps and training that does not"
+
+
+def lowered(federation: Federation, site: str, model: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
+    """``model`` after a few small steps down its loss on the site's validation rows."""
+    task, rows = task_of(federation.study), federation.data[site].validation
+    restored = Restored(federation.study, task, model)
+    network = restored.networks["model"]
+    for _ in range(steps):
+        network.zero_grad()
+        task.loss(network(rows.x), rows.y).backward()  # type: ignore[no-untyped-call]
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter.data -= 1e-4 * parameter.grad
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+def test_a_peer_that_is_barely_better_does_not_replace_what_the_site_has_learned() -> None:
+    """The site's own training is one of the candidates, held like the others against the model before it."""
+    federation = Federation.of(study_of("fedfomo", sites=2, local_steps=20))
+    federation.round()
+    base = dict(federation.base("ash"))
+    began, own = before(federation.sessions["ash"]), base["model"]
+    base["peer_0"] = lowered(federation, "ash", own, steps=1)
+    losses = [loss_at(federation, "ash", model) for model in (base["peer_0"], own, began)]
+    assert losses == sorted(losses)
+    assert losses[1] - losses[0] < 1e-3 * (losses[2] - losses[1])
+    federation.sessions["ash"].validate(2, base)
+    mixed = fedfomo_client.normalized(federation.sessions["ash"]._context.scratch["weights"])
+    assert mixed == pytest.approx({0: 0.5, 1: 0.5}, abs=0.01)
+
+
+def test_exploration_draws_from_the_studys_seed() -> None:
+    settings = {"peers": 2, "explore": 1.0, "explore_decay": 0.0}
+    picks = []
+    for seed in (5, 6, 5):
+        aggregator = aggregator_of(study_of("fedfomo", sites=8, settings=settings, seed=seed))
+        kept = InMemory(random_arrays(aggregator.kept_specs, 1))
+        rounds = [aggregator.sources(kept, "site-000", number) for number in range(1, 9)]
+        picks.append([[s for s in sources if s.startswith("numbers/")] for sources in rounds])
+    assert picks[0] == picks[2] != picks[1]
 
 
 @given(weights=st.dictionaries(st.integers(0, 9), st.floats(-1e3, 1e3)))
@@ -536,8 +588,8 @@ def test_mixing_weights_are_positive_and_sum_to_one_or_there_are_none(weights: d
     assert not mixed or sum(mixed.values()) == pytest.approx(1)
 
 
-def test_where_no_peer_is_better_the_model_stays_as_it_was_to_the_bit() -> None:
-    federation = Federation.of(study_of("fedfomo"))
+def test_where_no_peer_is_better_what_the_site_has_learned_stays_to_the_bit() -> None:
+    federation = Federation.of(study_of("fedfomo", local_steps=20))
     federation.round()
     base = federation.base("ash")
     broken = {name: 1e6 * torch.ones_like(tensor) for name, tensor in base["model"].items()}
@@ -609,12 +661,20 @@ def test_exploring_ends_when_its_chance_has_fallen_to_nothing() -> None:
     assert all(pick == best for pick in picks[10:])
 
 
-def test_one_site_of_fedfomo_trains_alone() -> None:
-    alone, plain = Federation.of(study_of("fedfomo", sites=1)), Federation.of(study_of("fedavg", sites=1))
-    for _ in range(3):
+def test_one_site_of_fedfomo_trains_alone_and_goes_back_where_that_made_it_worse() -> None:
+    alone = Federation.of(study_of("fedfomo", sites=1, learning_rate=0.3, rounds=6))
+    went = set()
+    for _ in range(6):
         alone.round()
-        plain.round()
-    assert all(torch.equal(alone.kept[f"site_0/{key}"], tensor) for key, tensor in plain.kept.items())
+        session, own = alone.sessions["ash"], alone.base("ash")["model"]
+        began = before(session)
+        better = loss_at(alone, "ash", own) < loss_at(alone, "ash", began)
+        again = session_of(alone.study, "ash", alone.data["ash"], state=session.export_state())
+        again.validate(len(alone.results) + 1, alone.base("ash"))
+        mixed = again._context.networks["model"].state_dict()
+        assert all(torch.equal(mixed[name], (own if better else began)[name]) for name in began)
+        went.add(better)
+    assert went == {True, False}
 
 
 @pytest.mark.parametrize("number", [0, 3, -1, 2], ids=["itself", "beyond", "negative", "twice"])
@@ -850,6 +910,33 @@ def test_the_closing_round_tunes_a_copy_of_what_was_judged(method: str) -> None:
     assert all(torch.equal(tuned.tensors[name], tensor) for name, tensor in latest.tensors.items())
     more = federation.sessions["ash"].tuned(latest.tensors, FineTuning(steps=3))
     assert not all(torch.equal(more[name], tensor) for name, tensor in latest.tensors.items())
+
+
+def selector_of(study: ResolvedStudy) -> nn.Module:
+    networks = session_of(study, data=image_data()) if study.task.name == "images" else session_of(study)
+    return networks._context.networks["selector"]
+
+
+def image_data() -> SiteData:
+    generator = torch.Generator().manual_seed(0)
+    split = Split(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 2)
+    return SiteData(split, split, None, digest="0" * 64)
+
+
+def test_the_selector_is_convolutional_for_images_and_an_mlp_for_tables() -> None:
+    """A place in an image means little to whose it is; as an MLP of its pixels the selector learned just that."""
+    images = selector_of(image_study(algorithm="fedsm"))
+    assert [type(layer) for layer in images.modules() if isinstance(layer, nn.Conv2d)] == 3 * [nn.Conv2d]
+    assert images(torch.randn(2, 1, 5, 9)).shape == images(torch.randn(2, 1, 1, 1)).shape == (2, 2)
+    tables = image_study(algorithm="fedsm").file.model_dump()
+    told = resolve(StudyFile.model_validate({**tables, "algorithm": {"name": "fedsm", "selector": "mlp"}}))
+    for of_rows in (selector_of(told), selector_of(study_of("fedsm"))):
+        assert not any(isinstance(layer, nn.Conv2d) for layer in of_rows.modules())
+    volumes = fedsm_client.ConvolutionalSelector((1, 4, 4, 4), 3, (2,))
+    assert volumes(torch.randn(2, 1, 4, 4, 4)).shape == (2, 3)
+    with pytest.raises(BadData, match="which is for images") as refusal:
+        session_of(study_of("fedsm", settings={"selector": "convolutional"}))
+    assert refusal.value.hint == 'leave it out, or `selector = "mlp"`'
 
 
 def test_the_selectors_gradient_does_not_depend_on_the_pieces() -> None:

@@ -33,7 +33,10 @@ TABLE: dict[str, Any] = {"name": "tabular", "label": "ill", "classes": ["no", "y
 }  # fmt: skip
 TASK_OF = {"lcfed": MASKS}  # of a method that is not for tables
 TWO = {"steps": 2}
+NONE = {"steps": 0}
 SETTINGS_OF: dict[str, dict[str, Any]] = {  # of methods whose own amounts are long
+    "fedmd": {"transfer": NONE, "initial": NONE},
+    "ktpfl": {"initial": NONE},
     "lcfed": {"train_head": TWO, "train_body": TWO, "train_calibration": TWO},
     "mhpflgb": {"train_local": TWO, "train_global": TWO},
 }

@@ -178,7 +178,14 @@ def test_predictions_are_written_by_an_isolated_child(hospital: Hospital, tmp_pa
 def test_checkpoint_of_another_name_is_refused(hospital: Hospital, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="there is no checkpoint `best`") as refused:
         give(hospital, "predict", NAME, "--checkpoint", "best", "--table", hospital.test, "--out", tmp_path / "o")
-    assert refused.value.hint == "there are: best_local, fine_tuned, latest, best_global"
+    assert refused.value.hint == "there are: selected, best_local, fine_tuned, latest, best_global, alone"
+
+
+def test_without_a_kind_the_selected_checkpoint_is_asked_for(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    with pytest.raises(UsageProblem, match="study `small` has no checkpoint `selected`") as refused:
+        give(hospital, "predict", NAME, "--table", hospital.test, "--out", tmp_path / "o")
+    assert "it has: best_local, latest; `--checkpoint` says which. A site selects one when a" in refused.value.hint
 
 
 def test_folder_that_is_no_state_directory_is_refused(hospital: Hospital, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import safetensors.torch
 import torch
 
 from fl_algorithms.engine.partition import Partition, initial_model, task_of
+from fl_algorithms.engine.session import SiteSession
 from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, Update, server_aggregator
 from fl_algorithms.study import ResolvedStudy
 from site_agent.handoff import staged
 from site_agent.trainer.data.sources import digest_now, name_mapping, sources
-from site_agent.trainer.rounds import installing, sessions, training
+from site_agent.trainer.rounds import installing, training
 from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
@@ -197,7 +198,7 @@ def test_round_asked_again_before_it_is_decided_is_not_trained_again(
 ) -> None:
     first = hospital.train(1)
     again = hospital.restarted()
-    monkeypatch.setattr(sessions.SiteSession, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(SiteSession, "train", lambda *_: pytest.fail("trained again"))
     assert again.train(1) == first
 
 
@@ -333,7 +334,7 @@ def test_study_resolved_by_another_version_is_refused(hospital: Hospital) -> Non
 
 def test_full_disk_is_found_before_the_training(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "RESERVED_BYTES", 1 << 60)
-    monkeypatch.setattr(sessions.SiteSession, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(SiteSession, "train", lambda *_: pytest.fail("trained"))
     with pytest.raises(CannotWrite, match=r"staging has \d+ MiB free, a round needs \d+ MiB") as refused:
         hospital.train(1)
     assert refused.value.code == "DECLINED_RESOURCES"
@@ -405,6 +406,31 @@ def test_best_global_model_is_kept_where_the_method_has_one(tmp_path: Path) -> N
     assert set(rows) == {"best_local", "latest", "best_global"}
     assert rows["best_global"].round == 2
     assert {kind: row.digest for kind, row in again.items()} == {kind: row.digest for kind, row in rows.items()}
+
+
+def test_a_site_trains_alone_beside_and_selects_in_the_end_what_it_uses(tmp_path: Path) -> None:
+    """Killed after each round; the selected model is what ``predict`` is asked for unless a person says otherwise."""
+    hospital = Hospital.make(tmp_path, "fedavg")
+    hospital.study = hospital.study.changed(checkpoints={"alone": True, "selection": "hedged"})
+    (tmp_path / "plain").mkdir()
+    plain = Hospital.make(tmp_path / "plain", "fedavg")
+    assert run(hospital, 1, 4, restarts=True) == run(plain, 1, 4), "what leaves is what it was"
+    hospital.answer(hospital.round(5, "validate"))
+    hospital.commit(5)
+    hospital.stage_base("best.safetensors", 1 / 3)
+    fields = {key: hospital.round(5)[key] for key in ("study", "revision", "study_digest", "site", "data")}
+    hospital.restarted().ask("finish", **fields, best={"round": 2, "file": "best.safetensors"})
+    rows = listed(hospital)
+    assert set(rows) == {"selected", "best_local", "latest", "best_global", "alone"}
+    assert rows["selected"].why.split(":")[0] in ("best_global", "best_local", "latest", "alone") or (
+        " and alone:" in rows["selected"].why
+    )
+    out = tmp_path / "out.csv"
+    hospital.ask("predict", study=NAME, checkpoint="selected", table=str(hospital.test), out=str(out))
+    with hospital.test.open() as truth, out.open() as found:
+        pairs = list(zip(csv.DictReader(truth), csv.DictReader(found), strict=True))
+    right = sum((row["ill"] == "yes") == (float(said["probability_yes"]) > 0.5) for row, said in pairs)
+    assert right / len(pairs) == rows["selected"].score
 
 
 def test_a_loss_that_is_not_finite_declines_the_round_by_a_code_and_leaves_no_update(hospital: Hospital) -> None:
@@ -485,7 +511,7 @@ def test_what_a_library_says_stays_in_the_hospitals_log(
     def fail(*_: object) -> None:
         raise RuntimeError("value 71.3 of Ines")
 
-    monkeypatch.setattr(sessions.SiteSession, "train", fail)
+    monkeypatch.setattr(SiteSession, "train", fail)
     with pytest.raises(WardroundError) as failed:
         hospital.train(1)
     assert (failed.value.message, failed.value.code) == ("the trainer failed at `train`", "DECLINED_TRAINING_FAILED")
@@ -496,7 +522,7 @@ def test_running_out_of_memory_is_declined_for_resources(hospital: Hospital, mon
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(sessions.SiteSession, "train", fail)
+    monkeypatch.setattr(SiteSession, "train", fail)
     with pytest.raises(TryAgain, match="there is not enough memory for this") as failed:
         hospital.train(1)
     assert failed.value.code == "DECLINED_RESOURCES"

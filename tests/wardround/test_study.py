@@ -286,7 +286,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     """Golden: a release that changes it makes every hospital's consent void. The bytes are spelt out here."""
     spelt = (
         '{"initial_model":"' + "ab" * 32 + '","study":{"algorithm":{"mu":"0.001","name":"fedprox"},'
-        '"checkpoints":{"loss_reduction":"sample_mean","validation_fraction":"0.2"},'
+        '"checkpoints":{"alone":false,"loss_reduction":"sample_mean","selection":"none","validation_fraction":"0.2"},'
         '"limits":{"count_growth":"2.0","max_examples":10000000,"max_weight":"0.5","norm_multiple":null},'
         '"model":{"hidden":[4,2],"name":"mlp"},'
         '"reported":{"counts":"exact","digits":4,"metrics":["val_loss"],"ranges":{}},'
@@ -294,17 +294,17 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
         '"sites":["charite","st-olav"],"start_deadline_s":604800,"threads":1,"title":""},'
         '"task":{"label":"disease","name":"tabular"},'
         '"training":{"batch_size":32,"betas":["0.9","0.999"],"clip_norm":null,"drop_last":false,'
-        '"early_stopping":null,"init_private":"site","iterator":"round","learning_rate":"0.001","local_epochs":1,'
-        '"local_steps":null,"momentum":"0.0","optimizer":"adamw","optimizer_lifetime":"run","sampling":"shuffled",'
-        '"schedule":{"every":10,"factor":"0.1","floor":"0.0","kind":"constant","warmup_rounds":"0.0"},'
-        '"weight_decay":"0.01"}}}'
+        '"early_stopping":null,"init_private":null,"iterator":"round","learning_rate":"0.001","local_epochs":1,'
+        '"local_steps":null,"momentum":"0.0","optimizer":"adamw","optimizer_lifetime":"run",'
+        '"sampling":"shuffled","schedule":{"every":10,"factor":"0.1","floor":"0.0","kind":"constant",'
+        '"warmup_rounds":"0.0"},"weight_decay":"0.01"}}}'
     )
     file = study(SMALL, written)
     assert canonical.dumps({"initial_model": "ab" * 32, "study": file.document()}).decode() == spelt
     assert (
         file.digest("ab" * 32)
         == hashlib.sha256(spelt.encode()).hexdigest()
-        == "ff0b781b5316b5e061da1a799e41a29dd908f380da92a4aa8da782a11eb40786"
+        == "6f835e4bbaa2cd9b91debc1034d2c009ab8200500c95107fc4eb574ee6e0beab"
     )
 
 

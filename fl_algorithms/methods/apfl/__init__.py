@@ -31,5 +31,9 @@ ROWS = (
         private="records, the personal network, the weight of the mixture, optimizer state",
         client="fl_algorithms.methods.apfl.client:apfl",
         settings=ApflSettings,
+        same_start=True,
+        differs="the mixture: of outputs, as in the authors' code (`mixing = \"weights\"` is the paper's); alpha, "
+        "which moves once a round and shrinks by .02 alpha, as there; the start of a site that comes "
+        "late: the model of that round",
     ),
 )

@@ -21,7 +21,15 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_algorithms.engine.algorithm import Algorithm, Context, Share, loss_of, loss_of_slot, study_network
+from fl_algorithms.engine.algorithm import (
+    Algorithm,
+    Context,
+    Share,
+    beginning_as_shared,
+    loss_of,
+    loss_of_slot,
+    study_network,
+)
 from fl_algorithms.engine.training import Batch, Networks, clip_gradients, trainable_parameters
 from fl_algorithms.methods.apfl import ApflSettings
 from fl_algorithms.registry import load
@@ -42,7 +50,9 @@ class Mixture(nn.Module):
 
 
 def apfl(settings: ApflSettings) -> Algorithm:
-    """w trains as FedAvg's network, except that its dropout and its batch norms' statistics meet each batch twice."""
+    """v begins as the first model that the site receives. w trains as FedAvg's network, except that its dropout and its
+    batch norms' statistics meet each batch twice.
+    """
     by_weights = settings.mixing == "weights"
     infer = mixed_weights if by_weights else mixed_outputs
 
@@ -53,7 +63,9 @@ def apfl(settings: ApflSettings) -> Algorithm:
         w, v = (list(context.networks[slot].parameters()) for slot in (MODEL, PERSONAL))
         for parameter in w:
             parameter.grad = None
-        loss_of(context, infer(context.networks, batch.x), batch).backward()  # type: ignore[no-untyped-call]
+        with context.device.arithmetic():
+            loss = loss_of(context, infer(context.networks, batch.x), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         if settings.alpha_learning_rate and "alpha_moved" not in context.scratch:
             alpha = context.networks[MIXTURE].get_parameter("alpha")
             g = alpha_gradient(alpha, v, w, by_weights=by_weights)
@@ -66,6 +78,7 @@ def apfl(settings: ApflSettings) -> Algorithm:
     return Algorithm(
         slots={MODEL: study_network, PERSONAL: study_network, MIXTURE: mixture},
         shares=(Share(),),
+        receive=beginning_as_shared(PERSONAL),
         loss=loss_of_slot(MODEL),
         after_step=after_step,
         after_step_together=lambda stack: load("fl_algorithms.methods.apfl.together:after_step")(settings)(stack),

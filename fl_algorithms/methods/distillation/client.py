@@ -15,6 +15,7 @@ from fl_algorithms.engine.algorithm import Context, Uplink, compute_logits
 from fl_algorithms.engine.training import Batch, Networks, Phase
 from fl_algorithms.methods.distillation import DistillationSettings
 from fl_algorithms.methods.fedmd.server import PREDICTIONS
+from fl_algorithms.methods.settings import Amount
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Classifies, Inputs, Split
@@ -22,6 +23,7 @@ from fl_algorithms.tasks.selection import chosen
 from wardround.tensors.manifests import TensorSpec
 
 LOGITS, PROBABILITIES = "logits", "probabilities"
+BEGUN = "begun"  # note: this site has taken part in a round
 
 
 def rows_of_round(study: SiteStudy, round_number: int) -> Tensor:
@@ -93,6 +95,18 @@ def distil(context: Context, loss: Callable[[Context, Batch], Tensor]) -> tuple[
             batch_size=settings.distil_batch_size,
         ),
     )
+
+
+def initial(context: Context, amount: Amount) -> tuple[Phase, ...]:
+    """h3: the site's own rows, in the first round that the site takes part in; with the optimizer of all its rounds."""
+    if not amount.is_any or context.notes.get(BEGUN):
+        return ()
+    return (Phase("initial", steps=amount.steps, epochs=amount.epochs),)
+
+
+def remember(context: Context) -> None:
+    """h7: that what comes before the first exchange is done."""
+    context.notes[BEGUN] = True
 
 
 def divergence(bundle: str, temperature: float) -> Callable[[Context, Batch], Tensor]:

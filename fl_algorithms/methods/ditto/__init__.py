@@ -19,5 +19,8 @@ ROWS = (
         private="records, the personal network, optimizer state",
         client="fl_algorithms.methods.ditto.client:ditto",
         settings=DittoSettings,
+        same_start=True,
+        differs="the order of the steps: the private ones first, where the authors' code takes them by turns; "
+        "the start of a site that comes late: the model of that round",
     ),
 )

@@ -6,7 +6,15 @@ https://arxiv.org/abs/2012.04221
 
 from torch import Tensor
 
-from fl_algorithms.engine.algorithm import Algorithm, Context, Share, loss_of_slot, one_slot, study_network
+from fl_algorithms.engine.algorithm import (
+    Algorithm,
+    Context,
+    Share,
+    beginning_as_shared,
+    loss_of_slot,
+    one_slot,
+    study_network,
+)
 from fl_algorithms.engine.training import Batch, Phase
 from fl_algorithms.methods.ditto import DittoSettings
 from fl_algorithms.methods.fedprox.client import proximal_term
@@ -18,7 +26,8 @@ PERSONAL = "personal"
 def ditto(settings: DittoSettings) -> Algorithm:
     """v <- v - eta (grad L(v) + lambda (v - theta)), theta as downloaded; then FedAvg's own steps from theta.
 
-    The global steps draw FedAvg's streams: whatever lambda is, what leaves is FedAvg's, bit for bit.
+    v begins as the first model that the site receives. The global steps draw FedAvg's streams: whatever lambda is, what
+    leaves is FedAvg's, bit for bit.
     """
     own_loss = loss_of_slot(PERSONAL)
 
@@ -34,4 +43,10 @@ def ditto(settings: DittoSettings) -> Algorithm:
         )
 
     slots = {MODEL: study_network, PERSONAL: study_network}
-    return Algorithm(slots=slots, shares=(Share(),), phases=phases, infer=one_slot(PERSONAL))
+    return Algorithm(
+        slots=slots,
+        shares=(Share(),),
+        receive=beginning_as_shared(PERSONAL),
+        phases=phases,
+        infer=one_slot(PERSONAL),
+    )

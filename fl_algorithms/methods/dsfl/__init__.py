@@ -27,5 +27,6 @@ ROWS = (
         settings=DsFlSettings,
         server="fl_algorithms.methods.dsfl.server:dsfl",
         public_data=SITES,
+        differs="the coordinator: trains no network of its own, and a site's own is judged",
     ),
 )

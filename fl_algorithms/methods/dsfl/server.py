@@ -12,9 +12,10 @@ import numpy as np
 from fl_algorithms.methods.dsfl import DsFlSettings
 from fl_algorithms.methods.fedmd.server import agreed
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 
 
-def dsfl(settings: DsFlSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def dsfl(settings: DsFlSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is what the last round made of the probabilities, (rows, classes)."""
     consensus = agreed(upload)
 

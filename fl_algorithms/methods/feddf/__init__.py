@@ -65,6 +65,7 @@ ROWS = (
         one_global_model=True,
         heterogeneous=True,
         public_data=COORDINATOR,
+        differs="the end of the distillation: after a fixed number of steps, unless `early_stopping` says otherwise",
     ),
     MethodRow(
         name="pfeddf",
@@ -79,5 +80,6 @@ ROWS = (
         public_data=COORDINATOR,
         exposure="coordinator",
         personalized="the site's own network, after it has learned from the others'",
+        differs="all: no paper defines it",
     ),
 )

@@ -29,5 +29,6 @@ ROWS = (
         validation=True,
         exposure="sites",
         personalized="the site's own network",
+        differs="what the coordinator is told: the worth of peers alone, without the site's own",
     ),
 )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fl_algorithms.methods.fedfomo import FedFomoSettings
 from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 AFFINITY, WEIGHTS = "affinity", "weights"  # a site sends affinity/weights (N,); a sum of these for each site is kept
@@ -27,8 +28,9 @@ def peer(place: int) -> str:
     return f"peer_{place}"
 
 
-def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def fedfomo(settings: FedFomoSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """Every site's model, number and affinities are kept; they begin alike."""
+    sites = study.study.sites
     model = [spec for spec in upload if spec.bundle == MODEL]
     peers = min(settings.peers, len(sites) - 1)
     rows: list[tuple[Kept, str, str]] = []  # what is kept, the site that moves it, by which tensor of its update
@@ -45,7 +47,7 @@ def fedfomo(settings: FedFomoSettings, sites: tuple[str, ...], upload: Specs) ->
         own = sites.index(site)
         affinities = kept.block(f"{AFFINITY}/{own}", 0, len(sites))
         chance = settings.explore - settings.explore_decay * (round_number - 1)
-        rng = np.random.default_rng(stream_seed(0, site, round_number, "peers"))
+        rng = np.random.default_rng(stream_seed(study.study.seed, site, round_number, "peers"))
         sources = [f"site_{own}/{spec.name}" for spec in model]
         for position in choose_peers(affinities, own, peers, chance, rng):
             sources += [f"numbers/{position}", *(f"site_{position}/{spec.name}" for spec in model)]

@@ -9,11 +9,12 @@ from fl_algorithms.rows import SITES, MethodRow
 
 
 class FedMdSettings(DistillationSettings):
-    transfer: Amount | None = None  # train on the public data set's own classes before anything else
+    transfer: Amount = Amount(epochs=20)  # on the public data set's own classes, before anything else
+    initial: Amount = Amount(epochs=25)  # on the site's own rows after that, before the first exchange
 
     @property
     def labeled(self) -> bool:
-        return self.transfer is not None
+        return self.transfer.is_any
 
 
 ROWS = (
@@ -27,5 +28,7 @@ ROWS = (
         settings=FedMdSettings,
         server="fl_algorithms.methods.fedmd.server:fedmd",
         public_data=SITES,
+        differs="the end of the first training: after a number of passes, where the authors' code stops early "
+        "on rows for testing",
     ),
 )

@@ -1,7 +1,8 @@
 """FedMD: sites agree on the mean of their scores (logits) of public rows, fit them, then train on their own patients.
 
-Networks may differ from site to site; nothing of them leaves. With ``transfer`` a site first learns the public data
-set's own classes. The fit ("digest") minimises the mean absolute difference of the logits, as the released code does.
+Networks may differ from site to site; nothing of them leaves. Before its first exchange a site learns the public data
+set's own classes (``transfer``), and then its patients' (``initial``). The fit ("digest") minimises the mean absolute
+difference of the logits, as the released code does.
 
 Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019, Algorithm 1.
 https://arxiv.org/abs/1910.03581
@@ -12,19 +13,17 @@ from torch import Tensor
 
 from fl_algorithms.engine.algorithm import Algorithm, Context, nothing
 from fl_algorithms.engine.training import Batch, Phase
-from fl_algorithms.methods.distillation.client import LOGITS, distil, scores, send_scores
+from fl_algorithms.methods.distillation.client import BEGUN, LOGITS, distil, initial, remember, scores, send_scores
 from fl_algorithms.methods.fedmd import FedMdSettings
 from fl_algorithms.methods.fedmd.server import CONSENSUS
 from wardround.errors import BadData
-
-TRANSFERRED = "transferred"
 
 
 def fedmd(settings: FedMdSettings) -> Algorithm:
     """A private network, and its scores."""
 
     def phases(context: Context) -> tuple[Phase, ...]:
-        return (*transfer(context, settings), *distil(context, distance), Phase())
+        return (*transfer(context, settings), *initial(context, settings.initial), *distil(context, distance), Phase())
 
     return Algorithm(
         shares=(), extras=scores, receive=nothing, phases=phases, after_round=remember, to_send=send_scores
@@ -40,7 +39,7 @@ def distance(context: Context, batch: Batch) -> Tensor:
 def transfer(context: Context, settings: FedMdSettings) -> tuple[Phase, ...]:
     """h3: the public data set with its own classes, in the first round that the site takes part in."""
     amount = settings.transfer
-    if amount is None or context.notes.get(TRANSFERRED):
+    if not amount.is_any or context.notes.get(BEGUN):
         return ()
     x, y = context.public_data.x, context.public_data.y
     if y is None:
@@ -56,8 +55,3 @@ def transfer(context: Context, settings: FedMdSettings) -> tuple[Phase, ...]:
             batch_size=settings.distil_batch_size,
         ),
     )
-
-
-def remember(context: Context) -> None:
-    """h7: that the transfer is done."""
-    context.notes[TRANSFERRED] = True

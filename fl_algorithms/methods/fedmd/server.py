@@ -8,13 +8,14 @@ https://arxiv.org/abs/1910.03581
 
 from fl_algorithms.methods.fedmd import FedMdSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 PREDICTIONS = "predictions"  # bundle: what a site sends, of the next round's rows
 CONSENSUS = "consensus"  # bundle: what all sites download, of this round's rows; zeros before the first
 
 
-def fedmd(settings: FedMdSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def fedmd(settings: FedMdSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is the last round's mean."""
     consensus = agreed(upload)
 

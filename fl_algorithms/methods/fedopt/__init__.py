@@ -44,6 +44,7 @@ ROWS = (
         client="fl_algorithms.methods.fedavg.client:fedavg",
         settings=FedAdamSettings,
         one_global_model=True,
+        differs="tau: 1e-9 by default, as in FENDA-FL's tables; the running statistics of norm layers: plain means",
     ),
     MethodRow(
         name="fedyogi",
@@ -54,6 +55,7 @@ ROWS = (
         client="fl_algorithms.methods.fedavg.client:fedavg",
         settings=FedYogiSettings,
         one_global_model=True,
+        differs="tau: 1e-9 by default, as in FENDA-FL's tables; the running statistics of norm layers: plain means",
     ),
     MethodRow(
         name="fedadagrad",
@@ -64,5 +66,6 @@ ROWS = (
         client="fl_algorithms.methods.fedavg.client:fedavg",
         settings=FedAdagradSettings,
         one_global_model=True,
+        differs="tau: 1e-9 by default, as in FENDA-FL's tables; the running statistics of norm layers: plain means",
     ),
 )

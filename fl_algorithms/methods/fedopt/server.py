@@ -6,9 +6,10 @@
     adagrad                v <- v + Delta^2
     momentum               m <- b1 m + Delta                 theta <- theta + eta m
 
-Moments begin at zero and are not corrected for it, so the first step of adam is eta (1 - b1) / sqrt(1 - b2) whatever
-the size of Delta. All in float64 from the kept float32. The running statistics of norm layers are means of the sites'
-and have no moments: a variance that a momentum carries on becomes negative.
+m begins at zero and v at v_0, tau^2 unless a study says otherwise; neither is corrected for it. The first step of adam
+is eta (1 - b1) / sqrt(1 - b2) whatever the size of Delta, where that is far above tau. All in float64 from the kept
+float32. The running statistics of norm layers are means of the sites' and have no moments: a variance that a momentum
+carries on becomes negative.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
 https://arxiv.org/abs/2003.00295. "momentum" is FedAvgM: Hsu, Qi, Brown, 2019. https://arxiv.org/abs/1909.06335
@@ -20,19 +21,21 @@ import numpy as np
 
 from fl_algorithms.methods.settings import ServerOptimizer, ServerSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import MODEL, TensorSpec
 
 STATISTICS = ("running_mean", "running_var")
 
 
-def fedopt(settings: ServerSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def fedopt(settings: ServerSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """The mean's aggregator with moments, which no site downloads."""
     server = settings.server
     if server is None:
         raise ValueError("these settings name no server optimizer")
     moved = tuple(spec for spec in upload if has_moments(spec))
     orders = (1,) if server.optimizer == "momentum" else (1, 2)
-    moments = tuple(Kept(moment(order, spec)) for order in orders for spec in moved)
+    start = {1: 0.0, 2: server.v_0 or 0.0}
+    moments = tuple(Kept(moment(order, spec), value=start[order]) for order in orders for spec in moved)
 
     def aggregate(round_: Round) -> None:
         def kept(spec: TensorSpec, start: int, count: int) -> F64:

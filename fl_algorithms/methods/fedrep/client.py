@@ -1,5 +1,8 @@
 """FedRep: in each round first the private head on the body as downloaded, then the shared body under that head.
 
+A head is of the body that it was trained on. So a site's best is judged right after its local steps, before the mean;
+and after the last round each site fits its head once more, to the last body, as the authors' code does.
+
 Collins, Hassani, Mokhtari, Shakkottai, Exploiting Shared Representations for Personalized Federated Learning,
 ICML 2021, Algorithm 1. https://arxiv.org/abs/2102.07078
 """

@@ -11,6 +11,7 @@ Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, Closing the Generaliz
 Medical Image Segmentation, CVPR 2022. https://arxiv.org/abs/2203.10144
 """
 
+import itertools
 from functools import partial
 from math import prod
 
@@ -36,8 +37,10 @@ from fl_algorithms.methods.fedsm.server import PERSONAL, PERSONALS
 from fl_algorithms.models.mlp import Mlp
 from fl_algorithms.study import SiteStudy
 from fl_algorithms.tasks.base import Task
+from wardround.errors import BadData
 from wardround.tensors.manifests import MODEL, TensorSpec
 
+CONVOLUTIONS: dict[int, type[nn.Conv2d] | type[nn.Conv3d]] = {3: nn.Conv2d, 4: nn.Conv3d}  # by dimensions of a shape
 SELECTOR, MOMENTS = "selector", ("selector_m", "selector_v")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's own
 
@@ -46,9 +49,12 @@ def fedsm(settings: FedSmSettings) -> Algorithm:
     """Slots: the global network "model", the own "personal", "selector", and "personals" as they come."""
 
     def selector(study: SiteStudy, task: Task) -> nn.Module:
-        inputs, sites = prod(task.input_shape), len(study.study.sites)
-        layers = Mlp(inputs, sites, settings.selector_hidden, dropout=0.0, norm="none")
-        return layers if len(task.input_shape) == 1 else nn.Sequential(nn.Flatten(), layers)
+        shape, sites = task.input_shape, len(study.study.sites)
+        kind = settings.selector or ("convolutional" if len(shape) > 1 else "mlp")
+        if kind == "convolutional":
+            return ConvolutionalSelector(shape, sites, settings.selector_widths)
+        layers = Mlp(prod(shape), sites, settings.selector_hidden, dropout=0.0, norm="none")
+        return layers if len(shape) == 1 else nn.Sequential(nn.Flatten(), layers)
 
     def personals(study: SiteStudy, task: Task) -> nn.Module:
         return nn.ModuleList(study_network(study, task) for _ in study.study.sites)
@@ -66,6 +72,35 @@ def fedsm(settings: FedSmSettings) -> Algorithm:
         to_send=lambda context: {**shared_deltas(context), **context.scratch["moment_deltas"]},
         infer=one_slot(PERSONAL) if settings.answer == "personal" else partial(super_model, gamma=settings.gamma),
     )
+
+
+class ConvolutionalSelector(nn.Module):
+    """Convolutions that halve the sides, the mean over what is left, and a layer: logits (n, sites).
+
+    Without norm layers and dropout, so that its gradient over all rows is the sum of its pieces'.
+    """
+
+    def __init__(self, shape: tuple[int, ...], sites: int, widths: tuple[int, ...]) -> None:
+        """Raises BadData: ``shape`` is not an image's."""
+        super().__init__()
+        if len(shape) not in CONVOLUTIONS:
+            raise BadData(
+                "`selector` in [algorithm] is `convolutional`, which is for images",
+                hint='leave it out, or `selector = "mlp"`',
+            )
+        convolution, channels = CONVOLUTIONS[len(shape)], (shape[0], *widths)
+        self.body = nn.Sequential(
+            *(
+                layer
+                for before, after in itertools.pairwise(channels)
+                for layer in (convolution(before, after, 3, stride=2, padding=1), nn.ReLU())
+            )
+        )
+        self.head = nn.Linear(channels[-1], sites)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x).flatten(2).mean(dim=2))
+        return logits
 
 
 def receive(context: Context) -> None:

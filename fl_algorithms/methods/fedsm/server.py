@@ -15,14 +15,16 @@ import numpy as np
 
 from fl_algorithms.methods.fedsm import FedSmSettings
 from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 PERSONAL = "personal"  # bundle: this site's own
 PERSONALS = "personals"  # bundle: personals/I.NAME is the personal NAME of the study's site number I
 
 
-def fedsm(settings: FedSmSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def fedsm(settings: FedSmSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What all sites have in common is kept once, what is personal once for each site."""
+    sites = study.study.sites
     common = tuple(spec for spec in upload if spec.bundle != PERSONAL)
     personal = tuple(spec for spec in upload if spec.bundle == PERSONAL)
     of_sites = [Kept(of_site(position, spec), spec.key) for position in range(len(sites)) for spec in personal]

@@ -19,5 +19,7 @@ ROWS = (
         settings=FedSoupSettings,
         one_global_model=True,
         validation=True,
+        differs="buffers: those of the local model, as in the released code; the rows that choose: for "
+        "validation, where that code has those for testing",
     ),
 )

@@ -3,9 +3,12 @@
 ``server`` has what the coordinator does.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from fl_algorithms.methods.distillation import DistillationSettings
+from fl_algorithms.methods.settings import Amount
 from fl_algorithms.rows import SITES, MethodRow
 
 
@@ -13,7 +16,9 @@ class KtPflSettings(DistillationSettings):
     distil_batch_size: int = Field(default=256, ge=2, le=65536)
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
-    compat: bool = False  # coefficients as in the released code: a step of fixed size, then softmax(5 c)
+    initial: Amount = Amount(epochs=25)  # on the site's own rows, before the first exchange
+    coefficients: Literal["released", "projected"] = "released"  # as the authors' code moves them, or on the simplex
+    sharpness: float = Field(default=5.0, gt=0)  # released: of the softmax that follows each step
 
 
 ROWS = (
@@ -29,5 +34,8 @@ ROWS = (
         public_data=SITES,
         exposure="coordinator",
         personalized="the mixture of all sites' predictions made for the site, and how much of each is in it",
+        differs="the coefficients' loss: a squared distance, as in the authors' code, where the paper has a "
+        "divergence; the private passes: as [training] says, where that code has 1 to 10, rising; the "
+        "divergence of the distillation: not divided by the classes",
     ),
 )

@@ -2,9 +2,17 @@
 
     t_i = sum_j c_ij p_j        c_i lowers        MSE(p_i, sum_j c_ij p_j) + rho MSE(c_i, 1/N)
 
-with p_j what site j sent. Each round moves c_i by one step and keeps it on the simplex: a gradient step of length 1/L,
-with L a bound of the curvature, then the nearest point. ``compat`` is the released code: a step whose mean size is
-brought near 0.01 by a power of 5, then softmax(5 c), which drives a row towards a single site.
+with p_j what site j sent, already softened, and MSE a mean over all numbers. Each round moves c_i by one step:
+
+    released     as the authors' code (https://github.com/cugzj/KT-pFL): the gradient times the smallest power of 5, of
+                 5**-5 to 5**5, that brings its mean size to 0.01 at least; then c_i <- softmax(sharpness c_i)
+    projected    the gradient times 1/L, with L a bound of the curvature; then the nearest point of the simplex
+
+Softened by a temperature of 10, predictions are much alike, and the pull of rho outweighs what they say: "projected"
+stays within some hundredths of 1/N. In the authors' code a step never gets smaller, so weak differences sway to and fro
+and strong ones part; and the softmax, in each round anew, multiplies a difference around 1/N by sharpness / N. With the
+authors' 5 and their 10 or 20 sites rows settle where steps and softmax balance; with fewer than 5 sites they run on, in
+tens of rounds, towards a single site.
 
 Of sites that did not answer there is nothing to mix: the others' coefficients are scaled up for them in t, and c moves
 among those that answered, whose share of each row stays.
@@ -31,15 +39,17 @@ from fl_algorithms.server.aggregator import (
     Update,
     write_tensor,
 )
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 COEFFICIENTS = "coefficients"  # coefficients/I (N,): row I of c
 MIXTURE, MIXTURES = "mixture", "mixtures"  # mixtures/I is what site I downloads, in bundle "mixture"
-COMPAT_STEP, COMPAT_SHARPNESS, COMPAT_POWERS = 0.01, 5.0, 20
+SMALLEST_STEP, POWERS = 0.01, 5
 
 
-def ktpfl(settings: KtPflSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def ktpfl(settings: KtPflSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """What is kept is c, and every site's mixture."""
+    sites = study.study.sites
     (sent,) = upload
     n = len(sites)
     rows = tuple(TensorSpec(str(i), "F32", (n,), COEFFICIENTS) for i in range(n))
@@ -57,9 +67,7 @@ def ktpfl(settings: KtPflSettings, sites: tuple[str, ...], upload: Specs) -> Ser
         for i, spec in enumerate(rows):
             c = round_.kept.block(spec.key, 0, n).astype(np.float64)
             if i in answered:
-                c[answered] = c[answered].sum() * moved(
-                    _shares(c[answered]), products, answered.index(i), settings.rho, compat=settings.compat
-                )
+                c[answered] = c[answered].sum() * moved(_shares(c[answered]), products, answered.index(i), settings)
             weights.append(_shares(c[answered]))
             write_tensor(spec, partial(_part, c), round_.sink)
         for spec, shares in zip(mixtures, weights, strict=True):
@@ -81,18 +89,21 @@ def mean_products(updates: Sequence[Update], spec: TensorSpec) -> F64:
     return (total + np.tril(total, -1).T) / size
 
 
-def moved(c: F64, products: F64, i: int, rho: float, *, compat: bool) -> F64:
+def moved(c: F64, products: F64, i: int, settings: KtPflSettings) -> F64:
     """Row ``i`` of c, (k,), after a step."""
-    k = len(c)
+    k, rho = len(c), settings.rho
     gradient = 2 * ((products * c).sum(axis=1) - products[:, i]) + 2 * rho / k * (c - 1 / k)
-    if compat:
-        size = float(np.abs(gradient).mean())
-        power = round(math.log(COMPAT_STEP / size, 5)) if size > 0 else 0
-        step = 5.0 ** max(-COMPAT_POWERS, min(power, COMPAT_POWERS))
-        raised = np.exp(COMPAT_SHARPNESS * ((c - step * gradient) - (c - step * gradient).max()))
-        return _shares(raised)
+    if settings.coefficients == "released":
+        stepped = settings.sharpness * (c - released_step(float(np.abs(gradient).mean())) * gradient)
+        return _shares(np.exp(stepped - stepped.max()))
     curvature = 2 * float(np.trace(products)) + 2 * rho / k
     return nearest_on_simplex(c - gradient / curvature) if curvature > 0 else c
+
+
+def released_step(size: float) -> float:
+    """What the released code multiplies a gradient of that mean size with."""
+    power = math.ceil(math.log(SMALLEST_STEP / size, 5)) if size > 0 else 0
+    return 5.0 ** max(-POWERS, min(power, POWERS))
 
 
 def nearest_on_simplex(values: F64) -> F64:

@@ -50,5 +50,7 @@ ROWS = (
         needs=frozenset({BODY_AND_HEAD, DEPTHS}),
         exposure="sites",
         personalized="the site's head",
+        differs="the channel selection: trained and averaged, where the released code has it in no optimizer; "
+        "amounts of steps of their own for head and body",
     ),
 )

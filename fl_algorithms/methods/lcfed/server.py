@@ -12,14 +12,16 @@ import numpy as np
 
 from fl_algorithms.methods.lcfed import LcFedSettings
 from fl_algorithms.server.aggregator import F64, BlockSource, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 HEAD = "head"  # bundle: this site's own
 HEADS = "heads"  # bundle: heads/I.NAME is the head's NAME of the study's site number I
 
 
-def lcfed(settings: LcFedSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def lcfed(settings: LcFedSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """The body is kept once, a head once for each site; without calibration no head leaves a site."""
+    sites = study.study.sites
     body = tuple(spec for spec in upload if spec.bundle != HEAD)
     head = tuple(spec for spec in upload if spec.bundle == HEAD)
     of_sites = [Kept(of_site(position, spec), spec.key) for position in range(len(sites)) for spec in head]

@@ -14,5 +14,7 @@ ROWS = (
         client="fl_algorithms.methods.lgfedavg.client:lg_fedavg",
         settings=HeadSettings,
         needs=frozenset({BODY_AND_HEAD}),
+        differs="the start: from scratch, where the authors' code has a network that FedAvg trained; the mean: "
+        "weighted by rows",
     ),
 )

@@ -43,5 +43,7 @@ ROWS = (
         client="fl_algorithms.methods.mhpflgb.client:mhpflgb",
         settings=MhPflgbSettings,
         needs=frozenset({BODY_AND_HEAD}),
+        differs="what the paper leaves blank: the fusion's layers, and the learning rates, which are those of "
+        "the same group's MH-pFLID",
     ),
 )

@@ -23,5 +23,6 @@ ROWS = (
         settings=MoonSettings,
         one_global_model=True,
         needs=frozenset({BODY_AND_HEAD}),
+        differs="the features: what the network's head sees, without the paper's projection head",
     ),
 )

@@ -23,5 +23,6 @@ ROWS = (
         server="fl_algorithms.methods.scaffold.server:scaffold",
         one_global_model=True,
         plain_sgd=True,
+        differs="the running statistics of norm layers: plain means without control",
     ),
 )

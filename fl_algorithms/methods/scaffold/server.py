@@ -10,12 +10,13 @@ from functools import partial
 
 from fl_algorithms.methods.scaffold import ScaffoldSettings
 from fl_algorithms.server.aggregator import F64, Kept, Round, ServerAggregator, Specs, write_tensor
+from fl_algorithms.study import ResolvedStudy
 from wardround.tensors.manifests import TensorSpec
 
 CONTROL = "control"  # bundle: of what a site sends c_i+ - c_i; of what it downloads c
 
 
-def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], upload: Specs) -> ServerAggregator:
+def scaffold(settings: ScaffoldSettings, study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """Upload, kept tensors and download are the same list."""
     controlled = {spec.name for spec in upload if spec.bundle == CONTROL}
 
@@ -23,7 +24,7 @@ def scaffold(settings: ScaffoldSettings, sites: tuple[str, ...], upload: Specs) 
         def new(spec: TensorSpec, start: int, count: int) -> F64:
             rate = settings.server_learning_rate if spec.name in controlled else 1.0
             if spec.bundle == CONTROL:
-                rate = len(round_.updates) / len(sites)
+                rate = len(round_.updates) / len(study.study.sites)
             mean = round_.uniform_delta(spec.key, start, count)
             return round_.kept.block(spec.key, start, count) + rate * mean
 

@@ -107,6 +107,8 @@ class Named(BaseModel):
 class CheckpointSection(Strict):
     validation_fraction: float = Field(default=0.2, gt=0, lt=1)
     loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
+    alone: bool = False  # each site also trains by itself, beside the federation
+    selection: Literal["none", "hedged"] = "none"  # how a site chooses among its models in the end
 
 
 class ReportedSection(Strict):

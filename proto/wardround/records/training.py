@@ -64,7 +64,7 @@ class TrainingSection(Strict):
     iterator: Literal["run", "round"] = "round"
     drop_last: bool = False
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    init_private: Literal["site", "common"] = "site"
+    init_private: Literal["site", "common"] | None = None  # None: "common" where the method needs it, else "site"
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.engine.session import Restored
+from fl_algorithms.engine.selection import Model, restored
 from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
@@ -50,8 +50,8 @@ def predict(state: Path, request: Predict) -> Predicted:
     task = task_of(study)
     fitted = kept.preprocessing()
     x, names = task.read_new(path, fitted["inputs"])
-    restored = Restored(study, task, from_bytes(kept.model.read_bytes()))
-    notes = write(restored, task, x, names, out, fitted["outputs"], force=request.force)
+    model = restored(study, task, from_bytes(kept.model.read_bytes()))
+    notes = write(model, task, x, names, out, fitted["outputs"], force=request.force)
     return Predicted(rows=len(names), out=str(out), notes=list(notes))
 
 
@@ -90,7 +90,7 @@ def rows_for(
 
 
 def write(
-    restored: Restored,
+    model: Model,
     task: Task,
     x: Inputs,
     names: Sequence[int | str],
@@ -114,9 +114,9 @@ def write(
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(restored, task, x, names, out, force)
+        _write_masks(model, task, x, names, out, force)
         return ()
-    predictions = task.predictions(restored.logits(x), fit)
+    predictions = task.predictions(model.logits(x), fit)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image" if isinstance(x, ImageRows) else "row"
@@ -129,7 +129,7 @@ def write(
 
 
 def _write_masks(
-    restored: Restored,
+    model: Model,
     task: SegmentationTask,
     x: Inputs,
     names: Sequence[int | str],
@@ -146,7 +146,7 @@ def _write_masks(
         raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
-    for name, (classes, origin) in zip(stems, task.masks(x, restored.logits), strict=True):
+    for name, (classes, origin) in zip(stems, task.masks(x, model.logits), strict=True):
         _write_mask(out, name, numbers[classes], origin, force)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
+from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.device import Device
-from fl_algorithms.engine.session import SessionState, SiteSession
+from fl_algorithms.engine.session import SessionState
 from fl_algorithms.tasks.base import SiteData
 from site_agent.trainer.data import sources
 from site_agent.trainer.rounds.installing import Installed, network_label
@@ -51,7 +52,7 @@ class Sessions:
     def __init__(self, state: Path, device: Device) -> None:
         self._state = state
         self._device = device
-        self._session: tuple[tuple[str, ...], SiteSession] | None = None  # what it continues, and the session
+        self._session: tuple[tuple[str, ...], Session] | None = None  # what it continues, and the session
         self._data: tuple[tuple[str, ...], SiteData] | None = None
 
     def data(self, context: RoundContext) -> SiteData:
@@ -74,7 +75,7 @@ class Sessions:
             self._data = (key, data)
         return self._data[1]
 
-    def resume(self, context: RoundContext, data: SiteData) -> SiteSession:
+    def resume(self, context: RoundContext, data: SiteData) -> Session:
         """The session as it was after the state that the round starts from: the one in memory, or the vault's.
 
         It is taken out of memory, so that a round which fails halfway leaves nothing behind.
@@ -92,9 +93,9 @@ class Sessions:
                 )  # fmt: skip
                 state = None
         own = None if state is not None else self._begin(context)
-        return SiteSession(study.own, study.site, study.task, data, state, own, self._device)
+        return session_at(study.own, study.site, study.task, data, state, own, self._device)
 
-    def remember(self, context: RoundContext, data: SiteData, after: Kept, session: SiteSession) -> None:
+    def remember(self, context: RoundContext, data: SiteData, after: Kept, session: Session) -> None:
         """Keep ``session``, as it is ``after`` a round, for the next one."""
         self._session = (_key(context, data, after), session)
 

@@ -17,6 +17,7 @@ import torch
 
 from fl_algorithms.engine.device import device_for
 from fl_algorithms.engine.hardware import Hardware
+from fl_algorithms.engine.selection import SELECTED, Kept, selected
 from fl_algorithms.engine.session import Checkpoint, RoundResult
 from fl_algorithms.engine.training import Progress
 from fl_algorithms.study import ResolvedStudy
@@ -26,6 +27,7 @@ from site_agent.trainer.rounds import describing, examining, predictions
 from site_agent.trainer.rounds.installing import Installed, Studies
 from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
 from site_agent.trainer.rounds.tensorfiles import (
+    from_bytes,
     manifest_of,
     payload,
     read_download,
@@ -101,19 +103,30 @@ class Rounds:
         return self._round(request, None)
 
     def finish(self, request: records.Finish) -> None:
-        """The study has ended: keep the best global model, and write into the cards who contributed."""
+        """The study has ended: keep the best global model and what this site will use, and write into the cards who
+        contributed.
+        """
         study = self._approved_study(request)
         vault = Vault(self._state, study.name, request.revision)
-        if request.best is not None:
+        selects = study.file.checkpoints.selection != "none" and bool(vault.checkpoints())
+        if request.best is not None or selects:
             vault.open(request.study_digest, request.study)
             start = vault.start_of(study.file.study.rounds + 2)
             context = RoundContext(study, request.study_digest, request.data, vault, start)
             data = self._sessions.data(context)
+        if request.best is not None:
             specs, download = read_download(staged(self._state, request.best.file))
             require_specs(specs, study.partition.download, "the best global model")
             session = self._sessions.resume(context, data)  # and not kept: it holds the best model now, not the last
             for checkpoint in session.finish(request.best.round, download):
                 self._keep(context, checkpoint, data)
+        if selects:
+            models: dict[str, Kept] = {
+                file.card.kind: Kept(file.card.round, from_bytes(file.model.read_bytes()))
+                for file in vault.checkpoints()
+                if file.card.kind != SELECTED
+            }
+            self._keep(context, selected(study.own, study.task.at(data), data, models), data)
         if request.contributors:
             vault.name_contributors(request.contributors, request.capped, request.left_out)
 
@@ -176,7 +189,7 @@ class Rounds:
             "round": checkpoint.round, "score": _finite(checkpoint.score), "metric": checkpoint.metric,
             "split": checkpoint.split,
             "scores": {name: _finite(score) for name, score in checkpoint.scores.items()},
-            "val_loss": _finite(checkpoint.val_loss),
+            "val_loss": _finite(checkpoint.val_loss), "why": checkpoint.why,
             "model_digest": manifest_of(checkpoint.tensors, specs).digest(), "data_digest": data.digest,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "wardround": __version__, "torch": str(torch.__version__), "device": self._device.name,

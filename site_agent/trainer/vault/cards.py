@@ -25,6 +25,7 @@ class Card(Strict):
 
     Attributes:
         network: the label of the one that this site trains; "" where the study has one.
+        why: of a selected one, the reason in words.
         scores: every metric on ``split``; ``score`` is the headline ``metric``. None where undefined.
         contributors, capped, left_out: by site the rounds to which it contributed, in which it counted for less than
             its rows, and in which its update was beyond the study's limits; ``contributors`` is None until the study
@@ -44,6 +45,7 @@ class Card(Strict):
     metric: str
     split: str
     scores: dict[str, float | None]
+    why: str = ""
     val_loss: float | None
     model_digest: Digest
     data_digest: Digest
@@ -110,7 +112,7 @@ class CheckpointFile:
         card = self.card
         return Checkpoint(
             kind=card.kind, round=card.round, score=card.score, metric=card.metric, split=card.split,
-            val_loss=card.val_loss, path=str(self.model), digest=card.model_digest,
+            val_loss=card.val_loss, path=str(self.model), digest=card.model_digest, why=card.why,
         )  # fmt: skip
 
     def verify_model(self) -> None:

@@ -37,7 +37,10 @@ def checkpoint(state: Path, study: str, kind: str) -> tuple[Vault, CheckpointFil
     vault = newest(state, study)
     by_kind: dict[str, CheckpointFile] = {kept.folder.name: kept for kept in vault.checkpoints()}
     if kind not in by_kind:
-        raise UsageProblem(f"study `{study}` has no checkpoint `{kind[:40]}`", hint=f"it has: {', '.join(by_kind)}")
+        hint = f"it has: {', '.join(by_kind)}"
+        if kind == "selected":
+            hint += "; `--checkpoint` says which. A site selects one when a study that asks for it ends"
+        raise UsageProblem(f"study `{study}` has no checkpoint `{kind[:40]}`", hint=hint)
     return vault, by_kind[kind]
 
 

@@ -231,6 +231,7 @@ class Checkpoint(Strict):
     val_loss: float | None
     path: Place
     digest: Digest
+    why: Words = ""
 
 
 class Checkpoints(Answer):
