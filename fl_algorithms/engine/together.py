@@ -8,8 +8,8 @@ The batches are those of ``phases``, row by row. The rounding is not: a product 
 order, and dropout draws for all models from one stream. So the bits differ from a hospital's, and depend on which
 models are trained together. This is for the lab alone, and it says so.
 
-What a method's loss knows of a site must be in the networks, the download and the batch. ``METHODS`` names the methods
-of which that is known; others are refused.
+What a method's loss knows of a site must be in the networks, the download and the batch: whoever calls this knows that
+of the method.
 """
 
 from collections import defaultdict
@@ -32,10 +32,6 @@ from fl_algorithms.tasks.base import Task
 from wardround.errors import BadData
 from wardround.records.study import TrainingSection
 
-METHODS = (
-    "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedprox", "fenda", "fedper", "fedbabu", "fedrep",
-    "lgfedavg", "ditto", "apfl", "fedsoup", "silo",
-)  # fmt: skip
 KNOWN = (
     "optimizer", "learning_rate", "weight_decay", "momentum", "betas", "batch_size", "local_steps", "local_epochs",
     "drop_last", "optimizer_lifetime", "iterator", "init_private", "sampling",
@@ -287,9 +283,7 @@ def _refuse(context: Context, phase: Phase) -> None:
     """Raises BadData: what is not known to be trained together as it is alone."""
     study, algorithm = context.study, context.algorithm
     why = ""
-    if study.method.name not in METHODS:
-        why = f"method `{study.method.name}`: only {', '.join(METHODS)}"
-    elif algorithm.after_backward or phase.rows or (algorithm.after_step and not algorithm.after_step_together):
+    if algorithm.after_backward or phase.rows or (algorithm.after_step and not algorithm.after_step_together):
         why = f"method `{study.method.name}` with these settings, which does more than a step for each batch"
     elif not isinstance(context.data.train.x, Tensor):
         why = "images: only tables"

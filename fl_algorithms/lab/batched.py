@@ -19,6 +19,12 @@ from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Task
 from wardround.errors import BadData
 
+METHODS = (
+    "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedprox", "fenda", "fedper", "fedbabu", "fedrep",
+    "lgfedavg", "ditto", "apfl", "fedsoup", "silo",
+)  # fmt: skip
+"""The methods whose loss is known to need of a site only its networks, its download and its batch."""
+
 
 def run_batched(
     studies: Sequence[ResolvedStudy],
@@ -40,6 +46,11 @@ def run_batched(
     Raises:
         BadData: as ``run_federation``; or the study is not one for the batched engine.
     """
+    if studies[0].method.name not in METHODS:
+        raise BadData(
+            f"the batched engine does not train method `{studies[0].method.name}`: only {', '.join(METHODS)}",
+            hint=PLAIN,
+        )
     if studies[0].networks:
         raise BadData("the batched engine does not train several architectures in one study", hint=PLAIN)
     rounds = studies[0].study.rounds

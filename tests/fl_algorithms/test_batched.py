@@ -8,9 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.engine.together import METHODS
 from fl_algorithms.engine.training import Batches
-from fl_algorithms.lab.batched import run_batched
+from fl_algorithms.lab.batched import METHODS, run_batched
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.federation import Outcome, run_federation
