@@ -16,8 +16,9 @@ from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.device import CPU, Device, at_home, deterministic
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
-from fl_algorithms.engine.selection import SELECTED, Kept, selected
+from fl_algorithms.engine.selection import SELECTED
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
+from fl_algorithms.lab.choices import choice
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.lab.sources import find, find_public_data
@@ -238,7 +239,7 @@ class Run:
             self._keep(site, session.finish(self._best.round, best))
             self._kept[site] = {kind: session.scored(one) for kind, one in self._kept[site].items()}
             if self._study.checkpoints.selection != "none":
-                self._select(site)
+                self._kept[site][SELECTED] = choice(self._study, self._task, site, self._data[site], self._kept[site])
         digest = manifest(self._model, self._aggregator.kept_specs).digest() if self._model else None
         return Outcome(
             manifest(self._start, self._aggregator.upload).digest(),
@@ -256,12 +257,6 @@ class Run:
 
     def _keep(self, site: str, checkpoints: Sequence[Checkpoint]) -> None:
         self._kept[site] |= {checkpoint.kind: checkpoint for checkpoint in checkpoints}
-
-    def _select(self, site: str) -> None:
-        """Keep what the site will use, of what it has."""
-        task, data = task_at(self._study, self._task, site).at(self._data[site]), self._data[site]
-        models = {kind: Kept(found.round, found.tensors) for kind, found in self._kept[site].items()}
-        self._kept[site][SELECTED] = selected(self._study.at(site), task, data, models, self._device)
 
     def _offer(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
         """Let the model before this round compete to be the best."""
