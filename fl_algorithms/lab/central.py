@@ -9,7 +9,8 @@ from typing import Literal
 
 from fl_algorithms.engine.device import CPU, Device
 from fl_algorithms.engine.session import Checkpoint, Restored
-from fl_algorithms.lab.federation import Outcome, Progress, load_sites, run_federation
+from fl_algorithms.lab.federation import Outcome, Progress, run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy

@@ -5,8 +5,7 @@ sites in sorted order. So the final model is the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
 from fl_algorithms.lab.choices import choice
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
-from fl_algorithms.lab.sources import find, find_public_data
 from fl_algorithms.rows import COORDINATOR, VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
@@ -29,7 +27,6 @@ from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import PublicData, SiteData, Task
-from fl_algorithms.tasks.public_data import read_public_data, require_public_data
 from wardround.errors import BadData
 from wardround.tensors.manifests import Manifest, PayloadHasher, TensorSpec
 
@@ -265,33 +262,6 @@ class Run:
             judged = self._best.offered(round_number - 1, losses, self._study.limits.max_weight)
             if judged is not self._best:
                 self._best, self._best_model = judged, self._model
-
-
-def load_sites(study: ResolvedStudy, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
-    """Each site's data from what ``folder/SITE`` has for the study's task; ``sources.find`` says what that may be. With
-    it comes the public data set in ``folder/public_data``, where the method needs one. Images are of the size that the
-    site's network sees, those of the public data set too.
-
-    Args:
-        test: False leaves what is for testing unopened.
-
-    Raises:
-        BadData: a site has nothing there, or what the task refuses; or the public data set is not the study's.
-    """
-    sources = find(study, folder, test=test)
-    tasks = {site: task_at(study, task, site) for site in sources}
-    public_data: dict[tuple[int, ...], PublicData] = {}  # by a sample's shape
-    if study.method.row.public_data:
-        path = find_public_data(folder)
-        require_public_data(study, path, "`fl-lab public-data STUDY.toml PATH` prints the table for this one")
-        by_shape = {own.input_shape: own for own in tasks.values()}
-        public_data = {shape: read_public_data(study, own, path) for shape, own in by_shape.items()}
-    fraction = study.checkpoints.validation_fraction
-    data = {
-        site: own.load(sources[site], site=site, seed=study.study.seed, validation_fraction=fraction)
-        for site, own in tasks.items()
-    }
-    return {site: replace(found, public_data=public_data.get(tasks[site].input_shape)) for site, found in data.items()}
 
 
 def reported_losses(study: ResolvedStudy, results: Mapping[str, RoundResult]) -> list[tuple[str, int]]:

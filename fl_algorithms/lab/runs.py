@@ -55,7 +55,7 @@ def survey(study: ResolvedStudy, folder: Path, hardware: Hardware, test: bool = 
     """
     from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
-    from fl_algorithms.lab.federation import load_sites
+    from fl_algorithms.lab.site_data import load_sites
 
     device = device_for(hardware)
     sites = load_sites(study, task_of(study), folder, test=test)
@@ -115,7 +115,8 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
     from fl_algorithms.engine.device import device_for
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.baseline import baseline
-    from fl_algorithms.lab.federation import limits_summary, load_sites, run_federation
+    from fl_algorithms.lab.federation import limits_summary, run_federation
+    from fl_algorithms.lab.site_data import load_sites
 
     wall, cpu = time.perf_counter(), time.process_time()
     study = job.study

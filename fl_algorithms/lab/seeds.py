@@ -79,7 +79,7 @@ def run_seed(request: Request, progress: Progress | None = None) -> SeedResult:
     """
     from fl_algorithms.engine.device import deterministic
     from fl_algorithms.engine.partition import task_of
-    from fl_algorithms.lab.federation import load_sites
+    from fl_algorithms.lab.site_data import load_sites
 
     wall = time.perf_counter()
     with deterministic(request.study.study.threads):  # sums over the rows, too
@@ -157,8 +157,8 @@ def run_together(requests: Sequence[Request], progress: Progress | None = None) 
     from fl_algorithms.engine.device import CPU
     from fl_algorithms.engine.partition import task_of
     from fl_algorithms.lab.batched import run_batched
-    from fl_algorithms.lab.federation import load_sites
     from fl_algorithms.lab.runs import versions
+    from fl_algorithms.lab.site_data import load_sites
 
     wall, studies = time.perf_counter(), [request.study for request in requests]
     task = task_of(studies[0])
@@ -183,7 +183,7 @@ def run_together(requests: Sequence[Request], progress: Progress | None = None) 
 def data_digests(study: ResolvedStudy, folder: Path) -> dict[str, str]:
     """Site -> digest of its data. Raises BadData: as ``load_sites``."""
     from fl_algorithms.engine.partition import task_of
-    from fl_algorithms.lab.federation import load_sites
+    from fl_algorithms.lab.site_data import load_sites
 
     return {site: data.digest for site, data in load_sites(study, task_of(study), folder).items()}
 

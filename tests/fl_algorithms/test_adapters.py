@@ -14,7 +14,8 @@ from fl_algorithms import architectures, registry
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import build, describe, initial_model, task_of
 from fl_algorithms.engine.session import SiteSession
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.models import libraries
 from fl_algorithms.models.adapters import BodyHead, TwoExtractors, divided, replace_module
 from fl_algorithms.models.fenda import fenda

@@ -14,9 +14,10 @@ from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.central import pooled_study, run_central
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import perform
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.lab.sources import find
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.resolving import resolve

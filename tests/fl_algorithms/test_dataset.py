@@ -15,7 +15,8 @@ from fl_algorithms import registry
 from fl_algorithms.engine.device import CPU
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.rows import dataset_row
 from fl_algorithms.settings.dataset import NumberDatasetSettings, SurvivalDatasetSettings

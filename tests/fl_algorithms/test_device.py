@@ -16,9 +16,10 @@ from fl_algorithms.engine.session import Checkpoint, SessionState, SiteSession
 from fl_algorithms.engine.training import Batches
 from fl_algorithms.lab import runs
 from fl_algorithms.lab import sharpness as curvature
-from fl_algorithms.lab.federation import Outcome, downlink, load_sites, run_federation
+from fl_algorithms.lab.federation import Outcome, downlink, run_federation
 from fl_algorithms.lab.protocol import measure
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.methods.feddf import ensemble
 from fl_algorithms.resolving import resolve

@@ -13,7 +13,8 @@ import pytest
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.lab.evaluation import summary
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from wardround.records.study import load
 

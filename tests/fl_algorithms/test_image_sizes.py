@@ -12,9 +12,10 @@ from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab.central import pooled_study
 from fl_algorithms.lab.cli import app
-from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
+from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.protocol import Matrix, measure
 from fl_algorithms.lab.protocol_settings import Protocol
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.lab.sizes import sizes
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.vision import VggSettings

@@ -15,7 +15,8 @@ from fl_algorithms import registry
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored, SiteSession
 from fl_algorithms.engine.training import Batches
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Augmentation, ImageSettings
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS

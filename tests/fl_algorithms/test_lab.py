@@ -16,7 +16,8 @@ from fl_algorithms.engine.partition import describe, initial_model, task_of
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SiteSession
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.evaluation import interval, student_t, summary
-from fl_algorithms.lab.federation import Outcome, limits_summary, load_sites, manifest, reported_losses, run_federation
+from fl_algorithms.lab.federation import Outcome, limits_summary, manifest, reported_losses, run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData

@@ -19,7 +19,8 @@ from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff
 
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits
 from fl_algorithms.engine.partition import build, describe, initial_model, task_of
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.models.monai_unet import monai_unet
 from fl_algorithms.settings.images import Window
 from fl_algorithms.settings.segmentation import Patches

@@ -15,7 +15,8 @@ from fl_algorithms import rows
 from fl_algorithms.engine.algorithm import compute_logits
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.lab.cli import app
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.methods.distillation.client import rows_of_round
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.tasks.base import Source
 from fl_algorithms.tasks.images.segmentation import dice

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import Restored
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.targets import LabelsTarget, NumberTarget, OrdinalTarget, SurvivalTarget
 from fl_algorithms.study import ResolvedStudy

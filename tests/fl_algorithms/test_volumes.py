@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from fl_algorithms.engine.algorithm import algorithm_of, compute_logits, judged
 from fl_algorithms.engine.partition import build, initial_model, task_of
 from fl_algorithms.engine.session import SiteSession
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.images import Window
 from fl_algorithms.settings.segmentation import Patches, SegmentationSettings

@@ -14,7 +14,8 @@ from PIL import Image
 from coordinator.state_directory import State
 from fl_algorithms import registry
 from fl_algorithms.engine.partition import initial_model, task_of
-from fl_algorithms.lab.federation import Outcome, load_sites, run_federation
+from fl_algorithms.lab.federation import Outcome, run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
 from fl_algorithms.study import ResolvedStudy

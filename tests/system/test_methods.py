@@ -15,7 +15,8 @@ import safetensors.torch
 from coordinator.state_directory import State
 from fl_algorithms import registry, rows
 from fl_algorithms.engine.partition import describe, initial_model, task_of
-from fl_algorithms.lab.federation import load_sites, run_federation
+from fl_algorithms.lab.federation import run_federation
+from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.models import DEPTHS
 from fl_algorithms.study import ResolvedStudy
