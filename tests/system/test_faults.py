@@ -174,7 +174,7 @@ def test_an_update_waits_for_a_person_and_a_denied_one_never_leaves(hospitals: W
 
 
 def test_a_withdrawn_site_stops_at_once_and_the_other_finishes(hospitals: World, tmp_path: Path) -> None:
-    study = hospitals.create_study(study_file(tmp_path, name="withdrawn", sites=PAIR, quorum=1))
+    study = hospitals.create_study(study_file(tmp_path, name="withdrawn", sites=PAIR, quorum=1, rounds=60))
     hospitals.approve(study, PAIR)
     hospitals.ask_coordinator("study", "start", study)
     wait_until(lambda: hospitals.study_status(study)["round"] >= 2, "round 2", 120)
