@@ -133,6 +133,7 @@ CASES = [
 def study_of(task: dict[str, Any], model: dict[str, Any], algorithm: str = "fenda", **settings: Any) -> ResolvedStudy:
     study = image_study(task, model)
     tables = study.file.model_dump(mode="json") | {"algorithm": {"name": algorithm, **settings}}
+    tables["training"]["init_private"] = None  # as the method needs it
     return resolve(StudyFile.model_validate(tables), lab=True)
 
 
