@@ -2,7 +2,7 @@
 #
 #   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
 #   make test    every test but the few long ones   [WITHOUT=MARKER]
-#   make chaos   these: processes that are killed, a second federation   [WITHOUT=MARKER]
+#   make chaos   these: processes that are killed, federations on real data, notebooks, Ray   [WITHOUT=MARKER]
 #   make attacks the attacks that were thought of, and what refuses each, as a table
 #   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N | CASES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
 #   make check   lint, types and the tests of what you changed   [FILES='a b']

@@ -408,6 +408,7 @@ main()
 """
 
 
+@pytest.mark.chaos
 def test_an_interrupted_comparison_leaves_whole_files_and_the_next_call_does_the_rest(
     tmp_path: Path, data: Path
 ) -> None:
@@ -431,6 +432,7 @@ def test_an_interrupted_comparison_leaves_whole_files_and_the_next_call_does_the
     assert run_files(out) == run_files(tmp_path / "whole")
 
 
+@pytest.mark.chaos
 def test_workers_end_with_the_process_that_started_them_however_it_ends(tmp_path: Path, data: Path) -> None:
     path, out = suite_file(tmp_path, HEAD + FEDAVG, LONG), tmp_path / "out"
     words = ["compare", str(path), "--data", str(data), "--seeds", "50", "--out", str(out), "--jobs", "1"]

@@ -233,11 +233,11 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(folder: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli_run, "run_study", stopped)
+    monkeypatch.setattr("sys.argv", ["fl-lab", "run", "study.toml"])
     done = lab(folder, "--out", folder / "out")
     assert done.exit_code == 130
     assert done.stderr.splitlines()[0] == f"stopped: what was done is kept in {folder / 'out'}"
-    assert done.stderr.splitlines()[1].startswith("next: `fl-lab ")
-    assert done.stderr.splitlines()[1].endswith("` goes on")
+    assert done.stderr.splitlines()[1] == "next: `fl-lab run study.toml` goes on"
 
 
 def test_a_folder_of_another_study_or_other_data_is_refused(folder: Path) -> None:

@@ -18,6 +18,7 @@ def shown(cell: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.chaos
 def test_a_notebook_runs_and_runs_again_and_says_the_same(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def large(folder: Path) -> ImageHospital:
     return hospital
 
 
+@pytest.mark.chaos
 def test_worker_processes_in_the_isolated_trainer_change_no_bit(tmp_path: Path) -> None:
     for name in ("alone", "helped"):
         (tmp_path / name).mkdir()

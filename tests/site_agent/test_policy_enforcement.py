@@ -389,7 +389,9 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(wo
     world.coordinator.wait_declared("WITHDRAWN")
     everything = b"\n".join(world.coordinator.heard)
     assert b"st-olav" not in everything  # not even who it is: the certificate says
-    for secret in (canary, str(world.folder), socket.gethostname(), "patients"):
+    name = socket.gethostname()
+    hosts = (name,) if len(name) > 5 else ()  # a few letters stand in any key by chance
+    for secret in (canary, str(world.folder), *hosts, "patients"):
         assert secret.encode() not in everything, secret
 
 

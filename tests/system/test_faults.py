@@ -134,6 +134,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.chaos
 def test_an_update_waits_for_a_person_and_a_denied_one_never_leaves(hospitals: World, tmp_path: Path) -> None:
     """One site releases its first update; the other's policy denies a tensor after it approved."""
     free, strict = PAIR
@@ -173,6 +174,7 @@ def test_an_update_waits_for_a_person_and_a_denied_one_never_leaves(hospitals: W
     assert found == [(1, "accepted"), (2, "accepted")]
 
 
+@pytest.mark.chaos
 def test_a_withdrawn_site_stops_at_once_and_the_other_finishes(hospitals: World, tmp_path: Path) -> None:
     study = hospitals.create_study(study_file(tmp_path, name="withdrawn", sites=PAIR, quorum=1, rounds=60))
     hospitals.approve(study, PAIR)
@@ -185,6 +187,7 @@ def test_a_withdrawn_site_stops_at_once_and_the_other_finishes(hospitals: World,
     assert len(status["sites"][PAIR[1]]["rounds_contributed"]) < status["rounds"]
 
 
+@pytest.mark.chaos
 def test_a_table_changed_since_approval_is_not_trained_on(hospitals: World, breast_data: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

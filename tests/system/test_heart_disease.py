@@ -12,7 +12,7 @@ from tools.world import World
 
 SITES = sites_of(HEART)
 STUDY = "heart-disease"
-pytestmark = [pytest.mark.system, pytest.mark.data]
+pytestmark = [pytest.mark.system, pytest.mark.data, pytest.mark.chaos]
 
 
 def federate(state: Path, data: Path) -> tuple[World, dict[str, Any]]:

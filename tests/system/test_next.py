@@ -64,6 +64,7 @@ def give(program: str, *words: str | Path, stdin: str | None = None) -> tuple[st
     return done.stdout, done.stderr
 
 
+@pytest.mark.chaos
 def test_what_is_proposed_next_can_be_pasted(world: World, tmp_path: Path) -> None:
     site, coordinator = world.state / "a site's", world.coordinator_state
     table, study = tmp_path / "t.csv", tmp_path / "study.toml"

@@ -61,6 +61,7 @@ def test_the_page_shows_its_network_as_it_is() -> None:
     assert [line for line in points.splitlines() if line not in metadata.splitlines()] == []
 
 
+@pytest.mark.chaos
 def test_two_sites_train_it_to_the_same_bits_as_the_lab(installed: Path, data: Path, tmp_path: Path) -> None:
     with World(tmp_path / "world") as world:
         world.init()

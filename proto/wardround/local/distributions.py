@@ -224,6 +224,8 @@ def _text(found: metadata.Distribution, key: str) -> str:
         return str(found.metadata[key]) if key in found.metadata else ""
     except ValueError:  # not UTF-8
         return ""
+    except FileNotFoundError:  # without a METADATA, where a library has put the backport in place of Python's own
+        return ""
 
 
 def _is_editable(found: metadata.Distribution) -> bool:
