@@ -242,6 +242,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.attack(promise="P2", refused_by="site_agent/audit/files.py")
+@pytest.mark.chaos
 def test_verified_while_written(tmp_path: Path) -> None:
     """Both verifiers look at a healthy ledger 80 times while an agent writes it: none of them is alarmed."""
     folder = tmp_path / "ledger"
@@ -441,6 +442,7 @@ def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
 @pytest.mark.attack(promise="P4", refused_by="coordinator/storage/database.py")
 @pytest.mark.parametrize("where", ["fails-sync", "fails-before-commit", "fails-after-commit"])
 @pytest.mark.timeout(720)
+@pytest.mark.chaos
 def test_fsync_fails_once__at_the_coordinator(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk fails at one durable step after the other: each time it ends with 73, and no accepted update is lost."""
     interrupted_at_one_step_after_the_other(tmp_path, where, "mean", monkeypatch, code=73)

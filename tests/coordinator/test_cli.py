@@ -150,6 +150,7 @@ def test_invite_prints_the_invitation_and_only_it(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["alone", "with a service"])
+@pytest.mark.chaos
 def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands, served: bool) -> None:
     if served:
         commands.serve()

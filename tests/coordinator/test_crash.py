@@ -112,6 +112,7 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
         pytest.param("after-commit", "mean", marks=pytest.mark.chaos),
     ],
 )
+@pytest.mark.chaos
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
     tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fl_algorithms.engine.algorithm import algorithm_of
 from fl_algorithms.engine.partition import build, describe, initial_model, task_of
 from fl_algorithms.engine.session import SessionState
+from fl_algorithms.engine.training import seeded
 from fl_algorithms.lab.federation import aggregate, downlink, run_federation
 from fl_algorithms.methods.lcfed.client import CALIBRATION
 from fl_algorithms.methods.lcfed.server import HEAD, HEADS
@@ -73,7 +74,8 @@ def test_the_weights_lie_between_0_and_1_and_a_channel_is_at_most_doubled() -> N
 
 
 def test_another_sites_code_chooses_other_channels() -> None:
-    selection, x = Selection(6, 3, 4), torch.randn(2, 6, 5, 5)
+    with seeded(1):  # a squeeze this narrow may be at rest, whatever the code
+        selection, x = Selection(6, 3, 4), torch.randn(2, 6, 5, 5)
     assert not torch.allclose(selection.weights(x, 0), selection.weights(x, 2))
 
 

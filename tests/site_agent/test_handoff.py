@@ -269,6 +269,7 @@ def test_worker_dies_with_a_listener_that_is_killed_and_the_next_one_goes_on(hos
         assert trainer.ask(GetStatus()).worker is None
 
 
+@pytest.mark.chaos
 def test_second_trainer_of_a_state_directory_is_refused(hospital: Hospital) -> None:
     with listener_process(hospital.state):
         done = subprocess.run(

@@ -246,6 +246,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield Federation(world, data)
 
 
+@pytest.mark.chaos
 def test_folders_of_images_reach_the_same_bits_as_the_lab(federation: Federation, tmp_path: Path) -> None:
     study = study_of(SHAPES, tmp_path)
     status = federation.run(study, "folders")
