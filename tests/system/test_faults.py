@@ -192,19 +192,19 @@ def test_a_table_changed_since_approval_is_not_trained_on(hospitals: World, brea
     own = tmp_path / "own"
     own.mkdir()
     for name in ("train.csv", "test.csv"):
-        (own / name).write_bytes((breast_data / SITES[0] / name).read_bytes())
-    hospitals.add_data(SITES[0], own, LABEL, "own")
-    study = hospitals.create_study(study_file(tmp_path, name="changed", sites=[SITES[0]], quorum=1))
-    hospitals.approve(study, SITES[:1], "own")
+        (own / name).write_bytes((breast_data / SITES[1] / name).read_bytes())
+    hospitals.add_data(SITES[1], own, LABEL, "own")
+    study = hospitals.create_study(study_file(tmp_path, name="changed", sites=[SITES[1]], quorum=1))
+    hospitals.approve(study, SITES[1:2], "own")
     with (own / "train.csv").open("a") as table:
         table.write((own / "train.csv").read_text().splitlines()[1] + "\n")
     hospitals.ask_coordinator("study", "start", study)
     status = hospitals.finish(study)
     assert status["state"] == "paused"
-    assert status["sites"][SITES[0]]["state"] == "declined"
+    assert status["sites"][SITES[1]]["state"] == "declined"
     assert "DATA_CHANGED" in hospitals.ask_coordinator("study", "status", study, ok=(0, 3))
     for shown in ("status", "studies"):
-        (row,) = (row for row in hospitals.site_json(SITES[0], shown)["studies"] if row["id"] == study)
+        (row,) = (row for row in hospitals.site_json(SITES[1], shown)["studies"] if row["id"] == study)
         assert row["state"] == "changed"
         assert "is not what was approved" in row["changes"][0]
 
