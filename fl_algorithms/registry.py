@@ -7,11 +7,10 @@ one of ours, and one that cannot be imported is met by the studies that use it a
 """
 
 import difflib
-import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from fl_algorithms import architectures, methods, plugins
 from fl_algorithms.plugins import Use, load
@@ -70,18 +69,15 @@ class Rows(dict[str, Row]):
         return sorted({*self, *plugins.names(self.kind)})
 
 
-@functools.cache
-def installed_methods() -> Rows[MethodRow]:
-    """The methods: each package in ``fl_algorithms.methods`` that has ``ROWS``."""
-    rows: list[MethodRow] = []
+def _own_methods() -> Iterator[MethodRow]:
+    """Those of each package in ``fl_algorithms.methods`` that has ``ROWS``."""
     for package in pkgutil.iter_modules(methods.__path__):
         if package.ispkg:
             module = importlib.import_module(f"{methods.__name__}.{package.name}")
-            rows += getattr(module, "ROWS", ())
-    return Rows("method", MethodRow, rows)
+            yield from getattr(module, "ROWS", ())
 
 
-METHODS = installed_methods()
+METHODS: Rows[MethodRow] = Rows("method", MethodRow, _own_methods())
 
 MODELS: Rows[ModelRow] = Rows("model", ModelRow, architectures.ROWS.values(), architectures.library_row)
 
@@ -111,11 +107,6 @@ TASKS: Rows[TaskRow] = Rows(
 )
 
 
-def tasks() -> Rows[TaskRow]:
-    """The installed tasks."""
-    return TASKS
-
-
 def row_of(rows: Rows[Row], table: Named, kind: str, source: str) -> Row:
     """The row that ``table`` names.
 
@@ -140,9 +131,8 @@ def uses(study: StudyFile) -> list[Use]:
 
 def is_ours(kind: str, name: str) -> bool:
     """Whether a name of a kind ("task", "model", "method") is taken by Wardround, so that no plug-in can have it."""
-    if kind == "task":
-        return TASKS.ours(name) is not None
-    return (MODELS.ours(name) if kind == "model" else METHODS.ours(name)) is not None
+    rows: dict[str, Rows[Any]] = {"task": TASKS, "model": MODELS, "method": METHODS}
+    return rows[kind].ours(name) is not None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -157,11 +147,9 @@ __all__ = [
     "MODELS",
     "TASKS",
     "Rows",
-    "installed_methods",
     "is_ours",
     "load",
     "nearest",
     "row_of",
-    "tasks",
     "uses",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fl_algorithms import plugins
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of, uses
-from fl_algorithms.rows import COLUMNS, COORDINATOR, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
+from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
@@ -168,7 +168,7 @@ def _refuse_misfit(study: ResolvedStudy, network: Network, source: str, table: s
 def _refuse_different_sizes(study: ResolvedStudy, source: str) -> None:
     """A coordinator that distills asks every site's network about the same images."""
     sizes = {label: tuple(own.file.task.settings.get("size", ())) for label, own in study.each_network().items()}
-    if study.method.row.public_data != COORDINATOR or len(set(sizes.values())) == 1:
+    if not study.distills or len(set(sizes.values())) == 1:
         return
     found = ", ".join(f"`{label}` {' x '.join(map(str, size))}" for label, size in sizes.items())
     raise BadData(

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 from fl_algorithms.methods.settings import MethodSettings
-from fl_algorithms.registry import METHODS, MODELS, row_of, tasks
+from fl_algorithms.registry import METHODS, MODELS, TASKS, row_of
 from fl_algorithms.rows import COORDINATOR, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.errors import BadData
@@ -92,7 +92,7 @@ class ResolvedStudy:
     @cached_property
     def task(self) -> Choice[TaskRow, Strict]:
         """Raises BadData: not installed, or settings that it does not have."""
-        row = row_of(tasks(), self.file.task, "task", self.source)
+        row = row_of(TASKS, self.file.task, "task", self.source)
         return Choice(row, check(row.settings, self.file.task.settings, self.source, "task"))
 
     @cached_property

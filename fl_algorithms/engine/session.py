@@ -190,7 +190,7 @@ class SiteSession:
             spec.key for spec in download_specs(own_study, upload_specs(own_study, algorithm, networks))
         }  # by each download
         self._score_at_once = score_at_once
-        self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors to be scored
+        self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors for a while
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
         self._best_pool = ""
@@ -260,7 +260,7 @@ class SiteSession:
 
     def tuned(self, tensors: Mapping[str, Tensor], tuning: FineTuning) -> dict[str, Tensor]:
         """A checkpoint's ``tensors`` after fine-tuning at this site; the session goes on as if never asked."""
-        tuned = fine_tuned(self._context, self._networks_of(tensors), tuning)
+        tuned = fine_tuned(self._context, self._spare_with(tensors), tuning)
         return {key: at_home(tensor) for key, tensor in all_tensors(tuned).items()}
 
     def scored(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -268,10 +268,7 @@ class SiteSession:
         data = self._context.data
         if checkpoint.scores or data.test is None:
             return checkpoint
-        if self._spare is None:
-            self._spare = {slot: copy.deepcopy(network) for slot, network in self._context.networks.items()}
-        restore(all_tensors(self._spare), checkpoint.tensors, "the checkpoint")
-        scores = self._tested(self._spare, data.test, checkpoint.fit)
+        scores = self._tested(self._spare_with(checkpoint.tensors), data.test, checkpoint.fit)
         return replace(checkpoint, score=scores[checkpoint.metric], scores=scores)
 
     def finish(self, best_round: int | None, best: Downlink | None) -> tuple[Checkpoint, ...]:
@@ -328,13 +325,12 @@ class SiteSession:
         self._best_pool = meta["best_pool"]
         self._best_loss = None if meta["best_loss"] is None else float(meta["best_loss"])
 
-    def _networks_of(self, tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
-        """A checkpoint's networks, beside the session's own. Raises BadData: the tensors are not theirs."""
-        context = self._context
-        networks = build(context.study, context.task, context.algorithm, site="")
-        context.device.place(networks)
-        restore(all_tensors(networks), tensors, "the checkpoint")
-        return networks
+    def _spare_with(self, tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+        """The spare networks with a checkpoint's tensors. Raises BadData: the tensors are not theirs."""
+        if self._spare is None:
+            self._spare = {slot: copy.deepcopy(network) for slot, network in self._context.networks.items()}
+        restore(all_tensors(self._spare), tensors, "the checkpoint")
+        return self._spare
 
     def _receive(self, round_number: int, base: Downlink) -> tuple[dict[str, float | None], list[Checkpoint]]:
         """Load the download and judge it. The initial model is judged too, but is no checkpoint."""

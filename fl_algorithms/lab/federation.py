@@ -20,7 +20,7 @@ from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
 from fl_algorithms.lab.choices import choice
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
-from fl_algorithms.rows import COORDINATOR, VAL_LOSS
+from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
@@ -131,7 +131,7 @@ class Run:
         self._row, self._task, self._data, self._device = study.method.row, task, data, device
         self._start = initial_model(study) if start is None else start
         self._aggregator = server_aggregator(study, specs_of(self._start))
-        self._public_data = next(iter(data.values())).public_data if self._row.public_data == COORDINATOR else None
+        self._public_data = next(iter(data.values())).public_data if study.distills else None
 
     def begin(self, state: RunState | None, own: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before the first round, or after that of ``state``."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from fl_algorithms.engine.hardware import Hardware
@@ -26,7 +25,7 @@ from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.runs import Failed
 from fl_algorithms.lab.space import Settings, Space
 from fl_algorithms.lab.suite import TUNING_OFFSET, Job, shown
-from fl_algorithms.lab.tuning import Run, chosen_kind, site_mean
+from fl_algorithms.lab.tuning import Run, chosen_kind, run_mean, site_mean
 from fl_algorithms.resolving import resolve
 from wardround.cli import say
 from wardround.errors import BadData
@@ -116,7 +115,7 @@ class Found:
     @property
     def best(self) -> Trial | None:
         """The trial of lowest loss; of equals the first. None where no loss is finite."""
-        return min(self.ranked, key=lambda trial: (trial.val_loss, trial.number), default=None)
+        return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[Trial]:
@@ -189,39 +188,37 @@ def _done(
 ) -> Iterator[Trial]:
     """The trials after ``before``, in their order. ``before`` grows by each as the caller takes it."""
     ahead = 1 if asked.method == "optuna" else AHEAD * max(1, cores())
-    line: deque[tuple[int, Settings, list[Future[bytes | Failed]], float]] = deque()
+    line: deque[tuple[int, Settings, list[tuple[Job, Future[bytes | Failed]]], float]] = deque()
     following = iter(range(len(before), wanted))
     while True:
         while len(line) < ahead and (number := next(following, None)) is not None:
             settings = propose(number, before)
             known = [trial.settings for trial in before] + [waiting[1] for waiting in line]
             todo = [] if settings in known else [asked.job(number, settings, run) for run in range(asked.seeds)]
-            futures = [executor.submit(runs.attempt, job, folder, hardware) for job in todo]
-            line.append((number, settings, futures, time.perf_counter()))
+            running = [(job, executor.submit(runs.attempt, job, folder, hardware)) for job in todo]
+            line.append((number, settings, running, time.perf_counter()))
         if not line:
             return
-        number, settings, futures, began = line.popleft()
+        number, settings, running, began = line.popleft()
         same = next((trial for trial in before if trial.settings == settings), None)
         if same is not None:
             yield Trial(number, settings, same.val_loss, same.kind, [], 0.0, same.number)
         else:
-            yield _trial(asked, number, settings, [future.result() for future in futures], began)
+            yield _trial(number, settings, [(job, future.result()) for job, future in running], began)
 
 
-def _trial(asked: Asked, number: int, settings: Settings, results: Sequence[bytes | Failed], began: float) -> Trial:
+def _trial(number: int, settings: Settings, results: Sequence[tuple[Job, bytes | Failed]], began: float) -> Trial:
     kind, found = "", list[dict[str, Any]]()
-    for run, result in enumerate(results):
-        seed = asked.job(number, settings, run).seed
+    for job, result in results:
         if isinstance(result, Failed):
-            found.append({"seed": seed, "val_loss": None, "failed": result.message})
+            found.append({"seed": job.seed, "val_loss": None, "failed": result.message})
             continue
         made: Run = json.loads(result)
         kind = chosen_kind(made)
         sites = {site: kinds[kind]["val_loss"] for site, kinds in made["checkpoints"].items()}
-        found.append({"seed": seed, "val_loss": site_mean(made, kind), "sites": sites})
-    losses = [run["val_loss"] for run in found]
-    mean = fmean(losses) if all(loss is not None for loss in losses) else None
-    return Trial(number, settings, mean, kind, found, time.perf_counter() - began)
+        found.append({"seed": job.seed, "val_loss": site_mean(made, kind), "sites": sites})
+    loss = run_mean([run["val_loss"] for run in found])
+    return Trial(number, settings, loss, kind, found, time.perf_counter() - began)
 
 
 def _record(asked: Asked, folder: Path, executor: Executor, hardware: Hardware, out: Path) -> dict[str, Any]:

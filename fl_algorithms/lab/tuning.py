@@ -49,7 +49,7 @@ def choose(row: str, runs: Sequence[Run]) -> Choice:
         points.setdefault(run["point"], []).append(run)
     kind = next((chosen_kind(run) for run in runs if run["checkpoints"]), "latest")
     tried = tuple(
-        Tried(points[point][0]["settings"], _mean([site_mean(run, kind) for run in points[point]]))
+        Tried(points[point][0]["settings"], run_mean([site_mean(run, kind) for run in points[point]]))
         for point in sorted(points)
     )
     finite = [(one.val_loss, point) for point, one in enumerate(tried) if one.val_loss is not None]
@@ -87,6 +87,7 @@ def site_mean(run: Run, kind: str) -> float | None:
     return float(total / rows)
 
 
-def _mean(losses: Sequence[float | None]) -> float | None:
+def run_mean(losses: Sequence[float | None]) -> float | None:
+    """The mean over the runs of one point; None if one is not finite."""
     finite = [loss for loss in losses if loss is not None]
     return fmean(finite) if len(finite) == len(losses) else None

@@ -14,13 +14,12 @@ training or all for validation), and ``names``, what a prediction's row is calle
 each time it is asked for.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -115,16 +114,6 @@ class DatasetTask(Judged):
             ),
             preprocessing={"shape": list(self.settings.shape)},
         )
-
-    def at(self, data: SiteData) -> Self:
-        """With the loss weighed by the site's classes, where the study balances them."""
-        own = copy.copy(self)
-        own.objective = self.objective.at(data)
-        return own
-
-    def fitted(self, data: SiteData) -> dict[str, Any]:
-        """The rows' shape: a dataset does its own preprocessing."""
-        return dict(data.preprocessing)
 
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[Inputs, list[int] | list[str]]:
         """Rows to predict, whose y is not looked at, and their names; places from 0 where the dataset has none."""

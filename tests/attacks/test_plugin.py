@@ -187,6 +187,17 @@ def offered(site: SiteWorld, revision: int = 1, **pin: str) -> dict[str, Any]:
     return tables
 
 
+def approved(site: SiteWorld) -> None:
+    """A person has allowed the plug-in, and approved the study that was offered."""
+    site.join()
+    offered(site)
+    site.start()
+    site.wait_offered(STUDY)
+    allow(site)
+    site.approve()
+    site.coordinator.wait_declared("READY")
+
+
 def changes(site: SiteWorld) -> str:
     """What `site-agent status` says changed."""
     (row,) = study_rows(site.state, COORDINATOR)
@@ -232,13 +243,7 @@ def test_plugin_imported_by_the_gateway(site: SiteWorld, folder: Path, tmp_path:
 def test_offer_with_another_digest_of_code(site: SiteWorld, folder: Path) -> None:
     """A coordinator offers the approved study again with another wheel of that version; then without a digest."""
     install(folder)
-    site.join()
-    offered(site)
-    site.start()
-    site.wait_offered(STUDY)
-    allow(site)
-    site.approve()
-    site.coordinator.wait_declared("READY")
+    approved(site)
     for revision, digest in ((2, "ab" * 32), (3, "")):
         offered(site, revision, sha256=digest)
         site.coordinator.assign(STUDY, 1)
@@ -256,13 +261,7 @@ def test_offer_with_another_digest_of_code(site: SiteWorld, folder: Path) -> Non
 def test_round_after_the_policy_took_a_plugin_back(site: SiteWorld, folder: Path) -> None:
     """The hospital allowed it once; from the moment that the line is gone, the next round runs nothing of it."""
     install(folder)
-    site.join()
-    offered(site)
-    site.start()
-    site.wait_offered(STUDY)
-    allow(site)
-    site.approve()
-    site.coordinator.wait_declared("READY")
+    approved(site)
     site.draft()
     site.coordinator.assign(STUDY, 1)
     site.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")

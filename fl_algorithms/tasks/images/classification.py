@@ -31,11 +31,12 @@ from fl_algorithms.tasks.objectives.classes import ClassObjective
 class ImageTask(Judged):
     """See ``fl_algorithms.tasks.base.Task``."""
 
-    def __init__(self, settings: ImageSettings, objective: ClassObjective | None = None) -> None:
-        """``objective``: as a site judges; None: as the study does."""
+    objective: ClassObjective
+
+    def __init__(self, settings: ImageSettings) -> None:
         self.settings = settings
         self.input_shape: tuple[int, ...] = settings.input_shape
-        self.objective: ClassObjective = objective or ClassObjective(settings)
+        self.objective = ClassObjective(settings)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -80,13 +81,6 @@ class ImageTask(Judged):
         parts = {"training part": data.train, "validation part": data.validation, "test set": data.test}
         lone = [about_classes(part, split.y, self.classes) for part, split in parts.items() if split is not None]
         return replace(data, warnings=(*data.warnings, *(warning for some in lone for warning in some)))
-
-    def at(self, data: SiteData) -> "ImageTask":
-        """With the loss weighed by the site's classes, where the study balances them."""
-        return ImageTask(self.settings, self.objective.at(data))
-
-    def fitted(self, data: SiteData) -> dict[str, Any]:
-        return dict(data.preprocessing)
 
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[ImageRows, list[str]]:
         """Images of a folder or a .npz file, and their names."""

@@ -1,7 +1,8 @@
 """What every objective has; and a task that is a reader of files with an objective."""
 
+import copy
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -39,6 +40,16 @@ class Judged:
     """The half of a task that its objective answers. The other half reads files."""
 
     objective: Objective
+
+    def at(self, data: SiteData) -> Self:
+        """With the loss weighed by the site's training rows, where the study says so."""
+        own = copy.copy(self)
+        own.objective = self.objective.at(data)
+        return own
+
+    def fitted(self, data: SiteData) -> dict[str, Any]:
+        """What ``load`` took from the site's files to prepare rows, as plain JSON with numbers as text."""
+        return dict(data.preprocessing)
 
     @property
     def outputs(self) -> int:

@@ -4,10 +4,9 @@
 it; here they become tensors and splits.
 """
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,16 +66,6 @@ class TableTask(Judged):
         labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
         who = (patient, source.patient) if patient else None
         return draft(source.path("table"), self.settings, labels, who)
-
-    def at(self, data: SiteData) -> Self:
-        """With the loss weighed by the site's classes, where the study balances them."""
-        own = copy.copy(self)
-        own.objective = self.objective.at(data)
-        return own
-
-    def fitted(self, data: SiteData) -> dict[str, Any]:
-        """The statistics that ``load`` took from the site's table, as plain JSON with numbers as text."""
-        return dict(data.preprocessing)
 
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[Tensor, list[int]]:
         """Rows whose class is not known, encoded as the site's own: float32 (n, inputs), and each one's line.

@@ -5,7 +5,7 @@ Plain data, which coordinator and gateway read without importing any of that cod
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from wardround.errors import BadData
 from wardround.local import distributions
@@ -14,6 +14,15 @@ from wardround.records.schema import Strict
 
 MOST = 64  # plug-ins of one study
 ROW = r"^(task|model|method) [^\s`]{1,60}$"
+
+
+def _version(version: str) -> str:
+    if not VERSION.fullmatch(version):
+        raise ValueError(f"{version[:64]!r} is no version")
+    return version
+
+
+Version = Annotated[str, AfterValidator(_version)]
 
 
 class PluginMethod(Strict):
@@ -39,17 +48,10 @@ class PluginSection(Strict):
         brings: which rows of the study are its own, each as "model lungnet".
     """
 
-    version: str
+    version: Version
     sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     brings: tuple[Annotated[str, Field(pattern=ROW)], ...] = Field(default=(), max_length=MOST)
     method: PluginMethod | None = None
-
-    @field_validator("version")
-    @classmethod
-    def _version(cls, version: str) -> str:
-        if not VERSION.fullmatch(version):
-            raise ValueError(f"{version[:64]!r} is no version")
-        return version
 
 
 class Plugin(Strict):
@@ -58,7 +60,7 @@ class Plugin(Strict):
     """
 
     name: str
-    version: str
+    version: Version
     sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
 
     @field_validator("name")
@@ -67,11 +69,6 @@ class Plugin(Strict):
         if not NAME.fullmatch(name):
             raise ValueError(f"{name[:100]!r} is not a distribution's name: a-z, 0-9 and - between words")
         return name
-
-    @field_validator("version")
-    @classmethod
-    def _version(cls, version: str) -> str:
-        return PluginSection(version=version).version
 
     @property
     def line(self) -> str:
