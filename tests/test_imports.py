@@ -4,7 +4,11 @@ import-linter keeps who may import whom; it takes no notice of two modules that 
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -89,3 +93,44 @@ def test_only_imports_that_run_when_the_module_is_loaded_count_as_its_own() -> N
     )
     assert set(imported(tree, known, lazy=False)) == {"p.a", "p.b"}
     assert set(imported(tree, known, lazy=True)) == {"p.a", "p.b", "p.c"}
+
+
+def outside(files: Iterable[Path]) -> set[str]:
+    """The top-level packages that ``files`` import and that are neither ours nor Python's."""
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).partition(".")[0])
+    return found - set(sys.stdlib_module_names) - PACKAGES.keys() - {"tests", "tools"}
+
+
+def undeclared(imports: Iterable[str], requirements: Iterable[str]) -> list[str]:
+    """Those of ``imports`` that no distribution of ``requirements`` brings."""
+    wanted = {re.split(r"[\s<>=!~;\[]", one, maxsplit=1)[0].lower().replace("_", "-") for one in requirements}
+    brought = packages_distributions()
+    return sorted(
+        name for name in imports if not wanted & {one.lower().replace("_", "-") for one in brought.get(name, [])}
+    )
+
+
+NEVER_INSTALLED = {"atheris"}  # the guided fuzzing asks a person for it
+
+
+def test_whatever_is_imported_is_declared_for_those_who_import_it() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    users = [
+        *declared["project"]["dependencies"],
+        *(one for extra in declared["project"]["optional-dependencies"].values() for one in extra),
+    ]
+    developers = [one for group in declared["dependency-groups"].values() for one in group]
+    packaged = outside(modules().values())
+    assert undeclared(packaged, users) == []
+    for folder in ("tests", "tools", "examples"):
+        assert undeclared(outside((ROOT / folder).rglob("*.py")) - NEVER_INSTALLED, [*users, *developers]) == []
+
+
+def test_a_package_that_only_the_machine_happens_to_have_is_named() -> None:
+    assert undeclared(["numpy", "yaml", "no_such_package"], ["NumPy >= 1", "rich"]) == ["no_such_package", "yaml"]
