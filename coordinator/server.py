@@ -16,7 +16,7 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.context import Context
 from coordinator.members.authority import Authority
-from coordinator.servicers import EnrolmentServicer, FederationServicer
+from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
 from coordinator.updates.decide import Uploads
 from wardround import rpc
@@ -147,9 +147,10 @@ class Coordinator:
         receipt_key = context.receipt_key.public_key().public_bytes_raw()
         enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, receipt_key)
         federation = FederationServicer(authenticator, context.engine, self.uploads, context.store, context.blobs)
-        self._server.add_generic_rpc_handlers(
-            (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation))
-        )
+        self._server.add_generic_rpc_handlers((
+            handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation),
+            handlers("wardround.v1.Summaries", SummariesServicer(authenticator, context.store)),
+        ))  # fmt: skip
 
     def _warn_of_certificate_fork(self, site: str) -> None:
         since = self.context.certificate_status.certificate_fork_since(site)

@@ -7,7 +7,7 @@ preview   Preview          the account of a study
 approve   Approved         approve exactly what was shown
 withdraw  Withdrawn        take an approval back
 fit       Fit              tell the coordinator whether data fits a study
-summaries OfferedSummaries      the coordinator's summary requests
+summaries OfferedSummaries  the coordinator's summary requests
 summary   ShownSummary     the figures that would leave for one of them
 tell      Told             let exactly what was shown leave
 waiting   Waiting          the update that waits for a person
