@@ -27,9 +27,9 @@ from wardround.local import memory
 from wardround.local.control import ControlServer
 from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
+from wardround.local.logs import log_to_stderr
 from wardround.records.event import CertificateFork
 from wardround.signing import certificates
-from wardround.terminal import log_to_stderr
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from wardround.errors import BadData
-from wardround.local.rate_limit import LimitedLibrary
 
 MOST = 200  # characters of a peer's words
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")  # how Rich sets a color; it moves nothing and answers nothing
@@ -71,14 +70,6 @@ class OneLine(logging.Formatter):
     def formatException(self, ei: Any) -> str:  # noqa: N802
         """The traceback."""
         return "\n".join("  " + escaped(line) for line in super().formatException(ei).splitlines())
-
-
-def log_to_stderr(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
-    """Have this process log there from INFO on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine(form))
-    handler.addFilter(LimitedLibrary("grpc"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class Screen:
