@@ -269,14 +269,17 @@ class Administration:
 
         Raises:
             NeedsPerson: it has ended.
+            DamagedModel: its newest model is damaged.
         """
-        phase = self._study(study).state.phase
+        present = self._study(study)
+        phase = present.state.phase
         if phase in ENDED:
             raise NeedsPerson(
                 f"study `{study}` is {phase}: it cannot be started again",
                 hint="change the study file (a new title is enough) and create it as a new revision",
             )
         if phase in (Phase.CREATED, Phase.PAUSED):
+            self._context.blobs.whole_model(present.newest, again=True)
             self._engine.happened(study, Start())
         return self.status(study)
 

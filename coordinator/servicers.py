@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
@@ -15,7 +16,7 @@ from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
@@ -157,14 +158,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DownloadRequest, call: Call
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        found = None
-        if request.revision == study.revision:
-            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
-        if found is None:
-            raise _not_offered(request)
+        found, path = self._wanted(peer, study, request)
         yield pb.DownloadReply(manifest=manifest_message(found.manifest))
         looked = time.monotonic()
-        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
+        with TensorFile(path) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
@@ -244,6 +241,24 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if study is None or peer.site not in study.rules.sites:
             return STRANGE_TENSORS
         return 2 * len(study.shared) + 64
+
+    def _wanted(self, peer: Peer, study: Study, request: pb.DownloadRequest) -> tuple[Download, Path]:
+        """What a site asks to download, and the whole file that holds its tensors.
+
+        Raises:
+            BadData: it is not offered (REVISION_CHANGED).
+            DamagedModel: it is damaged here; a study that needs it is paused.
+        """
+        digest = request.model.digest.hex()
+        try:
+            if request.revision == study.revision:
+                found = self._downloads.find(study.aggregator, study.offered, peer.site, digest)
+                if found is not None:
+                    return found, self._blobs.whole_model(found.kept)
+        except DamagedModel as damaged:
+            self._engine.cannot_offer(study.name, damaged)
+            raise
+        raise _not_offered(request)
 
     def _study(self, peer: Peer, name: str) -> Study:
         study = self._engine.find(name)

@@ -19,10 +19,10 @@ def tidy(store: Store, blobs: Blobs, studies: Iterable[Study]) -> None:
     with store.read() as session:
         undecided = session.scalars(sa.select(tables.Upload.id).where(tables.Upload.decision == ""))
         spools = {*undecided, *_accepted_uploads(studies)}
-        models = set(session.scalars(sa.select(tables.Model.digest)))
+        models: set[str] = set()
         for row in session.scalars(sa.select(tables.Study)):
-            models -= {row.initial, row.newest, json.loads(row.best)["digest"]}
-    blobs.tidy(spools, stale_models=models)
+            models |= {row.initial, row.newest, json.loads(row.best)["digest"]}
+    blobs.tidy(spools, models)
 
 
 def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import cleanup, lifecycle
 from coordinator.studies.assignments import Assignments
@@ -209,6 +209,8 @@ class Engine:
             current = self._studies[name].state.open_round
             if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
+                if code == "DECLINED_MODEL_MISMATCH":
+                    self._blobs.doubt(self._studies[name].newest)
                 self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
 
         self.call(act)
@@ -239,6 +241,15 @@ class Engine:
             return frozenset(site for site in current.unanswered if self._held.get((name, site)) == asked)
 
         return self.call(act)
+
+    def cannot_offer(self, name: str, damaged: DamagedModel) -> None:
+        """A model that the study offers is damaged in both copies: a study that needs it pauses and says so."""
+
+        def act() -> None:
+            if self._studies[name].newest == damaged.digest:
+                self._halt(name, damaged.message)
+
+        self.call(act)
 
     def revoked(self, site: str) -> None:
         """Go on without a site in every study."""

@@ -253,18 +253,6 @@ def test_a_decision_that_cannot_be_written_is_no_decision(
     assert receipt.decision == "accepted"
 
 
-def test_a_base_model_damaged_on_disk_is_noticed_by_its_digest(place: Place) -> None:
-    (site,) = place.begin(sites=["alpha"])
-    assignment = site.next_assignment()
-    path = Blobs(place.state.blobs).model(assignment.base.digest.hex())
-    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    update = delta("alpha", 1, SPECS)
-    site.send(site.opening(assignment, update), update.payload)
-    status = place.until(lambda status: status["state"] == "paused")
-    assert status["why"].startswith("round 1 could not be aggregated: ")
-    assert status["why"].endswith("no longer has the digest of its name")
-
-
 def test_a_byte_that_changes_in_a_spool_is_never_averaged_and_its_site_is_asked_again(place: Place) -> None:
     """The receipt is given and stays true: the round waits for the same update once more and goes on without none."""
     sites = place.begin(rounds=1, quorum=2)
