@@ -1,7 +1,8 @@
 """The coordinator's database: SQLite in WAL mode with ``synchronous=FULL``, through SQLAlchemy sessions.
 
-What is committed is durable. A writing transaction takes the write lock at its beginning, so that what it read is still
-true when it writes. The tables are in ``coordinator.storage.tables``; errors of the database become ours here.
+What is committed is durable, in the file that the next process opens: see ``coordinator.storage.watched``. A writing
+transaction takes the write lock at its beginning, so that what it read is still true when it writes. The tables are in
+``coordinator.storage.tables``; errors of the database become ours here.
 """
 
 import os
@@ -17,9 +18,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.orm import Session
 
+from coordinator.storage.watched import WatchedFiles, damaged, way_back
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
 from wardround.local.durable import AFTER, StorageFailed
+
+SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0")
 
 
 class Store:
@@ -36,6 +40,7 @@ class Store:
         sa.event.listen(self._engine, "connect", _settings)
         sa.event.listen(self._engine, "begin", _begin)
         self._writing = self._engine.execution_options(writes=True)
+        self._files = WatchedFiles(path, lambda: self._move_log("PASSIVE"))
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -50,20 +55,24 @@ class Store:
 
         Raises:
             CannotWrite: the disk is full; nothing was written.
-            StorageFailed: the disk failed; the process must end.
+            StorageFailed: the disk failed, or the database is lost or damaged; the process must end.
         """
         with self._sound(), Session(self._writing, expire_on_commit=False) as session, session.begin():
             session.connection()  # takes the write lock
             yield session
+        with self._sound():
+            self._files.move_log()
 
     @contextmanager
     def _sound(self) -> Iterator[None]:
-        """Refuse after a failed disk, and remember one."""
+        """Refuse after a failed disk, and remember one. Nothing is read or written in a file that is another by now."""
         if self._failed is not None:
-            raise StorageFailed(self._failed.message, hint=self._failed.hint)
+            raise type(self._failed)(self._failed.message, hint=self._failed.hint)
         try:
+            self._files.refuse_changed()
             with _explained(self.path):
                 yield
+            self._files.refuse_changed()
         except StorageFailed as error:
             self._failed = error
             raise
@@ -75,13 +84,17 @@ class Store:
         them to the disk again.
         """
         with self._sound():
-            connection = self._engine.raw_connection()
-            try:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
-            except sqlite3.DatabaseError as error:
-                raise sa.exc.DatabaseError("wal_checkpoint", None, error) from error
-            finally:
-                connection.close()
+            self._move_log("TRUNCATE")
+        self._files.begin()
+
+    def _move_log(self, how: str) -> None:
+        connection = self._engine.raw_connection()
+        try:
+            connection.cursor().execute(f"PRAGMA wal_checkpoint({how})").close()
+        except sqlite3.DatabaseError as error:
+            raise sa.exc.DatabaseError("wal_checkpoint", None, error) from error
+        finally:
+            connection.close()
 
     def refuse_other_schema(self) -> None:
         """Whether this database is sound and made for this program.
@@ -92,7 +105,7 @@ class Store:
         with _explained(self.path), self._engine.connect() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
             if found != "ok":
-                raise _damaged(self.path)
+                raise damaged(self.path)
             present = MigrationContext.configure(connection).get_current_revision()
         script = ScriptDirectory.from_config(_alembic())
         if present == script.get_current_head():
@@ -109,7 +122,16 @@ class Store:
         )
 
     def close(self) -> None:
-        self._engine.dispose()
+        """Close the database.
+
+        Raises:
+            StoreLost: what was committed last is in no file that the next process finds; nobody has heard of it yet.
+        """
+        try:
+            if self._failed is None:
+                self._files.refuse_changed()
+        finally:
+            self._engine.dispose()
 
 
 def changed(session: Session, statement: sa.Update | sa.Delete) -> int:
@@ -143,7 +165,13 @@ def _alembic() -> Config:
 
 def _settings(connection: sqlite3.Connection, record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy says when a transaction begins; see _begin
-    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for setting in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "busy_timeout=10000",
+        "wal_autocheckpoint=0",
+    ):
         connection.execute(f"PRAGMA {setting}")
 
 
@@ -170,13 +198,13 @@ def _explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_BUSY:
             raise TryAgain(f"{path} is being written by another process") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise _damaged(path) from error
+            raise damaged(path) from error
         if code == sqlite3.SQLITE_CANTOPEN and _no_descriptor_is_free():
             raise TryAgain(f"{path}: this process has no free file descriptor now", code="TOO_BUSY") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise NeedsPerson(
                 f"{path}: the database is missing or cannot be opened",
-                hint="restore it from a backup; a new empty one would forget every site",
+                hint=f"if you have it, put it back; else {way_back(path)}",
             ) from error
         if code == sqlite3.SQLITE_READONLY:
             raise CannotWrite(f"{path}: may not be written", hint="check owner and mode of that place") from error
@@ -189,9 +217,3 @@ def _no_descriptor_is_free() -> bool:
     except OSError:
         return True
     return False
-
-
-def _damaged(path: Path) -> NeedsPerson:
-    return NeedsPerson(
-        f"{path} is damaged", hint=f"keep it aside, restore {path.parent} from a backup, and start again"
-    )

@@ -370,11 +370,13 @@ def edit(path: Path, statement: str) -> None:
             "`coordinator upgrade --state",
             id="older",
         ),
-        pytest.param(lambda path: path.write_bytes(b"x" * 4096), "is damaged", "restore", id="no database"),
+        pytest.param(
+            lambda path: path.write_bytes(b"x" * 4096), "is damaged", "`coordinator restore BACKUP", id="no database"
+        ),
         pytest.param(
             lambda path: path.unlink(),
             "the database is missing or cannot be opened",
-            "restore it from a backup",
+            "if you have it, put it back; else keep",
             id="gone",
         ),
     ],
