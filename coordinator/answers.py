@@ -113,6 +113,41 @@ class StudyCreated(Answer):
     not_enrolled: tuple[str, ...]
 
 
+class StudyRow(Answer):
+    """A study in the list of studies. ``round``: of its newest model. ``archived``: no site is told of it."""
+
+    id: str
+    revision: int
+    state: str
+    round: int
+    rounds: int
+    archived: bool
+
+
+class StudyList(Answer):
+    """The studies of a coordinator, by their names."""
+
+    studies: tuple[StudyRow, ...]
+
+
+class StudyRenewed(Answer):
+    """A new revision of a study. ``model``: the round of the old one that it begins from, 0 for its first model."""
+
+    id: str
+    revision: int
+    study_digest: str
+    model: int
+    rounds: int
+
+
+class BackupMade(Answer):
+    """A backup: its folder, how many files it has, and of when it is (UTC)."""
+
+    path: str
+    files: int
+    made: str
+
+
 class BestRound(Answer):
     """The round of the best global model, its mean validation loss, and the model's digest."""
 

@@ -20,17 +20,19 @@ from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
+from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
+from coordinator.updates.returned import MAX_RETURNED
 from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
-from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
+from wardround.records.messages import envelope_from, envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.files import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -102,9 +104,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        listed = [
+            study
+            for study in self._engine.studies()
+            if peer.site in study.rules.sites and study.state.phase not in ENDED
+        ]
         offers, more = translate.page_of_offers([study for study in listed if study.name > request.after])
-        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
+        last = bytes.fromhex(self._uploads.returned.last(peer.site))
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more, last_receipt=last)
 
     @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
@@ -206,6 +213,13 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         while page := list(islice(envelopes, PAGE)):
             self._status.check(peer)
             yield pb.ReceiptsReply(envelopes=[envelope_message(envelope) for envelope in page])
+
+    @permitted("site", pb.ReturnRequest, most=MAX_PAGE)
+    def Return(self, peer: Peer, request: pb.ReturnRequest, call: Call) -> pb.ReturnReply:  # noqa: N802
+        if len(request.envelopes) > MAX_RETURNED:
+            raise BadData("more receipts than a message may have", code="MESSAGE_MALFORMED")
+        last = self._uploads.returned.take(peer.site, [envelope_from(message) for message in request.envelopes])
+        return pb.ReturnReply(last_receipt=bytes.fromhex(last))
 
     def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from coordinator.cli import ledgers, members, setup, studies
+from coordinator.cli import backups, ledgers, members, setup, studies
 from wardround.cli import run
 
 app = typer.Typer(
@@ -16,6 +16,8 @@ app = typer.Typer(
 app.command()(setup.init)
 app.command()(setup.upgrade)
 app.command()(setup.serve)
+app.command()(backups.backup)
+app.command()(backups.restore)
 app.command()(members.invite)
 app.command()(members.sites)
 app.command()(members.revoke)

@@ -51,6 +51,10 @@ class Blobs:
     def model(self, digest: str) -> Path:
         return self._models / f"{digest}{SUFFIX}"
 
+    def spare(self, digest: str) -> Path:
+        """The second copy of a model."""
+        return self._spare / f"{digest}{SUFFIX}"
+
     def spool(self, upload_id: str) -> Path:
         return self._uploads / f"{upload_id}{SUFFIX}"
 
@@ -65,7 +69,7 @@ class Blobs:
         Raises:
             DamagedModel: neither copy is whole.
         """
-        path, spare = self.model(digest), self._spare / f"{digest}{SUFFIX}"
+        path, spare = self.model(digest), self.spare(digest)
         with self._lock:
             seen = self._seen_whole.get(digest)
             if seen is not None and time.monotonic() - seen < FRESH_S and not again and path.exists():
@@ -101,7 +105,7 @@ class Blobs:
         for digest in digests:
             self.doubt(digest)
             remove(self.model(digest))
-            remove(self._spare / f"{digest}{SUFFIX}")
+            remove(self.spare(digest))
 
     def drop_spools(self, upload_ids: Collection[str]) -> None:
         for upload_id in upload_ids:

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from coordinator.storage.watched import WatchedFiles, damaged, way_back
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
-from wardround.local.durable import AFTER, StorageFailed
+from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_file
 
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0")
 
@@ -96,30 +96,39 @@ class Store:
         finally:
             connection.close()
 
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of what is committed to a new file, whole and durable, while others read and write."""
+        with self._sound():
+            source = self._engine.raw_connection()
+            try:
+                copy_database(source.driver_connection, path)
+            finally:
+                source.close()
+
     def refuse_other_schema(self) -> None:
         """Whether this database is sound and made for this program.
 
         Raises:
             NeedsPerson: it is damaged, older or newer; the message names the command.
         """
+        present = self.schema()
+        needed = newest_schema()
+        if present == needed:
+            return
+        if present is not None:
+            refuse_newer(self.path, present)
+        raise NeedsPerson(
+            f"{self.path} has schema {present or 'none'}, this program needs {needed}",
+            hint=f"`coordinator upgrade --state {quoted(self.path.parent)}` changes it, and keeps a copy of it",
+        )
+
+    def schema(self) -> str | None:
+        """The schema of this database; None of one that has none. Raises StoreLost: it is damaged."""
         with _explained(self.path), self._engine.connect() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
             if found != "ok":
                 raise damaged(self.path)
-            present = MigrationContext.configure(connection).get_current_revision()
-        script = ScriptDirectory.from_config(_alembic())
-        if present == script.get_current_head():
-            return
-        known = present in {row.revision for row in script.walk_revisions()}
-        if known or present is None:
-            raise NeedsPerson(
-                f"{self.path} has schema {present or 'none'}, this program needs {script.get_current_head()}",
-                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {quoted(self.path.parent)}`",
-            )
-        raise NeedsPerson(
-            f"{self.path} has schema {present}, which this program does not know: a newer one wrote it",
-            hint="install the newer version again, or restore the copy made before its `coordinator upgrade`",
-        )
+            return MigrationContext.configure(connection).get_current_revision()
 
     def close(self) -> None:
         """Close the database.
@@ -141,8 +150,16 @@ def changed(session: Session, statement: sa.Update | sa.Delete) -> int:
     return result.rowcount
 
 
-def upgrade(path: Path) -> None:
-    """Bring the database at ``path`` to this program's tables, or make it. Whole or not at all."""
+def upgrade(path: Path) -> Path | None:
+    """Bring the database at ``path`` to this program's tables, or make it. Whole or not at all.
+
+    Returns:
+        The copy of the older one that was kept beside it; None where there was none, or nothing to change.
+
+    Raises:
+        NeedsPerson: a newer program wrote it.
+    """
+    kept = _keep_older(path)
     engine = sa.create_engine(f"sqlite:///{path}")
     sa.event.listen(engine, "connect", _settings)
     sa.event.listen(engine, "begin", _begin)
@@ -154,6 +171,53 @@ def upgrade(path: Path) -> None:
         path.chmod(0o600)
     finally:
         engine.dispose()
+    return kept
+
+
+def _keep_older(path: Path) -> Path | None:
+    """Copy a database of an older schema, before it is changed. Raises NeedsPerson: it is of a newer one."""
+    if not path.exists():
+        return None
+    store = Store(path)
+    try:
+        present = store.schema()
+        if present is None or present == newest_schema():
+            return None
+        refuse_newer(path, present)
+        kept = path.with_name(f"{path.stem}-{present}{path.suffix}")
+        store.copy_to(kept)
+    finally:
+        store.close()
+    return kept
+
+
+def copy_database(source: sqlite3.Connection, path: Path) -> None:
+    """Write what ``source`` has committed to ``path``, whole or not at all, durably."""
+    temporary = path.with_name(f".{path.name}.copy")
+    remove(temporary)
+    target = sqlite3.connect(temporary)
+    try:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode=DELETE")  # one file and no log beside it
+    finally:
+        target.close()
+    temporary.chmod(0o600)
+    sync_file(temporary)
+    move(temporary, path)
+
+
+def newest_schema() -> str:
+    """The schema that this program works with."""
+    return str(ScriptDirectory.from_config(_alembic()).get_current_head())
+
+
+def refuse_newer(path: Path, present: str) -> None:
+    """Raises NeedsPerson: a newer program wrote the database at ``path``."""
+    if present not in {row.revision for row in ScriptDirectory.from_config(_alembic()).walk_revisions()}:
+        raise NeedsPerson(
+            f"{path} has schema {present}, which this program does not know: a newer one wrote it",
+            hint="install the newer version again, or put the copy back that its `coordinator upgrade` kept beside it",
+        )
 
 
 def _alembic() -> Config:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, overload
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
@@ -24,25 +25,11 @@ from coordinator.studies import cleanup, lifecycle
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion, conclude
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
+from coordinator.studies.held import HeldUpdates
 from coordinator.studies.history import write_down
-from coordinator.studies.lifecycle import (
-    Action,
-    Aggregate,
-    Answered,
-    Clock,
-    Closed,
-    Event,
-    Gone,
-    Halted,
-    Now,
-    Opened,
-    Ready,
-    Restarted,
-    Tell,
-)
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams
-from coordinator.studies.study import Study, load_studies
+from coordinator.studies.study import Study, last_revision, load_studies
 from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
@@ -78,7 +65,7 @@ class Engine:
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams = Streams()
-        self._held: dict[tuple[str, str], tuple[int, int, int]] = {}  # (study, site): revision, round, attempt
+        self._held = HeldUpdates()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._workers: ThreadPoolExecutor | None = None
         self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
@@ -98,7 +85,7 @@ class Engine:
             if study.state.phase in (Phase.WAITING, Phase.RUNNING):
                 away_s = max(0.0, self._wall_clock() - study.saved.wall_clock)
                 left = study.saved.round_left(study.state), study.saved.start_left(study.state)
-                self._step_alone(study.name, Restarted(away_s, *left))
+                self._step_alone(study.name, lifecycle.Restarted(away_s, *left))
 
     def stop(self) -> None:
         """Wait for an aggregation, do the jobs that are queued, and end."""
@@ -125,9 +112,9 @@ class Engine:
         for study in list(self._studies.values()):
             time = self._next_time(study)
             if time is not None and time <= now:
-                self._step_alone(study.name, Clock())
+                self._step_alone(study.name, lifecycle.Clock())
 
-    def _step_alone(self, name: str, event: Event) -> None:
+    def _step_alone(self, name: str, event: lifecycle.Event) -> None:
         """A step that nobody waits for: what goes wrong in it is that study's, and the others go on.
 
         Raises:
@@ -161,11 +148,19 @@ class Engine:
         """A new study, or a new revision of one that has ended or never ran; its sites hear of it.
 
         ``write`` writes what the study's row refers to, in the same transaction.
+
+        Raises:
+            TryAgain: another command added a study of that name at the same time.
         """
 
         def act() -> None:
             saved = study.saved_at(self._wall_clock(), self._monotonic())
             with self._store.write() as session:
+                if last_revision(session, study.name) != study.revision - 1:
+                    raise TryAgain(
+                        f"study `{study.name}` was created by another command at the same time; here nothing changed",
+                        hint=f"`coordinator study status {study.name}` shows which it is",
+                    )
                 write(session)
                 session.add(saved.row())
             self._studies[study.name] = saved
@@ -175,11 +170,11 @@ class Engine:
 
         self.call(act)
 
-    def happened(self, name: str, event: Event) -> None:
+    def happened(self, name: str, event: lifecycle.Event) -> None:
         """Let a study know what happened."""
         self.call(lambda: self._advance(name, event))
 
-    def happened_with(self, name: str, event: Event, write: Callable[[Session], T]) -> T:
+    def happened_with(self, name: str, event: lifecycle.Event, write: Callable[[Session], T]) -> T:
         """Let a study know, in one transaction with ``write``; what ``write`` returned, when all of it is durable."""
         return self.call(lambda: self._advance(name, event, write))
 
@@ -189,7 +184,7 @@ class Engine:
         def act() -> None:
             study = self._studies[name]
             if site not in study.state.ready and study.state.phase not in ENDED:
-                self._advance(name, Ready(site))
+                self._advance(name, lifecycle.Ready(site))
 
         self.call(act)
 
@@ -198,7 +193,7 @@ class Engine:
 
         def act() -> None:
             if site in self._studies[name].state.ready:
-                self._advance(name, Gone(site, code))
+                self._advance(name, lifecycle.Gone(site, code))
 
         self.call(act)
 
@@ -211,36 +206,23 @@ class Engine:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
                 if code == "DECLINED_MODEL_MISMATCH":
                     self._blobs.doubt(self._studies[name].newest)
-                self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
+                self._advance(name, lifecycle.Answered(site, Answer(Kind.DECLINED, code)))
 
         self.call(act)
 
     def held(self, site: str, name: str, round_number: int, attempt: int) -> None:
-        """The site's update waits for a person there: it may still come. In memory; every connection says it again."""
+        """The site's update waits for a person there: it may still come."""
 
         def act() -> None:
-            study = self._studies[name]
-            current, asked = study.state.open_round, (study.revision, round_number, attempt)
-            if not current or (current.number, current.attempt) != asked[1:] or site not in current.unanswered:
-                return
-            if self._held.get((name, site)) != asked:  # said again, it changes nothing and nobody is told
+            if self._held.note(self._studies[name], site, round_number, attempt):  # said again, nobody is told
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
-                self._held[name, site] = asked
                 self._streams.tell_followers(name)
 
         self.call(act)
 
-    def holding(self, name: str) -> frozenset[str]:
+    def holding(self, study: Study) -> frozenset[str]:
         """The sites whose update of the round under way waits for a person there."""
-
-        def act() -> frozenset[str]:
-            study = self._studies[name]
-            if (current := study.state.round) is None:
-                return frozenset()
-            asked = (study.revision, current.number, current.attempt)
-            return frozenset(site for site in current.unanswered if self._held.get((name, site)) == asked)
-
-        return self.call(act)
+        return self.call(lambda: self._held.of(study))
 
     def cannot_offer(self, name: str, damaged: DamagedModel) -> None:
         """A model that the study offers is damaged in both copies: a study that needs it pauses and says so."""
@@ -251,10 +233,17 @@ class Engine:
 
         self.call(act)
 
-    def revoked(self, site: str) -> None:
-        """Go on without a site in every study."""
-        for study in self.studies():
-            self.gone(site, study.name, "SITE_REVOKED")
+    def archive(self, name: str) -> None:
+        """Tell nobody of an ended study any more, and keep it in the store alone."""
+
+        def act() -> None:
+            table = tables.Study
+            with self._store.write() as session:
+                archived = sa.update(table).where(table.name == name, table.archived_s.is_(None))
+                session.execute(archived.values(archived_s=int(self._wall_clock())))
+            del self._studies[name]
+
+        self.call(act)
 
     def watch(self, site: str, stream: Stream) -> None:
         """Send a site's studies and its open assignments to ``stream``, and from now on the new ones.
@@ -266,7 +255,7 @@ class Engine:
             self._streams.open(site, stream)
             self._seen(site)
             for study in self._studies.values():
-                if site in study.rules.sites:
+                if site in study.rules.sites and study.state.phase not in ENDED:
                     stream.put(study)
             for study in self._studies.values():
                 if assignment := self._assignments.of(study, site):
@@ -307,13 +296,13 @@ class Engine:
     # One step of a study.
 
     @overload
-    def _advance(self, name: str, event: Event) -> None: ...
+    def _advance(self, name: str, event: lifecycle.Event) -> None: ...
 
     @overload
-    def _advance(self, name: str, event: Event, write: Callable[[Session], T], newest: str = "") -> T: ...
+    def _advance(self, name: str, event: lifecycle.Event, write: Callable[[Session], T], newest: str = "") -> T: ...
 
     def _advance(
-        self, name: str, event: Event, write: Callable[[Session], T] | None = None, newest: str = ""
+        self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None = None, newest: str = ""
     ) -> T | None:
         """Judge, write down, act. If the writing fails, nothing has happened. What fails in the study itself pauses it.
 
@@ -337,7 +326,7 @@ class Engine:
         if self._studies[name].state.phase not in (Phase.WAITING, Phase.RUNNING):
             return
         try:
-            self._step(name, Halted(why), None, "")
+            self._step(name, lifecycle.Halted(why), None, "")
         except StorageFailed:
             raise
         except Exception:
@@ -346,9 +335,9 @@ class Engine:
             self._studies[name] = replace(study, state=lifecycle.halted(study.state, why))
             self._streams.tell_followers(name)
 
-    def _step(self, name: str, event: Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
+    def _step(self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
         before = self._studies[name]
-        now = Now(self._monotonic(), frozenset(self._streams))
+        now = lifecycle.Now(self._monotonic(), frozenset(self._streams))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
         if state is before.state and write is None:
@@ -370,18 +359,18 @@ class Engine:
         self._streams.tell_followers(name)
         return result
 
-    def _act(self, study: Study, action: Action) -> None:
+    def _act(self, study: Study, action: lifecycle.Action) -> None:
         match action:
-            case Opened(one):
+            case lifecycle.Opened(one):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
                 for site in one.unanswered:
                     self._streams.push(site, self._assignments.of(study, site))
-            case Aggregate(one):
+            case lifecycle.Aggregate(one):
                 if workers := self._workers:
                     workers.submit(self._aggregate, study, one)
-            case Closed(one, outcome):
+            case lifecycle.Closed(one, outcome):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
-            case Tell(phase):
+            case lifecycle.Tell(phase):
                 log.info("%s: %s %s", study.name, phase, study.state.why)
                 for site in study.state.ready:
                     self._streams.push(site, self._assignments.of(study, site))

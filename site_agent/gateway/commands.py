@@ -6,7 +6,7 @@ command, under the lock.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -68,8 +68,7 @@ class CommandHandler:
         """
         with self._session.use() as connection:
             offered = connection.studies(interrupt, patient=False)
-        for offer in offered:
-            self.keep(offer)
+        self.keep_listed(offered)
         return offered
 
     def fetch_receipts(self, interrupt: Interrupt) -> int:
@@ -81,6 +80,16 @@ class CommandHandler:
         """
         with self._session.use() as connection:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
+
+    def keep_listed(self, offered: Sequence[Offer]) -> None:
+        """Keep what the coordinator lists: all that goes on. A study that it lists no longer is over, until it says
+        another word."""
+        for offer in offered:
+            self.keep(offer)
+        listed = {offer.study for offer in offered}
+        for kept in self._state.offers():
+            if kept.study not in listed and kept.state not in ENDED:
+                self.coordinator_says(kept.study, kept.digest, "stopped")
 
     def keep(self, offer: Offer) -> None:
         """Keep an offer; if it is not what was approved, say so."""

@@ -243,6 +243,11 @@ class Ledger:
         return self._state.head
 
     @property
+    def last_receipt(self) -> str:
+        """SHA-256 of the payload of the last receipt of a decided upload; "" where it lies in an earlier ledger."""
+        return self._state.last_receipt
+
+    @property
     def unresolved(self) -> dict[str, UploadEntry]:
         """Uploads without a receipt, by their id. They may have left."""
         with self._lock:
