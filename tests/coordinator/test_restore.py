@@ -227,4 +227,5 @@ def test_without_its_newest_model_a_study_is_renewed_from_an_older_one(place: Pl
     damage(place, place.until(lambda status: status["round"] == 2)["model_digest"])
     renewed = place.ask("renew", study="trial")
     assert (renewed["model"], renewed["rounds"]) == (0, 3)
-    assert site.next_event("assignment").stop.reason == pb.Stop.STOPPED
+    assert site.next_assignment().round == 2
+    assert site.next_assignment().stop.reason == pb.Stop.STOPPED
