@@ -15,6 +15,7 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
+from coordinator.models import downloads
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
@@ -256,7 +257,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             return STRANGE_TENSORS
         return 2 * len(study.shared) + 64
 
-    def _wanted(self, peer: Peer, study: Study, request: pb.DownloadRequest) -> tuple[Download, Path]:
+    def _wanted(self, peer: Peer, study: Study, request: pb.DownloadRequest) -> tuple[downloads.Download, Path]:
         """What a site asks to download, and the whole file that holds its tensors.
 
         Raises:

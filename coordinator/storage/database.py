@@ -101,6 +101,7 @@ class Store:
         with self._sound():
             source = self._engine.raw_connection()
             try:
+                assert isinstance(source.driver_connection, sqlite3.Connection)
                 copy_database(source.driver_connection, path)
             finally:
                 source.close()
