@@ -10,7 +10,6 @@ the next start.
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, overload
 
@@ -22,8 +21,9 @@ from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import cleanup, lifecycle
+from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
-from coordinator.studies.conclusion import Conclusion, conclude
+from coordinator.studies.conclusion import Conclusion
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
 from coordinator.studies.held import HeldUpdates
 from coordinator.studies.history import write_down
@@ -67,7 +67,9 @@ class Engine:
         self._streams = Streams()
         self._held = HeldUpdates()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
-        self._workers: ThreadPoolExecutor | None = None
+        self._aggregations = Aggregations(
+            store, blobs, is_wanted=self._waits_for, concluded=self._concluded, fatal=fatal
+        )
         self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
         self._studies, self._unreadable = load_studies(store, plugins)
 
@@ -75,7 +77,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to own the studies, and take up what the last process left."""
-        self._workers = ThreadPoolExecutor(1, thread_name_prefix="aggregation")
+        self._aggregations.start()
         self._thread.start(self._take_up)
 
     def _take_up(self) -> None:
@@ -89,9 +91,7 @@ class Engine:
 
     def stop(self) -> None:
         """Wait for an aggregation, do the jobs that are queued, and end."""
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.shutdown()
+        self._aggregations.stop()
         self._thread.stop()
 
     def call(self, act: Callable[[], T]) -> T:
@@ -366,8 +366,7 @@ class Engine:
                 for site in one.unanswered:
                     self._streams.push(site, self._assignments.of(study, site))
             case lifecycle.Aggregate(one):
-                if workers := self._workers:
-                    workers.submit(self._aggregate, study, one)
+                self._aggregations.submit(study, one)
             case lifecycle.Closed(one, outcome):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
             case lifecycle.Tell(phase):
@@ -375,20 +374,18 @@ class Engine:
                 for site in study.state.ready:
                     self._streams.push(site, self._assignments.of(study, site))
 
-    def _aggregate(self, study: Study, current: Round) -> None:
-        """In the worker: make the next model, and let the study know."""
-        try:
-            end = conclude(self._store, self._blobs, study, current)
-            self.call(lambda: self._concluded(study, current, end))
-        except StorageFailed as error:
-            self._fatal(error)
+    def _waits_for(self, study: Study, current: Round) -> bool:
+        """Whether a study still waits for the aggregation of a round."""
+        now = self.find(study.name)
+        return now is not None and now.waits_for(study.revision, current)
 
     def _concluded(self, study: Study, current: Round, end: Conclusion) -> None:
-        """Let the study know, if it still waits for this aggregation."""
-        now = self._studies[study.name]
-        if now.revision != study.revision or not now.state.aggregating or now.state.round != current:
-            return
+        """From the worker: let the study know, if it still waits for this aggregation."""
+        self.call(lambda: self._conclude(study, current, end))
 
+    def _conclude(self, study: Study, current: Round, end: Conclusion) -> None:
+        if not self._waits_for(study, current):
+            return
         newest = end.manifest.digest() if end.manifest is not None else ""
         now_s = int(self._wall_clock())
         try:

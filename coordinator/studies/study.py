@@ -116,6 +116,10 @@ class Study:
         """The model files that must stay."""
         return frozenset({self.initial, self.newest, self.best_digest} - {""})
 
+    def waits_for(self, revision: int, current: Round) -> bool:
+        """Whether the aggregation of this round of this revision is what the study waits for."""
+        return self.revision == revision and self.state.aggregating and self.state.round == current
+
     def saved_at(self, wall_clock: float, monotonic: float) -> "Study":
         return replace(self, saved=Saved(wall_clock, monotonic))
 
