@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from coordinator import backups, creation, requests
 from coordinator.answers import (
     Answer,
-    BackupMade,
     InvitationMade,
     ReceiptsCopied,
     Revoked,
@@ -106,8 +105,8 @@ class Administration:
                 return self.archive(request.study)
             case requests.ListStudies():
                 return self.list_studies(archived=request.archived)
-            case requests.MakeBackup():
-                return self.backup(request.out)
+            case requests.MakeSnapshot():
+                return backups.snapshot(self._context)
             case requests.ShowStatus():
                 return self.status(request.study)
             case requests.ShowFits():
@@ -295,11 +294,6 @@ class Administration:
                 for study, is_archived in sorted(rows, key=lambda row: row[0].name)
             )
         )  # fmt: skip
-
-    def backup(self, out: str) -> BackupMade:
-        """Copy the whole state to a new folder ``out``. See ``backups.make``."""
-        contents = backups.make(self._context, Path(out))
-        return BackupMade(path=out, files=len(contents.files), made=tables.utc_text(contents.made_s))
 
     def status(self, study: str) -> StudyStatus:
         """How a study stands now."""

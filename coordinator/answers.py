@@ -140,12 +140,19 @@ class StudyRenewed(Answer):
     rounds: int
 
 
-class BackupMade(Answer):
-    """A backup: its folder, how many files it has, and of when it is (UTC)."""
+class SnapshotMade(Answer):
+    """A folder in the state directory with all that a backup is made of beside keys and settings.
 
-    path: str
-    files: int
-    made: str
+    Attributes:
+        made_s: Unix time of the copy.
+        models: their digests. uploads: each accepted update's id, and its manifest's digest.
+    """
+
+    folder: str
+    made_s: int
+    federation: str
+    models: tuple[str, ...]
+    uploads: Mapping[str, str]
 
 
 class BestRound(Answer):

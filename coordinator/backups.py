@@ -5,26 +5,25 @@ BACKUP/config.toml, authority/, keys/       the federation's identity: as secret
 BACKUP/coordinator.db                       what was committed at one moment
 BACKUP/blobs/{models,uploads,public_data}/  the files that it names
 
-The files are opened at the moment of the database's copy, by the thread that alone removes any, and copied after it.
+The files are linked at the moment of the database's copy, by the thread that alone removes any, and copied after it.
 """
 
 import hashlib
 import json
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from coordinator.answers import SnapshotMade
 from coordinator.context import Context, raise_fatal
 from coordinator.creation import RUNS
 from coordinator.state_directory import State
 from coordinator.storage import tables
-from coordinator.storage.blobs import SUFFIX, DamagedModel, is_whole
+from coordinator.storage.blobs import SUFFIX, Blobs, DamagedModel, is_whole
 from coordinator.storage.database import Store
 from coordinator.studies.cleanup import accepted_uploads
 from wardround import __version__
@@ -36,6 +35,7 @@ from wardround.records.schema import Strict, check
 from wardround.tensors.manifests import CHUNK
 
 LIST = "backup.json"
+DATABASE = "coordinator.db"
 log = logging.getLogger(__name__)
 
 
@@ -48,46 +48,60 @@ class Contents(Strict):
     files: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A file that the database names, open so that its bytes stay: where it goes, and the digest of its manifest."""
+def snapshot(context: Context) -> SnapshotMade:
+    """Put a copy of the database, and links to the files that it names, into a new folder of the state directory.
 
-    path: str
-    digest: str
-    descriptors: tuple[int, ...]  # of the file and of its second copy, as far as there are any
+    It takes a moment, in the thread that alone removes such files. Whoever asked copies them and removes the folder; so
+    the service, which may write nowhere else, need not.
+
+    Raises:
+        DamagedModel: a model that a study needs is gone, and so is its second copy.
+    """
+    folder = context.state.root / f"{context.state.snapshots}{uuid.uuid4().hex}"
+    make_folder(folder)
+    try:
+        return context.engine.call(lambda: _snapshot(context, folder))
+    except BaseException:
+        remove(folder)
+        raise
 
 
-def make(context: Context, out: Path) -> Contents:
-    """Copy the state of a running coordinator, or of one that no service owns, to the new folder ``out``.
+def make(state: State, made: SnapshotMade, out: Path) -> Contents:
+    """Make the new folder ``out`` of a snapshot, which is removed, and of the keys and settings beside it.
 
     Raises:
         UsageProblem: ``out`` is there already, or inside the state directory.
         DamagedModel: a model is damaged, and so is its second copy.
         CannotWrite: there is no room; ``out`` is not made.
     """
-    out = out.resolve()
-    state = context.state.root.resolve()
-    if out.exists():
-        raise UsageProblem(f"{out} is there already", hint="give a folder that is not there yet")
-    if out.is_relative_to(state):
-        raise UsageProblem(f"{out} is inside the state directory", hint="give a folder on another disk")
+    folder = Path(made.folder)
     partial = out.with_name(f".{out.name}.partial")
-    remove(partial)
-    make_folder(partial)
     try:
-        with ExitStack() as opened:
-            made_s, named = context.engine.call(lambda: _snapshot(context, partial, opened))
-            _copy_named(context, partial, named)
-        for source in _plain_files(context.state):
-            _copy(source, partial / source.relative_to(context.state.root))
+        refuse_unfit(state, out)
+        remove(partial)
+        make_folder(partial)
+        _copy(folder / DATABASE, partial / DATABASE)
+        _copy_named(state, made, partial)
+        for source in _plain_files(state):
+            _copy(source, partial / source.relative_to(state.root))
         files = {str(path.relative_to(partial)): sha256(path) for path in _files_of(partial)}
-        contents = Contents(federation=context.config.federation, wardround=__version__, made_s=made_s, files=files)
+        contents = Contents(federation=made.federation, wardround=__version__, made_s=made.made_s, files=files)
         write_file(partial / LIST, json.dumps(contents.model_dump(), indent=1, sort_keys=True).encode())
         move(partial, out)
     except BaseException:
         remove(partial)
         raise
+    finally:
+        remove(folder)
     return contents
+
+
+def refuse_unfit(state: State, out: Path) -> None:
+    """Raises UsageProblem: no backup of ``state`` can be made at ``out``."""
+    if out.exists():
+        raise UsageProblem(f"{out} is there already", hint="give a folder that is not there yet")
+    if out.is_relative_to(state.root.resolve()):
+        raise UsageProblem(f"{out} is inside the state directory", hint="give a folder on another disk")
 
 
 def put_back(backup: Path, state: State) -> Contents:
@@ -113,7 +127,7 @@ def put_back(backup: Path, state: State) -> Contents:
         if sha256(path) != wanted:
             remove(partial)
             raise BadData(f"{backup / name} is damaged; nothing was restored", hint="take another backup")
-    store = Store(partial / "coordinator.db")
+    store = Store(partial / DATABASE)
     try:
         store.refuse_other_schema()
         with store.write() as session:
@@ -151,9 +165,9 @@ def _contents(backup: Path) -> Contents:
     return contents
 
 
-def _snapshot(context: Context, folder: Path, opened: ExitStack) -> tuple[int, list[_Named]]:
-    """Copy the database, and open the files that it names. Where the studies are owned: there alone one is removed."""
-    context.store.copy_to(folder / "coordinator.db")
+def _snapshot(context: Context, folder: Path) -> SnapshotMade:
+    """Copy the database, and link the files that it names. Where the studies are owned: there alone one is removed."""
+    context.store.copy_to(folder / DATABASE)
     blobs = context.blobs
     studies = context.engine.studies()
     accepted = tables.Upload.id.in_(set(accepted_uploads(studies)))
@@ -163,45 +177,55 @@ def _snapshot(context: Context, folder: Path, opened: ExitStack) -> tuple[int, l
         for row in session.scalars(sa.select(tables.Study)):
             digests |= {row.initial, row.newest, json.loads(row.best)["digest"]} - {""}
         uploads = {row.id: row.manifest_sha256 for row in session.scalars(sa.select(tables.Upload).where(accepted))}
-    named = []
     for digest in sorted(digests):
-        paths = (blobs.model(digest), blobs.spare(digest))
-        found = tuple(_open(path, opened) for path in paths if path.exists())
-        if not found and digest in needed:
+        linked = [_link(source, folder / place) for place, source in _copies(blobs, digest)]
+        if digest in needed and not any(linked):
             raise DamagedModel(digest, blobs.folder)
-        if found:
-            named.append(_Named(f"blobs/models/{digest}{SUFFIX}", digest, found))
-    for upload, manifest in sorted(uploads.items()):
-        path = blobs.spool(upload)
-        if path.exists():
-            named.append(_Named(f"blobs/uploads/{upload}{SUFFIX}", manifest, (_open(path, opened),)))
-    return int(context.wall_clock()), named
+    kept = {upload: sha for upload, sha in uploads.items() if _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")}
+    return SnapshotMade(
+        folder=str(folder), made_s=int(context.wall_clock()), federation=context.config.federation,
+        models=tuple(sorted(digests)), uploads=kept,
+    )  # fmt: skip
 
 
-def _open(path: Path, opened: ExitStack) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    opened.callback(os.close, descriptor)
-    return descriptor
+def _copies(blobs: Blobs, digest: str) -> tuple[tuple[str, Path], ...]:
+    """A model's file and its second copy, each with its name in a snapshot."""
+    return (f"{digest}{SUFFIX}", blobs.model(digest)), (f"{digest}.spare{SUFFIX}", blobs.spare(digest))
 
 
-def _copy_named(context: Context, folder: Path, named: Iterable[_Named]) -> None:
+def _link(source: Path, target: Path) -> bool:
+    """Keep a file's bytes under another name, whatever becomes of it. Whether it is there."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        return False
+    except OSError:  # this file system has no links
+        _copy(source, target)
+    return True
+
+
+def _copy_named(state: State, made: SnapshotMade, folder: Path) -> None:
     """Copy models and updates, and hash the copies: a damaged one is no backup.
 
     Raises:
         DamagedModel: no copy of a model is whole. A damaged update is left out: its site is asked for it again.
     """
-    for file in named:
-        target = folder / file.path
-        make_folder(target.parent)
-        for descriptor in file.descriptors:
-            write_file(target, _read(descriptor))
-            if is_whole(target, file.digest):
-                break
-        else:
-            remove(target)
-            if target.parent.name == "models":
-                raise DamagedModel(file.digest, context.blobs.folder)
-            log.error("%s is damaged and not in the backup: its site is asked for it again", target.name)
+    source, models, uploads = Path(made.folder), folder / "blobs" / "models", folder / "blobs" / "uploads"
+    for digest in made.models:
+        names = (f"{digest}{SUFFIX}", f"{digest}.spare{SUFFIX}")
+        present = [source / name for name in names if (source / name).exists()]
+        if present and not any(_copied_whole(path, models / names[0], digest) for path in present):
+            raise DamagedModel(digest, state.blobs)
+    for upload, manifest in made.uploads.items():
+        path = uploads / f"{upload}{SUFFIX}"
+        if not _copied_whole(source / path.name, path, manifest):
+            remove(path)
+            log.error("%s is damaged and not in the backup: its site is asked for it again", path.name)
+
+
+def _copied_whole(source: Path, target: Path, digest: str) -> bool:
+    _copy(source, target)
+    return is_whole(target, digest)
 
 
 def _plain_files(state: State) -> Iterator[Path]:
@@ -222,13 +246,6 @@ def _copy(source: Path, target: Path) -> None:
     make_folder(target.parent)
     with source.open("rb") as file:
         write_file(target, iter(lambda: file.read(CHUNK), b""))
-
-
-def _read(descriptor: int) -> Iterator[bytes]:
-    offset = 0
-    while data := os.pread(descriptor, CHUNK, offset):
-        yield data
-        offset += len(data)
 
 
 def sha256(path: Path) -> str:

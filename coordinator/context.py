@@ -14,7 +14,6 @@ from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from wardround.errors import WardroundError
-from wardround.local.durable import sweep
 
 
 class Context:
@@ -48,8 +47,7 @@ class Context:
             self.store.settle()
             self.blobs = Blobs(state.blobs)
             self.blobs.sweep()
-            for folder in (state.root, state.authority, state.receipt_key_file.parent):
-                sweep(folder)
+            state.sweep(wall_clock())
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
             self.certificate_status.load()
             self.enrolment = Enrolment(self.store, self.authority, self.certificate_status, self.config.address)

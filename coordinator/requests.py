@@ -123,11 +123,10 @@ class ListStudies(Request):
     archived: bool = False
 
 
-class MakeBackup(Request):
-    """Copy the whole state to a new folder ``out``."""
+class MakeSnapshot(Request):
+    """Keep what a backup is made of in a folder of the state directory."""
 
-    command: Literal["backup"] = "backup"
-    out: str
+    command: Literal["snapshot"] = "snapshot"
 
 
 class ShowStatus(StudyRequest):
@@ -158,7 +157,7 @@ _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus,
-        ShowFits, ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeBackup,
+        ShowFits, ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot,
     )
 }  # fmt: skip
 

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import BackupMade, StudyRenewed
+from coordinator.answers import SnapshotMade, StudyRenewed
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import State
-from coordinator.requests import MakeBackup, RenewStudy
+from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
 
-BACKUP_S = 3600
+SNAPSHOT_S = 600  # it copies the database, and nothing else
 
 
 def backup(
@@ -20,8 +20,14 @@ def backup(
 ) -> None:
     """Copy the whole state to a new folder, while the service runs or not. It holds the keys: encrypt the copy."""
     refuse_no_coordinator(state)
-    made = ask(state, MakeBackup(out=str(out.resolve())), BackupMade, timeout_s=BACKUP_S)
-    say(f"{made.files} files, as they were at {made.made}, written to {made.path}")
+    from coordinator import backups
+    from coordinator.state_directory import State as Place
+    from coordinator.storage.tables import utc_text
+
+    place, target = Place(state), out.resolve()
+    backups.refuse_unfit(place, target)
+    contents = backups.make(place, ask(state, MakeSnapshot(), SnapshotMade, timeout_s=SNAPSHOT_S), target)
+    say(f"{len(contents.files)} files, as they were at {utc_text(contents.made_s)}, written to {target}")
     say("it holds the federation's keys: encrypt it, and keep it where nobody else reads")
 
 

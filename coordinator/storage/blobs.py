@@ -138,10 +138,15 @@ class NewModel:
         header = file_header(specs)
         self._folders = folder, spare
         self._paths = [place / f".{label}{SUFFIX}" for place in self._folders]
-        self._files = [SpoolFile(path) for path in self._paths]
-        for file in self._files:
-            file.truncate(0)
-            file.write_at(0, header)
+        self._files: list[SpoolFile] = []
+        try:
+            for path in self._paths:
+                self._files.append(SpoolFile(path))
+                self._files[-1].truncate(0)
+                self._files[-1].write_at(0, header)
+        except BaseException:
+            self.__exit__()
+            raise
         self._end = len(header)
 
     def write(self, data: bytes) -> None:
@@ -162,8 +167,9 @@ class NewModel:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file, path in zip(self._files, self._paths, strict=True):
+        for file in self._files:
             file.close()
+        for path in self._paths:
             if path.exists():
                 remove(path)
 

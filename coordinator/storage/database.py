@@ -5,6 +5,7 @@ transaction takes the write lock at its beginning, so that what it read is still
 ``coordinator.storage.tables``; errors of the database become ours here.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
 from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_file
 
+log = logging.getLogger(__name__)
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0")
 
 
@@ -60,8 +62,17 @@ class Store:
         with self._sound(), Session(self._writing, expire_on_commit=False) as session, session.begin():
             session.connection()  # takes the write lock
             yield session
-        with self._sound():
-            self._files.move_log()
+        self._keep_log_short()
+
+    def _keep_log_short(self) -> None:
+        """Move the log, if it is long. What is committed stays so whatever comes of it."""
+        try:
+            with self._sound():
+                self._files.move_log()
+        except StorageFailed:
+            raise
+        except (CannotWrite, TryAgain) as error:
+            log.warning("%s; the log is moved into the database later", error.message)
 
     @contextmanager
     def _sound(self) -> Iterator[None]:

@@ -55,8 +55,10 @@ class WatchedFiles:
         if not self._known or self._size("-wal") < LOG_BYTES:
             return
         with self._lock:
-            self._checkpoint()
-            self._known[""] = self._look("")
+            try:
+                self._checkpoint()
+            finally:
+                self._known[""] = self._look("")
 
     def _lost(self, file: str) -> StoreLost:
         return StoreLost(

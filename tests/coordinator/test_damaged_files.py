@@ -1,5 +1,6 @@
 """A file of the coordinator that is damaged or lost: never used, named, and made good where somebody has it."""
 
+import os
 from pathlib import Path
 
 import grpc
@@ -140,6 +141,10 @@ def test_what_a_killed_process_had_half_written_is_swept_at_the_next_start(place
         path.write_bytes(b"half")
     kept = place.state.root / ".profile"
     kept.write_bytes(b"a person's")
+    old, new = place.state.root / ".backup-1", place.state.root / ".backup-2"
+    for folder in (old, new):
+        folder.mkdir()
+    os.utime(old, (0, 0))
     place.serve()
     assert not any(path.exists() for path in left)
-    assert kept.exists()
+    assert [path.exists() for path in (kept, old, new)] == [True, False, True]

@@ -1,7 +1,6 @@
 """Backups that are made while the coordinator serves, and the way back from one for all sites at once."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator import backups
+from coordinator.answers import SnapshotMade
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
@@ -31,6 +31,11 @@ def answer_all(sites: list[FakeSite]) -> None:
         assert site.answer(site.next_assignment()).decision == "accepted"
 
 
+def backup_of(place: Place, out: Path) -> backups.Contents:
+    """What `coordinator backup` does beside the running service."""
+    return backups.make(place.state, SnapshotMade.model_validate(place.ask("snapshot")), out)
+
+
 def lost_and_restored(place: Place, backup: Path) -> list[str]:
     """The state directory is gone; a new one is made of the backup, and serves. The studies that went on in it."""
     place.coordinator.stop()
@@ -45,8 +50,9 @@ def test_a_backup_made_in_the_middle_of_a_round_has_all_that_its_database_names(
     sites = place.begin(rounds=1)
     first = sites[0].answer(sites[0].next_assignment())
     out = tmp_path / "backup"
-    answer = place.ask("backup", out=str(out))
-    assert answer["files"] == len(json.loads((out / "backup.json").read_bytes())["files"])
+    contents = backup_of(place, out)
+    assert contents == backups.Contents.model_validate_json((out / "backup.json").read_bytes())
+    assert not list(place.state.root.glob(".backup-*"))
     assert (out / "blobs" / "uploads" / f"{first.upload_id}.safetensors").exists()
     assert {path.relative_to(out).parts[0] for path in out.rglob("*") if path.is_file()} == {
         "backup.json", "config.toml", "coordinator.db", "authority", "keys", "blobs",
@@ -62,7 +68,7 @@ def test_a_backup_holds_the_whole_copy_of_a_model_of_which_one_is_damaged(place:
     place.begin()
     digest = place.status()["model_digest"]
     flip(place.state.blobs / "models" / f"{digest}.safetensors")
-    place.ask("backup", out=str(tmp_path / "backup"))
+    backup_of(place, tmp_path / "backup")
     backups.put_back(tmp_path / "backup", State(tmp_path / "new"))
     assert Blobs(tmp_path / "new" / "blobs").whole_model(digest).exists()
 
@@ -70,15 +76,15 @@ def test_a_backup_holds_the_whole_copy_of_a_model_of_which_one_is_damaged(place:
 def test_a_backup_is_refused_where_something_is_and_inside_the_state(place: Place, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(UsageProblem, match="there is there already"):
-        place.ask("backup", out=str(tmp_path / "there"))
+        backup_of(place, tmp_path / "there")
     with pytest.raises(UsageProblem, match="is inside the state directory"):
-        place.ask("backup", out=str(place.state.root / "backup"))
+        backup_of(place, place.state.root / "backup")
 
 
 def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: Path) -> None:
     place.begin()
     out, new = tmp_path / "backup", State(tmp_path / "new")
-    place.ask("backup", out=str(out))
+    backup_of(place, out)
     model = next((out / "blobs" / "models").iterdir())
     whole = flip(model)
     with pytest.raises(BadData, match=f"{model} is damaged; nothing was restored"):
@@ -103,7 +109,7 @@ def test_after_a_restore_a_new_revision_goes_on_from_the_newest_model_and_no_sit
     sites = place.begin(rounds=3)
     answer_all(sites)
     place.until(lambda status: status["round"] == 2)
-    place.ask("backup", out=str(tmp_path / "backup"))
+    backup_of(place, tmp_path / "backup")
     newest = place.status()["model_digest"]
     answer_all(sites)  # round 2, which the copy does not know
     place.until(lambda status: status["round"] == 3)
@@ -198,7 +204,7 @@ def parts(envelope: dsse.Envelope) -> tuple[str, bytes]:
 def test_a_certificate_that_was_renewed_after_the_copy_is_known_again(place: Place, tmp_path: Path) -> None:
     """Its site would have had to join again, and leave its private parts and ledger behind."""
     alpha = place.join("alpha")
-    place.ask("backup", out=str(tmp_path / "backup"))
+    backup_of(place, tmp_path / "backup")
     key = certificates.new_key()
     signing_request = certificates.signing_request(key)
     request = enrolment_pb2.RenewRequest(agent_version=__version__, signing_request=signing_request)

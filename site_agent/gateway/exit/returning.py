@@ -30,6 +30,7 @@ def give_back_lost(connection: Connection, ledger: Ledger) -> int:
     places = {EMPTY_HEAD: 0} | {digest: place for place, (digest, _) in enumerate(receipts, 1)}
     start = place = places.get(known)
     while place is not None and place < len(receipts):
+        ledger.show_again()  # what it saw of the ledger without a receipt is lost too
         known = connection.give_back([envelope for _, envelope in receipts[place : place + PAGE]])
         before, place = place, places.get(known)
         if place is None or place <= before:
