@@ -25,8 +25,8 @@ from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
-from coordinator.studies.held import HeldUpdates
 from coordinator.studies.history import write_down
+from coordinator.studies.holding import Holding
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams
 from coordinator.studies.study import Study, last_revision, load_studies
@@ -65,7 +65,7 @@ class Engine:
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams = Streams()
-        self._held = HeldUpdates()
+        self._holding = Holding()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._aggregations = Aggregations(
             store, blobs, is_wanted=self._waits_for, concluded=self._concluded, fatal=fatal
@@ -135,14 +135,16 @@ class Engine:
     # What others ask. All of it runs where the studies are owned.
 
     def studies(self) -> list[Study]:
-        return self.call(lambda: sorted(self._studies.values(), key=lambda study: study.name))
+        """As they are durable now, by name. Asks nobody: a study is never changed, and its place at once."""
+        return sorted(self._studies.values(), key=lambda study: study.name)
 
     def unreadable(self) -> dict[str, str]:
         """Studies whose record here is damaged, and why; nothing can be done for them until it is restored."""
         return self.call(lambda: dict(self._unreadable))
 
     def find(self, name: str) -> Study | None:
-        return self.call(lambda: self._studies.get(name))
+        """As it is durable now. Asks nobody."""
+        return self._studies.get(name)
 
     def add(self, study: Study, write: Callable[[Session], None]) -> None:
         """A new study, or a new revision of one that has ended or never ran; its sites hear of it.
@@ -214,7 +216,7 @@ class Engine:
         """The site's update waits for a person there: it may still come."""
 
         def act() -> None:
-            if self._held.note(self._studies[name], site, round_number, attempt):  # said again, nobody is told
+            if self._holding.note(self._studies[name], site, round_number, attempt):  # said again, nobody is told
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
                 self._streams.tell_followers(name)
 
@@ -222,7 +224,7 @@ class Engine:
 
     def holding(self, study: Study) -> frozenset[str]:
         """The sites whose update of the round under way waits for a person there."""
-        return self.call(lambda: self._held.of(study))
+        return self.call(lambda: self._holding.of(study))
 
     def cannot_offer(self, name: str, damaged: DamagedModel) -> None:
         """A model that the study offers is damaged in both copies: a study that needs it pauses and says so."""
@@ -350,7 +352,7 @@ class Engine:
             with blamed():
                 for action in actions:
                     study = write_down(session, study, action, self._wall_clock())
-                session.merge(study.row())
+                study.write(session)
         self._studies[name] = study
         with blamed():
             for action in actions:
