@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from site_agent.gateway.commands import CommandHandler, declaration_of
+from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
@@ -21,6 +21,7 @@ from site_agent.gateway.enrolment.renewal import keep_renewed
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.returning import give_back_lost
+from site_agent.gateway.fitting import declaration_of
 from site_agent.gateway.inbox import Inbox, ResolveUploads, Work
 from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds

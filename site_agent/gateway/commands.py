@@ -24,7 +24,7 @@ from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
-from site_agent.gateway.fitting import declaration_of_fit, fit_of, form_of
+from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
@@ -82,11 +82,10 @@ class CommandHandler:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep_listed(self, offered: Sequence[Offer]) -> None:
-        """Keep what the coordinator lists: all that goes on. A study that it lists no longer is over, until it says
-        another word."""
+        """Keep what the coordinator lists, all that goes on; any other study is over until it says another word."""
+        listed = {offer.study for offer in offered}
         for offer in offered:
             self.keep(offer)
-        listed = {offer.study for offer in offered}
         for kept in self._state.offers():
             if kept.study not in listed and kept.state not in ENDED:
                 self.coordinator_says(kept.study, kept.digest, "stopped")
@@ -397,8 +396,3 @@ class CommandHandler:
     def _record(self, consent: Consent, event: str, person: Person) -> None:
         self._ledger.append(consent_entry(consent, event, person))
         self._ledger.sign()
-
-
-def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
-    """Where this site stands in the study of a consent."""
-    return Declaration(consent.study, consent.revision, consent.study_digest, status)
