@@ -9,6 +9,7 @@ Three threads, each asleep until something happens:
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from site_agent.gateway.commands import CommandHandler, declaration_of
@@ -45,6 +46,7 @@ from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
 from wardround.records.ledger.entries import SessionEntry
 
+STOP_S = 15  # of which one call to a coordinator that does not answer takes ten
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 STUDY_STATES = (StopReason.FINISHED, StopReason.STOPPED, StopReason.FAILED, StopReason.PAUSED)
 log = logging.getLogger(__name__)
@@ -84,13 +86,22 @@ class Agent:
         self._first_try.wait(FIRST_TRY_S)
 
     def stop(self) -> None:
-        """Stop all that is under way; the ledger's head is signed when this returns."""
+        """Stop all that is under way; the ledger's head is signed when this returns.
+
+        A thread that does not end (a disk that does not answer) could still write into the ledger: then it is left
+        open, as a crash leaves it, and its next start takes up what is there.
+        """
         self._stopping.throw()
         self._inbox.close()
         self._watching.throw()
+        until = time.monotonic() + STOP_S
         for thread in self._threads:
-            thread.join(timeout=30)
+            if thread.ident is not None:
+                thread.join(timeout=max(0.0, until - time.monotonic()))
         self._session.close()
+        if still := [thread.name.strip("_") for thread in self._threads if thread.is_alive()]:
+            log.critical("the agent's thread %s does not end; the ledger is left as it is", " and ".join(still))
+            return
         try:
             if not self._ledger.failed:  # what was sent since the last connection ended
                 egress.record_control(self._ledger, self._session.meter)
