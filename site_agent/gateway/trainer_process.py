@@ -46,6 +46,10 @@ class TrainerProcess:
             self.stop()
             raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def keep(self, failed: Callable[[WardroundError], object]) -> None:
         """From now on start another where one ends. ``failed`` is called with the error after which none helps."""
         self._thread = threading.Thread(target=self._keep, args=(failed,), name="trainer-keep", daemon=True)
