@@ -284,10 +284,8 @@ class SiteSession:
         return (self._checkpoint("best_global", best_round, context.networks, validated),)
 
     def export_state(self, *, copies: bool = True) -> SessionState:
-        """All that the next round needs beside the download.
-
-        Args:
-            copies: False shares the session's memory where it can, for a reader who is done before it goes on.
+        """All that the next round needs beside the download. Without ``copies`` it shares the session's memory where it
+        can, for a reader who is done before that goes on.
         """
         context = self._context
         taken = at_home if copies else seen_at_home
@@ -296,8 +294,7 @@ class SiteSession:
             for key, tensor in all_tensors(context.networks).items()
             if key not in self._brought
         }
-        moments = context.optimizers.export(copies=copies)
-        tensors |= {f"optimizer/{key}": tensor for key, tensor in moments.items()}
+        tensors |= {f"optimizer/{key}": moment for key, moment in context.optimizers.export(copies=copies).items()}
         tensors |= {f"kept/{key}": taken(tensor) for key, tensor in context.kept.items()}
         meta = {
             "algorithm": context.study.method.name,
@@ -359,7 +356,7 @@ class SiteSession:
 
         Args:
             downloaded: what was said of the session's networks, which are as they came; None after training.
-            latest: the checkpoint of these, whose tensors the best one shares if it is of them.
+            latest: the checkpoint of these; the best one, if it is of them, shares its tensors.
         """
         context, best = self._context, list[Checkpoint]()
         for candidate in context.algorithm.candidates(context, downloaded is None):
@@ -369,10 +366,9 @@ class SiteSession:
                 self._best_pool, self._best_loss = candidate.pool, None
             if validated.loss is not None and (self._best_loss is None or validated.loss <= self._best_loss):
                 self._best_loss = validated.loss
-                if latest is not None and candidate.networks is context.networks:
-                    best = [replace(latest, kind="best_local")]
-                else:
-                    best = [self._checkpoint("best_local", model_round, candidate.networks, validated)]
+                same = latest if candidate.networks is context.networks else None
+                found = same or self._checkpoint("best_local", model_round, candidate.networks, validated)
+                best = [replace(found, kind="best_local")]
         return best
 
     def _judge(self, networks: Networks) -> _Judgement:
