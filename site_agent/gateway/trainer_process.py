@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from site_agent.gateway.connection.backoff import backoff
-from site_agent.handoff import LOOK_S, Trainer, trainer_socket
+from site_agent.handoff import Trainer, trainer_socket
 from wardround.errors import Unavailable, WardroundError
 from wardround.local import control, durable, liveness
 
 PR_SET_PDEATHSIG = 1
 START_S = 60
 STOP_S = 8
+LOOK_S = 5.0  # between two looks at it
 STEADY_S = 60  # one that ran this long is started again without a pause
 log = logging.getLogger(__name__)
 

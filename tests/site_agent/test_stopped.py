@@ -24,10 +24,12 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tests.site_agent.test_handoff import ask_in_thread, ended, endless, listener_process, listening
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
 from tools.world import wait_until
+from wardround import __version__
 from wardround.errors import TryAgain, Unavailable, UsageProblem, WardroundError
 from wardround.local import control, liveness
 from wardround.local.liveness import Look, Watch
 from wardround.records.trainer import Abort, Answer, AnyRequest, Check, Describe, Done, GetStatus, request_from
+from wardround.v1 import federation_pb2 as pb
 
 NOTICED_S = 35
 AT_ONCE_S = 2
@@ -86,6 +88,15 @@ def test_a_process_that_neither_speaks_nor_computes_is_hung_within_35_s() -> Non
     assert process.after(3600, beats=True) == ""
     assert process.after(18) == ""
     assert process.after(NOTICED_S - 18) == "has said and done nothing for 20 s"
+
+
+def test_a_judge_that_was_stopped_itself_begins_anew() -> None:
+    """Ctrl-Z in a terminal stops all of them, and `fg` lets them go on."""
+    process = Process()
+    assert process.after(10, beats=True) == ""
+    process.now += 600
+    assert process.after(18) == ""
+    assert process.after(6) == "has said and done nothing for 20 s"
 
 
 def test_a_stopped_process_is_told_from_one_that_was_stopped_for_a_moment() -> None:
@@ -378,3 +389,16 @@ def test_a_trainer_that_comes_back_is_waited_for(world: SiteWorld) -> None:
     wait_until(lambda: world.state.journal(STUDY).phase == "training", "the round wants its trainer", 20)
     world.trainer = FakeTrainer(world.state.root)
     world.coordinator.wait_receipts(1)
+
+
+# a peer's trouble
+
+
+def test_a_list_of_studies_that_cannot_be_used_ends_nothing(world: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
+    world.join()
+    world.coordinator.studies = lambda request: pb.StudiesReply(coordinator_version=__version__, more=True)
+    agent = world.start()
+    wait_until(lambda: "pages of studies do not go on by name; trying again" in caplog.text, "it is said", 20)
+    assert not agent.stopped.is_set()
+    world.coordinator.studies = None
+    wait_until(lambda: agent.connected, "it is connected", 30)

@@ -45,7 +45,8 @@ class Watch:
         self, pid: int, *, see: Callable[[int], Look] = look, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._pid, self._see, self._now = pid, see, now
-        self._heard = self._moved = self._ran = now()
+        self._heard = self._moved = self._looked = now()
+        self._stopped: float | None = None  # since when it was seen stopped
         self._last = see(pid)
 
     def heard(self) -> None:
@@ -55,12 +56,17 @@ class Watch:
     def frozen(self) -> str:
         """What is wrong with it, in words; "" while nothing is. Asked every few seconds."""
         at, seen = self._now(), self._see(self._pid)
+        if at - self._looked >= SILENT_S / 2:  # this process was stopped too, or has had no time: begin anew
+            self._heard, self._stopped = at, None
+        self._looked = at
         if seen.state not in STOPPED:
-            self._ran = at
+            self._stopped = None
+        elif self._stopped is None:
+            self._stopped = at
         if seen.used != self._last.used or seen.state in WAITS_FOR_DISK:
             self._moved = at
         self._last = seen
-        if at - self._ran >= STOPPED_S:
+        if self._stopped is not None and at - self._stopped >= STOPPED_S:
             return "is stopped"
         silent_s = at - max(self._heard, self._moved)
         return f"has said and done nothing for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
