@@ -101,7 +101,7 @@ def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> S
         certificate_expires=own.certificate().not_valid_after_utc.isoformat().replace("+00:00", "Z"),
         running=service is not None, connected=service is not None and service.connected,
         certificate_fork_since=(service.certificate_fork_since if service is not None else "") or None,
-        trainer_problem=None if trainer is not None else problem or "it does not answer",
+        trainer_problem=None if trainer is not None else problem or "it is stopped, hangs, or has ended",
         isolation=trainer.isolation if trainer is not None else UNKNOWN,
         isolation_missing=tuple(trainer.missing) if trainer is not None else (),
         device=trainer.device if trainer is not None else UNKNOWN, users=_users(gateway_uid, trainer),
