@@ -14,7 +14,7 @@ from site_agent.state.person import Person, behind
 from wardround.errors import UsageProblem
 from wardround.local import control, durable, memory
 from wardround.local.event import set_by_signals
-from wardround.terminal import log_to_stderr
+from wardround.local.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
 
