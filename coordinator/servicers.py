@@ -15,6 +15,7 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
+from coordinator.members.instances import Instances
 from coordinator.models import downloads
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs, DamagedModel
@@ -101,7 +102,13 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     """Studies, assignments, models down and updates up."""
 
     def __init__(
-        self, authenticator: Authenticator, engine: Engine, uploads: Uploads, records: Store, blobs: Blobs
+        self,
+        authenticator: Authenticator,
+        engine: Engine,
+        uploads: Uploads,
+        records: Store,
+        blobs: Blobs,
+        instances: Instances,
     ) -> None:
         self.authenticator = authenticator
         self._status = authenticator.certificate_status
@@ -110,12 +117,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._records = records
         self._downloads = Downloads(records, blobs)
         self._blobs = blobs
+        self._instances = instances
 
     @permitted("site", pb.StudiesRequest)
     def Studies(  # noqa: N802
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
+        self._instances.refuse_copy(peer.site, _instance(request))
         listed = [
             study
             for study in self._engine.studies()
@@ -155,6 +164,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.WatchRequest, call: Call
     ) -> Iterator[pb.Event]:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
+        with self._instances.connected(peer.site, _instance(request)):
+            yield from self._watch(peer, call)
+
+    def _watch(self, peer: Peer, call: Call) -> Iterator[pb.Event]:
         stream = Stream()
         if not call.context.add_callback(stream.end):
             return  # the peer is gone
@@ -317,6 +330,17 @@ class SummariesServicer(summaries_pb2_grpc.SummariesServicer):
         with self._records.write() as session:
             keeping.note(session, peer.site, figures, int(time.time()))
         return summaries_pb2.TellSummaryReply()
+
+
+def _instance(request: pb.StudiesRequest | pb.WatchRequest) -> str:
+    """The random number of the agent's process, in hex; "" of one that does not name itself.
+
+    Raises:
+        BadData: MESSAGE_MALFORMED, another length.
+    """
+    if len(request.instance) not in (0, 16):
+        raise BadData("an agent names itself with 16 bytes", code="MESSAGE_MALFORMED")
+    return request.instance.hex()
 
 
 def _not_offered(request: pb.DownloadRequest) -> BadData:

@@ -6,6 +6,7 @@ are refused.
 """
 
 from wardround.records.trainer.answers import (
+    Alive,
     Answer,
     Checked,
     Checkpoint,
@@ -80,6 +81,7 @@ __all__ = [
     "LONGEST",
     "TRAINING_FAILED",
     "Abort",
+    "Alive",
     "Answer",
     "AnyRequest",
     "ApprovedData",
