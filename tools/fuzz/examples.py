@@ -240,7 +240,7 @@ class CoordinatorWorld:
             public = self.receipt_key.public_key().public_bytes_raw()
             self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, public)
             self.federation = FederationServicer(
-                authenticator, context.engine, self.uploads, context.store, context.blobs
+                authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
             )
             self.summaries = SummariesServicer(authenticator, context.store)
             self.administration = Administration(context, undecided=self.uploads.receptions.judging)
