@@ -123,7 +123,7 @@ def test_a_peer_that_is_not_heard_any_more_is_noticed_within_35_seconds_on_both_
         for thread in threads:
             thread.start()
         for line in moving.values():
-            wait_until(lambda line=line: sum(line.carried.values()) > 2 * MIB, "bytes move", 20)
+            wait_until(partial(carries, line, 2 * MIB), "bytes move", 20)
         began = time.monotonic()
         moving["upload"].black_hole("down")
         moving["download"].black_hole("up")
@@ -146,6 +146,10 @@ def test_a_peer_that_is_not_heard_any_more_is_noticed_within_35_seconds_on_both_
             line.close()
         for thread in threads:
             thread.join(20)
+
+
+def carries(line: BadLine, more_than: int) -> bool:
+    return sum(line.carried.values()) > more_than
 
 
 def missed(ended: dict[str, float], name: str, call: object) -> None:
