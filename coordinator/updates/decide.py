@@ -29,6 +29,7 @@ from coordinator.updates.allowance import HOUR_S, Allowance
 from coordinator.updates.ledgers import Judged, Ledgers, keep_head
 from coordinator.updates.receipts import Receipts, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
+from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
@@ -82,6 +83,7 @@ class Uploads:
         self.ledgers = Ledgers(store, wall_clock=wall_clock)
         self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
         self.receptions = Receptions()
+        self.returned = Returned(engine, store, federation, key.public_key(), wall_clock)
 
     def open(
         self, site: str, header: UploadHeader, is_active: Callable[[], bool] = lambda: True
