@@ -1,7 +1,9 @@
 """A bad line between a site and the coordinator: what is sent goes on where it broke, and a deaf peer is noticed."""
 
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from site_agent.gateway.connection.upload import UploadTry
 from tests.attacks.places import open_channel, own_pems
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, Update, delta
-from tools.bad_line import BadLine
+from tools.bad_line import BadLine, Direction
 from tools.world import wait_until
 from wardround import __version__
 from wardround.errors import Unavailable
@@ -28,6 +30,7 @@ from wardround.v1 import federation_pb2 as pb
 from wardround.v1 import federation_pb2_grpc
 
 MIB = 1 << 20
+DEAF: dict[str, tuple[Direction, ...]] = {"up": ("up",), "down": ("down",), "both": ("up", "down")}
 SPECS = (TensorSpec("w", "F32", (24 * MIB // 4,)),)
 
 
@@ -101,21 +104,34 @@ def test_a_download_that_breaks_goes_on_at_the_last_byte_that_came(place: Place,
 
 
 @pytest.mark.chaos
-def test_a_peer_that_is_not_heard_any_more_is_noticed_within_35_seconds_on_both_sides(place: Place) -> None:
-    """Whichever direction is deaf. The three wait at the same time."""
+def test_a_peer_that_is_not_heard_any_more_is_noticed_within_35_seconds_on_both_sides(
+    place: Place, tmp_path: Path
+) -> None:
+    """Whichever direction is deaf, with nothing under way and in the middle of an upload and a download. All of them
+    wait at the same time."""
+    hospital = Hospital(place, tmp_path)
+    hospital.site.unwatch()
     sites = {direction: place.join(direction) for direction in ("up", "down", "both")}
-    lines = {direction: BadLine(place.address) for direction in sites}
+    lines = {name: BadLine(place.address) for name in sites}
+    moving = {name: BadLine(place.address, bytes_a_second=4 * MIB) for name in ("upload", "download")}
     channels = {name: open_channel(place, own_pems(site), lines[name].address) for name, site in sites.items()}
     ended: dict[str, float] = {}
+    threads = [threading.Thread(target=moved, args=(hospital, name, line, ended)) for name, line in moving.items()]
+    engine = place.coordinator.engine
     try:
         calls = {name: watching(channels[name], place, sites[name]) for name in sites}
-        for name, call in calls.items():
-            call.add_done_callback(lambda _, name=name: ended.setdefault(name, time.monotonic()))
-            lines[name].black_hole(*(("up", "down") if name == "both" else (name,)))
+        for thread in threads:
+            thread.start()
+        for line in moving.values():
+            wait_until(partial(carries, line, 2 * MIB), "bytes move", 20)
         began = time.monotonic()
-        engine = place.coordinator.engine
-        wait_until(lambda: not engine.connected(), "the coordinator misses the three", 36)
-        wait_until(lambda: len(ended) == 3, "each site misses the coordinator", 36 - (time.monotonic() - began))
+        moving["upload"].black_hole("down")
+        moving["download"].black_hole("up")
+        for name, call in calls.items():
+            call.add_done_callback(partial(missed, ended, name))
+            lines[name].black_hole(*DEAF[name])
+        wait_until(lambda: not engine.connected() and not place.coordinator.calls.of("alpha"), "all are missed", 36)
+        wait_until(lambda: len(ended) == 5, "each misses the coordinator", 36 - (time.monotonic() - began))
         assert max(ended.values()) - began <= 35
         for line in lines.values():
             line.heal()
@@ -126,8 +142,35 @@ def test_a_peer_that_is_not_heard_any_more_is_noticed_within_35_seconds_on_both_
     finally:
         for channel in channels.values():
             channel.close()
-        for line in lines.values():
+        for line in (*lines.values(), *moving.values()):
             line.close()
+        for thread in threads:
+            thread.join(20)
+
+
+def carries(line: BadLine, more_than: int) -> bool:
+    return sum(line.carried.values()) > more_than
+
+
+def missed(ended: dict[str, float], name: str, call: object) -> None:
+    """A call ended."""
+    ended.setdefault(name, time.monotonic())
+
+
+def moved(hospital: Hospital, name: str, line: BadLine, ended: dict[str, float]) -> None:
+    """An upload or a download over a line that breaks on the way, and when its site noticed."""
+    connection = hospital.connection(line)
+    try:
+        if name == "upload":
+            connection.upload(hospital.header, hospital.payload, UploadTry(), Interrupt())
+        else:
+            model = ModelRef(0, hospital.assignment.base.digest.hex())
+            for _ in connection.download("trial", 1, model, 0, Interrupt()):
+                pass
+    except Unavailable:
+        missed(ended, name, connection)
+    finally:
+        connection.close()
 
 
 def watching(channel: grpc.Channel, place: Place, site: FakeSite) -> Any:

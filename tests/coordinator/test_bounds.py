@@ -16,7 +16,7 @@ from tests.coordinator.conftest import Place, refused, study_document
 from tests.coordinator.fake_site import delta
 from tests.coordinator.test_rounds import SPECS
 from tools.world import wait_until
-from wardround import rpc
+from wardround import __version__, rpc
 from wardround.errors import BadData, UsageProblem
 from wardround.signing import certificates
 from wardround.tensors.files import file_header
@@ -83,6 +83,17 @@ def test_a_site_has_two_uploads_under_way_at_most(place: Place, monkeypatch: pyt
         alpha.send(alpha.opening(second, update), update.payload)
     gate.set()
     call.cancel()
+
+
+def test_the_headers_of_a_call_are_bounded(place: Place) -> None:
+    """Before any of our code sees them."""
+    alpha = place.join("alpha")
+    place.create(sites=["alpha"])
+    request = pb.StudiesRequest(agent_version=__version__)
+    with pytest.raises(grpc.RpcError) as refused:
+        alpha.federation.Studies(request, timeout=20, metadata=(("x-long", "y" * 17_000),))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert alpha.offer("trial").study == "trial"
 
 
 def test_a_declaration_that_says_nothing_known_is_refused(place: Place) -> None:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coordinator import administration
 from tests.coordinator.conftest import SITES, Place, study_document
 from tests.coordinator.fake_site import FakeSite, delta
+from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local.control import call
 from wardround.tensors.manifests import TensorSpec
@@ -315,3 +317,23 @@ def test_sites_are_told_in_one_word(place: Place) -> None:
     place.coordinator.engine.call(lambda: None)
     place.ask("revoke", site="alpha")
     assert states()["alpha"] == "revoked"
+
+
+def test_following_a_study_costs_less_than_the_study(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status was made and sent for each answer of each site: more than half of the rounds that it watched."""
+    monkeypatch.setattr(administration, "REST", 1e9)
+    monkeypatch.setattr(administration, "MAX_REST_S", 0.5)
+    sites = place.begin(rounds=1)
+    told: list[str] = []
+    administered = place.coordinator.administration
+    follower = threading.Thread(target=lambda: administered.follow("trial", lambda status: told.append(status.state)))
+    follower.start()
+    wait_until(lambda: told, "it follows", 20)
+    streams = place.coordinator.engine._streams
+    for _ in range(1000):
+        place.coordinator.engine.call(lambda: streams.tell_followers("trial"))
+    for site in (*sites, *sites):  # the round, and the validation after it
+        site.answer(site.next_assignment())
+    follower.join(20)
+    assert told[-1] == "finished"
+    assert len(told) < 20

@@ -284,6 +284,29 @@ def test_a_broken_download_goes_on_where_it_broke(world: SiteWorld) -> None:
     assert world.coordinator.downloads == [0, 2000]
 
 
+def test_a_download_goes_on_where_it_broke_after_both_programs_were_restarted(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ready()
+    paused = threading.Event()
+
+    def pause(session: Session, seconds: float, times_connected: int, interrupt: Interrupt) -> None:
+        paused.set()
+        interrupt.wait(60)
+
+    monkeypatch.setattr(Session, "pause", pause)
+    world.coordinator.break_download_at = 2000
+    world.coordinator.assign(STUDY, 1)
+    assert paused.wait(20)
+    world.coordinator.stop()
+    world.coordinator.start()
+    world.restart()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.coordinator.downloads == [0, 2000]
+
+
 def test_a_lost_receipt_is_fetched_again_and_counts_once(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.lose_receipts = 1
