@@ -127,6 +127,7 @@ class ServerAggregator:
             model's.
         weighted: whether it weights sites by their counts anywhere.
         combine: what the study's rule makes of a round's updates; None: their mean, or what the method's own code does.
+        fewest: the number of updates that the rule needs.
     """
 
     upload: Specs
@@ -137,6 +138,7 @@ class ServerAggregator:
     per_site: Mapping[str, Specs] = field(default_factory=dict)
     weighted: bool = False
     combine: Combine | None = None
+    fewest: int = 1
 
     @cached_property
     def kept_specs(self) -> Specs:
@@ -190,7 +192,7 @@ def server_aggregator(study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     if section.is_mean:
         return aggregator
     combine: Combine = registry.load(RULES[section.rule].implementation)(section)
-    return replace(aggregator, combine=combine)
+    return replace(aggregator, combine=combine, fewest=section.fewest)
 
 
 def is_variance(spec: TensorSpec) -> bool:

@@ -191,8 +191,16 @@ def learned_limits(
 def combine(aggregator: ServerAggregator, updates: Sequence[Update], max_weight: float) -> Combined:
     """What the study's rule makes of the updates. Of a mean, each site's share in the one that it is in, and the sites
     whose share the cap made smaller.
+
+    Raises:
+        BadData: the rule needs more updates; of a study that ``resolve`` has checked, a round never has so few.
     """
     if aggregator.combine is not None:
+        if len(updates) < aggregator.fewest:
+            raise BadData(
+                f"the study's rule in [aggregation] needs {aggregator.fewest} updates, a round has {len(updates)}",
+                hint="more sites, or another rule: `fl-lab methods` says what each needs",
+            )
         return aggregator.combine(updates, aggregator.upload, max_weight)
     if not aggregator.weighted:
         return Combined()

@@ -331,6 +331,14 @@ def test_a_study_of_too_few_sites_is_refused(rule: str, sites: int, more: dict[s
     assert "`quorum` of at least" in refusal.value.hint
 
 
+def test_a_round_of_too_few_updates_is_refused_where_nobody_has_checked_the_study() -> None:
+    """As where the lab leaves one site out after another."""
+    with pytest.raises(BadData) as refusal:
+        combined_of(study("krum"), [[1.0, 2.0, 3.0]] * 4)
+    assert refusal.value.message == "the study's rule in [aggregation] needs 5 updates, a round has 4"
+    assert refusal.value.hint == "more sites, or another rule: `fl-lab methods` says what each needs"
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
