@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from wardround.cli import say
+from wardround.cli import group, say
 from wardround.errors import UsageProblem
 from wardround.local import outputs
 
-data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
+data_app = group("Make example data: one folder for each site, with a train and a test file.")
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Make them in a folder that is not empty.")]
@@ -39,6 +39,15 @@ def heart_disease(
 
     outputs.folder(out, force=force, keep=[raw])
     _say_rows(make(raw, out), out, "rows")
+
+
+@data_app.command("survival")
+def survival(out: OutOption, force: ForceOption = False) -> None:
+    """Made-up patients of six unlike hospitals, with times to death: a stand-in for a registry."""
+    from fl_algorithms.lab.made_up import survival as make
+
+    outputs.folder(out, force=force)
+    _say_rows(make(out), out, "rows")
 
 
 @data_app.command("skin")
