@@ -19,13 +19,15 @@ _known: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictio
 
 
 def row_bytes(infer: Callable[[Networks, Tensor], Tensor], networks: Networks, x: Inputs) -> int:
-    """The bytes of a row of ``x`` and of all that the networks' modules give for it; 0 where there is none.
+    """The bytes of a row of ``x`` and of all that networks' modules give for it; 0 where there is no row, or where a
+    module takes statistics over the rows of a pass: fewer would change what it says.
 
     Nothing is freed in this count, so a pass without gradient takes less. Counted once for a network and a shape.
     """
-    shapes, shape = _known.setdefault(next(iter(networks.values())), {}), row_shape(x)
-    if not len(x):
+    modules = [module for network in networks.values() for module in network.modules()]
+    if not modules or not len(x) or any(map(_looks_at_the_pass, modules)):
         return 0
+    shapes, shape = _known.setdefault(next(iter(networks.values())), {}), row_shape(x)
     if shape not in shapes:
         row = next(in_parts(x, 1)).to(device_of(networks))
         seen: list[Tensor] = [row]
@@ -33,6 +35,10 @@ def row_bytes(infer: Callable[[Networks, Tensor], Tensor], networks: Networks, x
             seen.append(infer(networks, row))
         shapes[shape] = sum(tensor.numel() * tensor.element_size() for tensor in seen)
     return shapes[shape]
+
+
+def _looks_at_the_pass(module: nn.Module) -> bool:
+    return module.training or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Passes outside training have as many rows as fit: what a row takes, what a pass takes, and the same scores."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from unittest import mock
 
@@ -17,7 +18,7 @@ from tests.fl_algorithms.toys import U, data_of, session_of, toy_masks, toy_stud
 BYTES = "fl_algorithms.engine.judging.EVALUATION_BYTES"
 
 
-def infer(networks: dict[str, nn.Module], x: Tensor) -> Tensor:
+def infer(networks: Mapping[str, nn.Module], x: Tensor) -> Tensor:
     found: Tensor = networks["model"](x)
     return found
 
@@ -25,14 +26,22 @@ def infer(networks: dict[str, nn.Module], x: Tensor) -> Tensor:
 def test_a_row_takes_what_each_module_gives_for_it_and_itself() -> None:
     network = {"model": nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))}
     numbers = 36 + 8 * 36 + 8 * 36 + 8 * 36 + 2 + 2  # the image; convolution, its ReLU, flat; the output, twice
+    assert row_bytes(infer, network, torch.zeros(5, 1, 6, 6)) == 0  # while it learns
+    network["model"].eval()
     assert row_bytes(infer, network, torch.zeros(5, 1, 6, 6)) == 4 * numbers
     assert row_bytes(infer, network, torch.zeros(0, 1, 6, 6)) == 0
 
 
-def test_a_row_is_counted_once_for_a_network_and_a_shape() -> None:
-    network, asked = {"model": nn.Linear(3, 1)}, []
+def test_where_a_norm_looks_at_the_rows_of_a_pass_these_are_not_fewer() -> None:
+    norm = nn.BatchNorm1d(3, track_running_stats=False).eval()
+    assert row_bytes(infer, {"model": norm}, torch.zeros(5, 3)) == 0
+    assert row_bytes(infer, {"model": nn.BatchNorm1d(3).eval()}, torch.zeros(5, 3)) > 0
 
-    def counted(networks: dict[str, nn.Module], x: Tensor) -> Tensor:
+
+def test_a_row_is_counted_once_for_a_network_and_a_shape() -> None:
+    network, asked = {"model": nn.Linear(3, 1).eval()}, []
+
+    def counted(networks: Mapping[str, nn.Module], x: Tensor) -> Tensor:
         asked.append(tuple(x.shape))
         return infer(networks, x)
 
@@ -57,7 +66,7 @@ def test_scores_are_the_same_however_little_fits(method: str, model: dict[str, o
         network.eval()
     rows: list[int] = []
 
-    def watched(networks: dict[str, nn.Module], x: Tensor) -> Tensor:
+    def watched(networks: Mapping[str, nn.Module], x: Tensor) -> Tensor:
         rows.append(len(x))
         return context.algorithm.infer(networks, x)
 
