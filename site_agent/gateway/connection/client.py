@@ -5,7 +5,8 @@ Messages become records here; whoever calls never sees protobuf or gRPC. A faile
 """
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,15 +16,16 @@ from google.protobuf.message import Message
 
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
-from wardround.errors import BadData, Unavailable, WardroundError
+from wardround.errors import TryAgain, Unavailable, WardroundError
 from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
-from wardround.records.messages import envelope_from, manifest_from
+from wardround.records.messages import envelope_from, envelope_message, manifest_from
 from wardround.records.offer import StudyOffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.update import LedgerStatement, UploadHeader
@@ -38,6 +40,7 @@ CONNECT_S = 15  # the first call after a connection broke: it may wait until the
 COPY_S = 300  # a copy of all receipts
 MAX_PAGES = 64  # of studies; each has at least one, and as many offers that nobody approved are kept
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
+INSTANCE = os.urandom(16)  # of this process: a coordinator tells a copy of this site by it
 LEFT_OUT = {"offer": "an offer", "assignment": "an assignment", "certificate_fork": "a warning"}
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class Connection:
 
     Args:
         site: whose certificate it is; "" before it has joined.
+        proxy: the HTTP proxy on the way, if there is one.
     """
 
     def __init__(
@@ -62,13 +66,15 @@ class Connection:
         certificate: bytes,
         meter: Meter | None = None,
         site: str = "",
+        proxy: Proxy | None = None,
     ) -> None:
         self.address = address
         self.site = site
         self.meter = meter or Meter()
         self.bytes_up = 0
+        self.last_receipt = ""  # of this site at the coordinator, as it last listed the studies
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-        self._channel = grpc.secure_channel(address, credentials, rpc.CHANNEL_OPTIONS)
+        self._channel = grpc.secure_channel(address, credentials, _options(proxy))
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -112,23 +118,26 @@ class Connection:
             patient: wait up to 15 s for a coordinator that cannot be reached.
 
         Raises:
-            BadData: the pages do not go on by name, or are more than ``MAX_PAGES``.
+            TryAgain: the pages do not go on by name, or are more than ``MAX_PAGES``.
         """
         offers: list[Offer] = []
         after = ""
         for _ in range(MAX_PAGES):
             with _explained("asking for studies"):
-                request = self._counted("Studies", pb.StudiesRequest(agent_version=__version__, after=after))
+                request = self._counted(
+                    "Studies", pb.StudiesRequest(agent_version=__version__, after=after, instance=INSTANCE)
+                )
                 call = self._federation.Studies.future(request, timeout=CONNECT_S, wait_for_ready=patient)
                 with interrupt.ending(call.cancel):
                     reply = call.result()
             rpc.refuse_other_version(reply.coordinator_version, "coordinator")
             page = [_event_or_none(pb.Event(offer=message), self.site) for message in reply.studies]
             offers += [offer for offer in page if isinstance(offer, Offer)]
+            self.last_receipt = reply.last_receipt.hex()
             if not reply.more:
                 return offers
             after = _last_of_page(reply, after)
-        raise BadData(f"the coordinator's list of studies has more than {MAX_PAGES} pages", code="MESSAGE_MALFORMED")
+        raise TryAgain(f"the coordinator's list of studies has more than {MAX_PAGES} pages")
 
     def declare(self, declaration: Declaration) -> None:
         """Tell the coordinator where this site stands."""
@@ -141,7 +150,9 @@ class Connection:
         What cannot be believed is logged and left out.
         """
         with _explained("waiting for assignments"):
-            call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
+            call = self._federation.Watch(
+                self._counted("Watch", pb.WatchRequest(agent_version=__version__, instance=INSTANCE))
+            )
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for message in call:
                     event = _event_or_none(message, self.site)
@@ -217,6 +228,13 @@ class Connection:
             reply = self._federation.Ledger(self._counted("Ledger", request), timeout=CALL_S)
         return int(reply.lines)
 
+    def give_back(self, envelopes: Sequence[Envelope]) -> str:
+        """Give receipts back that the coordinator lost. SHA-256 of the last one that it knows then."""
+        request = pb.ReturnRequest(envelopes=[envelope_message(envelope) for envelope in envelopes])
+        with _explained("giving receipts back"):
+            reply = self._federation.Return(self._counted("Return", request), timeout=CALL_S)
+        return str(reply.last_receipt.hex())
+
     def receipts(self, interrupt: Interrupt) -> Iterator[Envelope]:
         """The coordinator's copy of this site's receipts, oldest first; the last envelope is its statement about them.
 
@@ -234,6 +252,13 @@ class Connection:
         self.meter.call(method)
         self.meter.message(method, request)
         return request
+
+
+def _options(proxy: Proxy | None) -> list[tuple[str, Any]]:
+    if proxy is None:
+        return rpc.CHANNEL_OPTIONS
+    others = [option for option in rpc.CHANNEL_OPTIONS if option[0] != "grpc.enable_http_proxy"]
+    return [*others, ("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy.url)]
 
 
 def offer_from(message: pb.StudyOffer, site: str) -> Offer:
@@ -264,11 +289,11 @@ def _last_of_page(reply: pb.StudiesReply, before: str) -> str:
     """The name after which the next page of studies begins. It goes back to the coordinator, so it has a name's form.
 
     Raises:
-        BadData: there is none, or it is not after ``before``.
+        TryAgain: there is none, or it is not after ``before``.
     """
     last = reply.studies[-1].study if reply.studies else ""
     if not STUDY_NAME.fullmatch(last) or last <= before:
-        raise BadData("the coordinator's pages of studies do not go on by name", code="MESSAGE_MALFORMED")
+        raise TryAgain("the coordinator's pages of studies do not go on by name")
     return last
 
 
