@@ -9,9 +9,11 @@ from fl_algorithms import plugins
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of, uses
 from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
+from fl_algorithms.server.rules.rows import aggregation_of
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
+from wardround.records.aggregation import AggregationSection
 from wardround.records.schema import Strict, check
 from wardround.records.study import DEFAULT_NETWORK, LimitsSection, ReportedSection, StudyFile, TrainingSection
 
@@ -37,8 +39,9 @@ def resolve(
         BadData: a name is not installed, a key unknown, a value impossible, a reported metric that the task does not
             have, a plug-in that cannot be had or pinned, a network that does not take the task's data, a network, a
             training or a public data set that lacks what the method needs, images of several sizes where it needs one,
-            an assignment of a network that the study does not have or to a site that is not in it, or a method that
-            runs only in the lab.
+            an assignment of a network that the study does not have or to a site that is not in it, a rule of
+            [aggregation] that the method or the number of updates does not go with, or a method that runs only in the
+            lab.
     """
     pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
     method = form(study, source).method
@@ -50,6 +53,7 @@ def resolve(
             f"{source}: algorithm `{method.name}` runs only in the lab",
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method.name}`",
         )
+    aggregation = aggregation_of(study, method.row, source)
     networks = {}
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
@@ -73,7 +77,8 @@ def resolve(
                 "assigned": dict(sorted(study.assigned.items())),
                 "algorithm": method.named(),
                 "reported": _with_ranges(study.reported, task, source),
-                "limits": _filled(study),
+                "limits": _filled(study, aggregation),
+                "aggregation": aggregation,
                 "public_data": study.public_data if method.row.public_data else None,
                 "plugins": plugins.with_method(pinned, method.row, method.settings),
             }
@@ -122,14 +127,16 @@ def _with_ranges(reported: ReportedSection, task: Choice[TaskRow, Strict], sourc
     return reported.model_copy(update={"ranges": ranges})
 
 
-def _filled(study: StudyFile) -> LimitsSection:
+def _filled(study: StudyFile, aggregation: AggregationSection) -> LimitsSection:
     """The limits with the multiple of the median norm: where sites pass over their own data, a hospital that has a
-    hundred times the rows takes a hundred times the steps, and its update may honestly be as much larger.
+    hundred times the rows takes a hundred times the steps, and its update may honestly be as much larger. None where
+    the study has a rule that stands updates of any norm: what is left out would be missing among those it counts.
     """
     if study.limits.norm_multiple is not None:
         return study.limits
     multiple = MULTIPLE_OF_STEPS if study.training.local_steps is not None else MULTIPLE_OF_EPOCHS
-    return study.limits.model_copy(update={"norm_multiple": multiple})
+    filled = multiple if aggregation.is_mean else 0.0
+    return study.limits.model_copy(update={"norm_multiple": filled})
 
 
 def _refuse_misfit(study: ResolvedStudy, network: Network, source: str, table: str) -> None:

@@ -13,6 +13,7 @@ from fl_algorithms.registry import METHODS, MODELS, TASKS, row_of
 from fl_algorithms.rows import COORDINATOR, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.errors import BadData
+from wardround.records.aggregation import AggregationSection
 from wardround.records.plugins import Plugin, PluginMethod, plugins_of
 from wardround.records.schema import Strict, check
 from wardround.records.study import (
@@ -76,6 +77,10 @@ class ResolvedStudy:
     @property
     def limits(self) -> LimitsSection:
         return self.file.limits
+
+    @property
+    def aggregation(self) -> AggregationSection:
+        return self.file.aggregation
 
     @property
     def public_data(self) -> PublicDataSection | None:

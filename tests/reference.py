@@ -408,3 +408,66 @@ def capped_shares(counts: list[int], most: Fraction) -> list[Fraction]:
         low, high = (level, high) if max(weights) <= most * sum(weights) else (low, level)
     weights = [min(Fraction(count), low) for count in counts]
     return [weight / sum(weights) for weight in weights]
+
+
+# Robust rules in place of the mean, in exact arithmetic where there is no root
+
+
+def median_of(values: list[Fraction]) -> Fraction:
+    """The middle one, or the mean of the middle two."""
+    ordered = sorted(values)
+    while len(ordered) > 2:
+        ordered = ordered[1:-1]
+    return sum(ordered, Fraction(0)) / len(ordered)
+
+
+def trimmed_mean_of(values: list[Fraction], f: int) -> Fraction:
+    """Without the f smallest and f largest, taken away one after another. Yin et al. 2018, definition 2."""
+    left = list(values)
+    for _ in range(f):
+        left.remove(max(left))
+        left.remove(min(left))
+    return sum(left, Fraction(0)) / len(left)
+
+
+def krum_scores(updates: list[list[Fraction]], f: int) -> list[Fraction]:
+    """Blanchard et al. 2017, section 4."""
+    scores = []
+    for place, own in enumerate(updates):
+        others = [update for other, update in enumerate(updates) if other != place]
+        distances = [sum(((a - b) ** 2 for a, b in zip(own, other, strict=True)), Fraction(0)) for other in others]
+        scores.append(sum(sorted(distances)[: len(updates) - f - 2], Fraction(0)))
+    return scores
+
+
+def clipped_mean_of(updates: list[tuple[int, Vector]], most: float) -> Vector:
+    """Each update shortened to the norm ``most``, and their mean by rows. Sun et al. 2019, section 4."""
+    rows = sum(n for n, _ in updates)
+    shortened = []
+    for n, update in updates:
+        norm = sum(value**2 for value in update) ** 0.5
+        shortened.append([n / rows * value / max(1.0, norm / most) for value in update])
+    return [sum(column) for column in zip(*shortened, strict=True)]
+
+
+def sum_of_distances(point: Vector, updates: list[Vector]) -> float:
+    """What the geometric median makes smallest. Pillutla et al. 2022, equation 4."""
+    return sum(sum((a - b) ** 2 for a, b in zip(point, update, strict=True)) ** 0.5 for update in updates)
+
+
+def geometric_median_of(updates: list[Vector]) -> Vector:
+    """By looking around with ever smaller steps, along each axis."""
+    best = [sum(column) / len(updates) for column in zip(*updates, strict=True)]
+    step = max(abs(value) for update in updates for value in update) or 1.0
+    while step > 1e-10:
+        moves = [
+            [value + (sign * step if axis == place else 0.0) for place, value in enumerate(best)]
+            for axis in range(len(best))
+            for sign in (-1, 1)
+        ]
+        nearest = min(moves, key=lambda point: sum_of_distances(point, updates))
+        if sum_of_distances(nearest, updates) < sum_of_distances(best, updates):
+            best = nearest
+        else:
+            step /= 2
+    return best

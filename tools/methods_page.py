@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_algorithms.lab.methods import SHOWN, overview
+from fl_algorithms.lab.methods import SHOWN, overview, rules
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 HEAD = """# Methods
@@ -23,6 +23,12 @@ TAIL = """
 Two baselines are no methods: Local (*Client j*) comes from the runs of `silo`, and Central is a row of
 `kind = "central"` in a suite ([researchers.md](researchers.md#comparing-methods)).
 
+Where a method's coordinator takes a mean (its card says so), a study may have another rule under `[aggregation]`:
+[robust-aggregation.md](robust-aggregation.md).
+
+| `rule` | in place of the mean | needs updates | tolerates bad sites | rows count |
+|---|---|---|---|---|
+{rules}
 A hospital's policy blocks these methods until it allows them in `[models]` ([policy.md](policy.md#models)):
 
 """
@@ -38,7 +44,12 @@ def page() -> str:
         rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} | {row['differs'] or '–'} |\n")
         if row["exposure"]:
             exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
-    return HEAD + "".join(rows) + TAIL + "".join(exposed)
+    robust = []
+    for rule in rules():
+        title, _, link = rule["paper"].rpartition(", https://")
+        what = f"[{rule['title']}](https://{link}), {title}"
+        robust.append(f"| `{rule['name']}` | {what} | {rule['needs']} | {rule['tolerates']} | {rule['rows']} |\n")
+    return HEAD + "".join(rows) + TAIL.replace("{rules}", "".join(robust)) + "".join(exposed)
 
 
 if __name__ == "__main__":

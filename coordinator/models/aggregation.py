@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coordinator.storage.blobs import Blobs, is_whole
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
+from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, averaged
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
@@ -90,10 +91,12 @@ def aggregate(
             for one in spooled
         ]
 
-        def make(chosen: Sequence[Update]) -> Manifest:
+        def make(chosen: Sequence[Update], combined: Combined) -> Manifest:
             with blobs.new_model(aggregator.kept_specs, label) as new:
                 largest = study.limits.max_weight
-                aggregator.aggregate(Round(round_number, newest, chosen, new.write, public_data, largest))
+                aggregator.aggregate(
+                    Round(round_number, newest, chosen, new.write, public_data, largest, combined=combined)
+                )
                 return new.keep()
 
         return averaged(study, aggregator, accepted, before, make, kept=newest, round_number=round_number)

@@ -95,6 +95,6 @@ def _say(study: Study, current: Round, account: Account) -> None:
         log.warning("%s: round %d goes on without the update of site %s: %s", study.name, current.number, site, why)
     for site in account.capped:
         log.info(
-            "%s: round %d: site %s counts for %.3f, the most that one may", study.name, current.number, site,
+            "%s: round %d: site %s counts for %.3f, less than its rows", study.name, current.number, site,
             account.shares[site],
         )  # fmt: skip

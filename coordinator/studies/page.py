@@ -198,7 +198,7 @@ def _claims(study: StudyFacts) -> tuple[Claim, ...]:
         Claim("Participation", "open" if absent else "good", "; ".join(filter(None, (present, lacking))))
         if closed
         else Claim("Participation", "plain", "no round has a model yet"),
-        Claim("Capped shares", "open" if capped else "good", capped or "none: every update counts for its rows"),
+        Claim("Capped shares", "open" if capped else "good", capped or "none: every update counts for its whole share"),
         Claim(
             "Refused or left out", "open" if refused or left_out else "good",
             f"{refused} refused, {left_out} accepted and left out" if refused or left_out else "none",

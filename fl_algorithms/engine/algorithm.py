@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import architectures, registry
 from fl_algorithms.engine.device import CPU, Device, device_of
+from fl_algorithms.engine.footprint import row_bytes
 from fl_algorithms.engine.judging import Judged, evaluation_parts, judged_by, reduced_loss
 from fl_algorithms.engine.training import Batch, Networks, Optimizers, Phase
 from fl_algorithms.methods.settings import HeadSettings, MethodSettings
@@ -321,12 +322,13 @@ def algorithm_of(study: ResolvedStudy) -> Algorithm:
 
 
 def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
-    """Logits (n, outputs) on the CPU, in evaluation mode, without gradient. The networks must be in that mode already,
-    and may be on any device.
+    """Logits (n, outputs) on the CPU, in evaluation mode, without gradient, in passes of as many rows as fit. The
+    networks must be in that mode already, and may be on any device.
     """
     where = device_of(networks)
     with torch.no_grad():
-        return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x)])
+        each = row_bytes(algorithm.infer, networks, x)
+        return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x, each)])
 
 
 def fit_outputs(context: Context, networks: Networks, validation: Judged) -> dict[str, Any]:

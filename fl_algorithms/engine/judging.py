@@ -12,7 +12,10 @@ from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, OwnSizes, RowByRow, Scores, Split, Task, in_parts
 
 EVALUATION_BATCH = 1024  # rows in one forward pass outside training, at most
-EVALUATION_NUMBERS = 1 << 20  # in the rows of one such pass, where rows are images
+EVALUATION_BYTES = (
+    1 << 28
+)  # of all that the networks make of the rows of one such pass, at most; one row is always taken
+EVALUATION_NUMBERS = 1 << 20  # in the rows of one piece, where rows are images and no network is asked
 LogitsOf = Callable[[Inputs], Tensor]  # of rows in their order, (n, outputs), on the CPU
 
 
@@ -60,10 +63,16 @@ def judged_by(logits_of: LogitsOf, split: Split, task: Task) -> Judged:
     return Judged(task, rows=torch.cat(rows))
 
 
-def evaluation_parts(x: Inputs) -> Iterator[Tensor]:
-    """``x`` in its order, in pieces of bounded size."""
+def evaluation_parts(x: Inputs, row_bytes: int = 0) -> Iterator[Tensor]:
+    """``x`` in its order, in pieces of bounded size.
+
+    Args:
+        row_bytes: what networks take for a row, as ``footprint`` counts it, where they are asked about the pieces.
+    """
     size = EVALUATION_BATCH
-    if not isinstance(x, Tensor):
+    if row_bytes:
+        size = min(size, max(1, EVALUATION_BYTES // row_bytes))
+    elif not isinstance(x, Tensor):
         size = min(size, max(1, EVALUATION_NUMBERS // prod(x.shape)))
     return in_parts(x, size)
 

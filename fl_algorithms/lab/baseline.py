@@ -51,7 +51,8 @@ def bootstrap(
 ) -> dict[str, Any]:
     """Scores on resampled rows: kind -> metric -> site -> one score a draw, None where it is undefined.
 
-    A site's draws are the same rows for every seed, method and kind, so that two models may be subtracted draw by draw.
+    Patients are drawn, each with all of its rows, where the data say whose each row is; else rows. A site's draws are
+    the same for every seed, method and kind, so that two models may be subtracted draw by draw.
     """
     found: dict[str, Any] = {}
     for site, kinds in sorted(checkpoints.items()):
@@ -61,13 +62,13 @@ def bootstrap(
         for kind, checkpoint in sorted(kinds.items()):
             model = Restored(study.at(site), own_task, checkpoint.tensors, device)
             judged = judged_by(model.logits, split, own_task)
-            for metric, scores in _resampled(judged, len(split), checkpoint, site, draws, metrics):
+            for metric, scores in _resampled(judged, split, checkpoint, site, draws, metrics):
                 found.setdefault(kind, {}).setdefault(metric, {})[site] = scores
     return found
 
 
 def _resampled(
-    found: Judged, rows: int, checkpoint: Checkpoint, site: str, draws: int, metrics: Sequence[str]
+    found: Judged, split: Split, checkpoint: Checkpoint, site: str, draws: int, metrics: Sequence[str]
 ) -> list[tuple[str, list[float | None]]]:
     drawn: list[dict[str, float | None]] = []
 
@@ -75,7 +76,8 @@ def _resampled(
         drawn.append(dict(found.at(torch.from_numpy(places)).metrics(checkpoint.fit)))
         return None
 
-    resampled(score, rows, draws, stream_seed(0, site, 0, "protocol.bootstrap"))
+    groups = None if split.groups is None else split.groups.numpy()
+    resampled(score, len(split), draws, stream_seed(0, site, 0, "protocol.bootstrap"), groups)
     return [(metric, [_short(one.get(metric)) for one in drawn]) for metric in metrics]
 
 

@@ -148,6 +148,15 @@ def run_study(
     dropout: Annotated[float, typer.Option(help="Chance that a site that is asked does not answer.")] = 0.0,
     delay_s: Annotated[float, typer.Option(help="Median seconds to an answer; late after `round_deadline_s`.")] = 0.0,
     delay_spread: Annotated[float, typer.Option(help="How unlike the delays are: sd of their logarithm.")] = 1.0,
+    attack: Annotated[
+        Literal["sign_flip", "scaling", "label_flip", "alie"] | None, typer.Option(help="What the bad sites do.")
+    ] = None,
+    bad_site: Annotated[
+        list[str] | None, typer.Option("--bad-site", metavar="SITE", help="One of them; repeatable.")
+    ] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="Of the attack: times its update; of alie z, in standard deviations.")
+    ] = None,
     jobs: JobsOption = None,
     executor: ExecutorOption = "processes",
     per_card: PerCardOption = 1,
@@ -161,6 +170,7 @@ def run_study(
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
     from fl_algorithms.lab import cli_run
+    from fl_algorithms.lab.attacks import attacked
     from fl_algorithms.lab.participation import Participation
 
     if out is not None:
@@ -169,7 +179,7 @@ def run_study(
     if weights is not None:
         _initial(resolved, weights)
     hardware = Hardware(device, workers)
-    there = Participation(sample, dropout, delay_s, delay_spread)
+    there = Participation(sample, dropout, delay_s, delay_spread, attacked(attack, bad_site, strength))
     cli_run.run_and_print(
         resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json, engine
     )

@@ -23,6 +23,7 @@ from fl_algorithms.lab.participation import EVERYONE, Participation
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.study import ResolvedStudy
@@ -101,9 +102,9 @@ def run_federation(
 
     Raises:
         BadData: so many updates are late, or beyond the study's limits, that a coordinator would pause it.
-        UsageProblem: ``participation`` asks fewer sites than the study needs.
+        UsageProblem: ``participation`` asks fewer sites than the study needs, or its attack is none for the study.
     """
-    participation.refuse_too_few(len(study.study.sites), study.study.needed)
+    participation.refuse_unfit(study)
     with deterministic(study.study.threads):
         run = Run(study, task, data, start, device, participation, curves or Curves())
         run.begin(state, own or {})
@@ -128,7 +129,8 @@ class Run:
         curves: Curves,
     ) -> None:
         self._study, self._participation, self._curves = study, participation, curves
-        self._row, self._task, self._data, self._device = study.method.row, task, data, device
+        self._row, self._task, self._device, self._attack = study.method.row, task, device, participation.attack
+        self._data = data if self._attack is None else self._attack.data_of(study, data)
         self._start = initial_model(study) if start is None else start
         self._aggregator = server_aggregator(study, specs_of(self._start))
         self._public_data = next(iter(data.values())).public_data if study.distills else None
@@ -207,13 +209,14 @@ class Run:
     def close(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
         """Average what the round's sites sent."""
         self._offer(round_number, results)
+        sent = results if self._attack is None else self._attack.sent(results)
         try:
             self._model, account = aggregate(
                 self._study,
                 self._aggregator,
                 self._model,
                 round_number,
-                results,
+                sent,
                 self._public_data,
                 self._accounts,
                 self._device,
@@ -306,9 +309,10 @@ def aggregate(
     ]
     kept = _source(model)
 
-    def make(chosen: Sequence[Update]) -> dict[str, Tensor]:
+    def make(chosen: Sequence[Update], combined: Combined) -> dict[str, Tensor]:
         def write(sink: Callable[[bytes], object]) -> None:
-            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, study.limits.max_weight, device))
+            largest = study.limits.max_weight
+            aggregator.aggregate(Round(round_number, kept, chosen, sink, public_data, largest, device, combined))
 
         return _tensors(aggregator.kept_specs, write)
 

@@ -10,6 +10,7 @@ from typing import Any
 from fl_algorithms import registry
 from fl_algorithms.lab.keys import Key, keys, written
 from fl_algorithms.rows import SITES, MethodRow
+from fl_algorithms.server.rules.rows import RULES, takes_rule
 from wardround.errors import UsageProblem
 
 MEAN = "fl_algorithms.server.mean:mean"
@@ -23,6 +24,21 @@ SHOWN = {
 def overview() -> list[dict[str, Any]]:
     """Every method: what a hospital asks first."""
     return [_facts(row) for row in registry.METHODS.values()]
+
+
+def rules() -> list[dict[str, str]]:
+    """Every rule that may stand in place of the mean."""
+    return [
+        {
+            "name": row.name,
+            "title": row.title,
+            "needs": row.needs,
+            "tolerates": row.tolerates,
+            "rows": "yes" if row.weighted else "no",
+            "paper": row.paper,
+        }
+        for row in RULES.values()
+    ]
 
 
 def card(name: str) -> dict[str, Any]:
@@ -54,6 +70,11 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
         table.add_row(row["name"], title, row["upload"], row["private"], needs, row["exposure"] or "–")
     console = Console(highlight=False, markup=False)
     console.print(table)
+    robust = Table("rule", "in place of the mean", "needs updates", "tolerates bad sites", "rows count", "paper")
+    for rule in rules():
+        robust.add_row(*rule.values())
+    console.print("rules of [aggregation], for the methods whose coordinator takes a mean; f is `bad_sites`")
+    console.print(robust)
     console.print("next: `fl-lab methods NAME` for its settings and how it works")
 
 
@@ -144,6 +165,8 @@ def _combinations(row: MethodRow) -> list[str]:
     if "soup" in fields:
         made_of_it = fields["soup"].get_default() is not None
         found.append(f"{'its' if made_of_it else 'a'} soup of the shared parameters: [algorithm.soup]")
+    if takes_rule(row):
+        found.append("a robust rule in place of the mean: [aggregation]")
     if "fine_tuning" in fields:
         found.append("fine-tuning at the end: [algorithm.fine_tuning]")
     return found

@@ -1,4 +1,4 @@
-"""Which sites are in a round of the lab's federation: sampled, away or late, as a coordinator would see them.
+"""Which sites are in a round of the lab's federation: sampled, away or late, as a coordinator would see them; or bad.
 
     asked    a sample of the study's sites, drawn for each round
     away     asked, and gives no answer: it does not train
@@ -12,15 +12,19 @@ Every draw is from a stream of its own (seed, site, round), so that one site's c
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from fl_algorithms.lab.attacks import Attack
 from fl_algorithms.streams import stream_seed
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, UsageProblem
+from wardround.signing import canonical
 
 ATTEMPTS = 2  # of a round, as at the coordinator
 STREAM = 2.0**63
+NUMBERS = ("sample", "dropout", "delay_s", "delay_spread")
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,14 @@ class Participation:
         dropout: the chance that a site that is asked gives no answer.
         delay_s: the median of the seconds until an answer; 0: at once.
         delay_spread: standard deviation of the logarithm of these seconds.
+        attack: which sites are bad, and how.
     """
 
     sample: float = 1.0
     dropout: float = 0.0
     delay_s: float = 0.0
     delay_spread: float = 1.0
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         for what, value, fits, wanted in (
@@ -81,18 +87,26 @@ class Participation:
 
     def document(self) -> dict[str, Any]:
         """Plain JSON, numbers as text."""
-        return {key: repr(float(value)) for key, value in asdict(self).items()}
+        numbers = {name: repr(float(getattr(self, name))) for name in NUMBERS}
+        if self.attack is None:
+            return numbers
+        return {**numbers, "attack": canonical.with_text_floats(self.attack.model_dump(mode="json"))}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Participation":
-        return cls(**{key: float(value) for key, value in document.items()})
+        attack = document.get("attack")
+        numbers = {name: float(document[name]) for name in NUMBERS}
+        return cls(**numbers, attack=None if attack is None else Attack.model_validate(attack))
 
     def asks(self, sites: int) -> int:
         """How many of ``sites`` a round asks."""
         return max(1, math.ceil(self.sample * sites - 1e-9))
 
-    def refuse_too_few(self, sites: int, needed: int) -> None:
-        """Raises UsageProblem: a round asks fewer sites than the study needs."""
+    def refuse_unfit(self, study: ResolvedStudy) -> None:
+        """Raises UsageProblem: a round asks fewer sites than the study needs, or the attack is none for the study."""
+        sites, needed = len(study.study.sites), study.study.needed
+        if self.attack is not None:
+            self.attack.refuse_unfit(study)
         if self.asks(sites) < needed:
             raise UsageProblem(
                 f"a round asks {self.asks(sites)} of the {sites} sites, and the study needs {needed} updates",

@@ -53,7 +53,7 @@ def measure(
         personalisation  amount of fine-tuning -> local and global; "0" is the checkpoint itself
         tent             local and global, as the adapting model answers
         sharpness        sites -> eigenvalue, and their median
-        bootstrap        metric -> site -> a score for each sample of the site's held-out rows
+        bootstrap        metric -> site -> a score for each sample of the patients of the site's held-out rows
         leave_one_out    see ``leave_one_out``
 
     Raises:

@@ -20,7 +20,7 @@ class Protocol(Strict):
     episodic: bool = False  # Tent starts anew at each batch
     sharpness: bool = False
     sharpness_batches: int = Field(default=0, ge=0, le=1_000_000)  # of each site's training rows, the first; 0: all
-    bootstrap: int = Field(default=0, ge=0, le=10_000)  # samples of the scored rows, for intervals over patients
+    bootstrap: int = Field(default=0, ge=0, le=10_000)  # samples of the scored rows' patients, for intervals
     bootstrap_metrics: tuple[str, ...] = ()  # (): the task's headline
 
     @model_validator(mode="after")

@@ -154,8 +154,9 @@ class _Report:
             self.blocks.append(significance.ranks_grid(found, labels))
         if (drawn := significance.patients(results)) is not None:
             about = (
-                "The scored rows of each site were drawn again with replacement, the same draws for every row of this "
-                "table and every seed. The interval is of the mean over seeds and sites."
+                "The patients of the scored rows of each site were drawn again with replacement, each with all of its "
+                "rows; where the data do not name patients, each row is one. The draws are the same for every row of "
+                "this table and every seed. The interval is of the mean over seeds and sites."
             )
             self.blocks += [Heading("Other patients"), Paragraph(about), drawn]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.engine.hardware import Hardware
+from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.suite import Job
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import WardroundError
@@ -134,7 +135,8 @@ def _performed(job: Job, folder: Path, hardware: Hardware) -> dict[str, Any]:
         sites = load_sites(study, task, folder, test=not job.tuning)
         rows = {site: rows_of(site_data) for site, site_data in sites.items()}
         data = {site: site_data.digest for site, site_data in sites.items()}
-        outcome = run_federation(study, task, sites, device=device)
+        there = Participation(attack=job.attack)
+        outcome = run_federation(study, task, sites, device=device, participation=there)
         known = {} if job.tuning else baseline(task, sites)
         protocol = job.protocol
         if job.kind == "silo" and not job.tuning:

@@ -110,7 +110,7 @@ def run_study(plan: Plan, told: Told = _nothing, rounds_told: RoundsTold = _noth
     """
     if plan.engine == "batched":
         _refuse_batched(plan)
-    plan.participation.refuse_too_few(len(plan.study.study.sites), plan.study.study.needed)
+    plan.participation.refuse_unfit(plan.study)
     with _begun(plan):
         done = dict(_there(plan))
         for number, seed in enumerate(sorted(done), start=1):
@@ -206,7 +206,7 @@ def _made(
 def _refuse_batched(plan: Plan) -> None:
     """Raises UsageProblem: an option that the batched engine does not follow."""
     for there, option in (
-        (plan.participation != EVERYONE, "--sample, --dropout and --delay-s"),
+        (plan.participation != EVERYONE, "--sample, --dropout, --delay-s and --attack"),
         (plan.jobs > 1 or plan.executor != "processes", "--jobs and --executor"),
         (plan.hardware != Hardware(), "--device and --workers"),
         (plan.private_weights is not None, "--private-weights"),

@@ -2,7 +2,8 @@
 
     [suite]      the study, how many seeds, what the others are compared with
     [protocol]   what is measured of each run beside its checkpoints' scores
-    [[row]]      a variant of the study, alone or pooled; [row.tune] has settings to choose from on validation loss
+    [[row]]      a variant of the study, alone or pooled; [row.tune] has settings to choose from on validation loss,
+                 [row.attack] what bad sites do
 
 A suite is resolved into ``Row``s of resolved studies, and these into ``Job``s: one run each, with one result file.
 Importing this needs no torch.
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fl_algorithms.lab import space
+from fl_algorithms.lab.attacks import Attack
 from fl_algorithms.lab.protocol_settings import Protocol
 from fl_algorithms.lab.space import Among, Settings
 from fl_algorithms.resolving import need_hint, resolve
@@ -58,6 +60,7 @@ class RowSection(Strict):
     normalisation: Literal["matched", "site"] = "matched"  # central only
     tune: dict[str, Among] = {}  # noqa: RUF012 - pydantic copies it
     trials: int = Field(default=0, ge=0, le=10_000)  # points drawn at random of `tune`; 0: every combination
+    attack: Attack | None = None  # what bad sites do
 
     @field_validator("name")
     @classmethod
@@ -89,6 +92,8 @@ class RowSection(Strict):
     def _central(self) -> "RowSection":
         if self.normalisation != "matched" and self.kind != "central":
             raise ValueError(f'`normalisation` belongs to kind = "central", the kind is "{self.kind}"')
+        if self.attack is not None and self.kind != "federated":
+            raise ValueError(f'`attack` belongs to kind = "federated", the kind is "{self.kind}"')
         return self
 
 
@@ -119,6 +124,7 @@ class Job:
     study: ResolvedStudy  # with the run's seed
     protocol: Protocol
     file: str
+    attack: Attack | None = None
 
     @property
     def seed(self) -> int:
@@ -141,6 +147,7 @@ class Row:
     kind: Kind
     normalisation: Literal["matched", "site"]
     points: tuple[Point, ...]
+    attack: Attack | None = None
 
     @property
     def tuned(self) -> bool:
@@ -170,6 +177,7 @@ class Suite:
                 "kind": row.kind,
                 "normalisation": row.normalisation,
                 "points": [{"settings": point.settings, "study": point.study.document()} for point in row.points],
+                **({} if row.attack is None else {"attack": row.attack.model_dump(mode="json")}),
             }
             for row in self.rows
         }
@@ -208,7 +216,7 @@ class Suite:
         protocol = Protocol() if tuning else self.protocol
         file = f"runs/{row.name}/{seed}-tuning-{point}.json" if tuning else f"runs/{row.name}/{seed}.json"
         return Job(
-            row.name, row.kind, row.normalisation, tuning, point, chosen.settings, study, protocol, file
+            row.name, row.kind, row.normalisation, tuning, point, chosen.settings, study, protocol, file, row.attack
         )  # fmt: skip
 
 
@@ -263,9 +271,12 @@ def shown(settings: Settings | dict[str, Any]) -> str:
 def _resolved(row: RowSection, path: Path, source: str) -> Row:
     try:
         points = tuple(Point(settings, _study(row, settings, path)) for settings in _settings(row))
+        if row.attack is not None:
+            for point in points:
+                row.attack.refuse_unfit(point.study)
     except WardroundError as error:
         raise type(error)(f"{source}: row `{row.name}`: {error.message}", hint=error.hint) from None
-    return Row(row.name, row.label or row.name, row.kind, row.normalisation, points)
+    return Row(row.name, row.label or row.name, row.kind, row.normalisation, points, row.attack)
 
 
 def _study(row: RowSection, settings: Settings, path: Path) -> ResolvedStudy:

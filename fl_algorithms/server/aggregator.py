@@ -11,7 +11,7 @@ list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import fsum, prod
 from typing import Protocol
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from fl_algorithms import registry
 from fl_algorithms.methods.settings import MethodSettings
 from fl_algorithms.rows import MEAN
+from fl_algorithms.server.combining import Combine, Combined
+from fl_algorithms.server.rules.rows import RULES
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.tensors.manifests import TensorSpec
@@ -79,6 +81,7 @@ class Round:
         public_data: for an aggregator that distills: the path of the coordinator's copy, or the set as read.
         max_weight: the largest share of one site in a mean that is weighted by counts.
         device: an ``engine.device.Device``, where an aggregator that distills in this process does it; None: the CPU.
+        combined: what the study's rule made of the updates, where that stands in place of their mean.
     """
 
     number: int
@@ -88,13 +91,17 @@ class Round:
     public_data: object = None
     max_weight: float = 1.0
     device: object = None
+    combined: Combined | None = None
 
     def mean_delta(self, key: str, start: int, count: int, sites: Collection[str] | None = None) -> F64:
-        """sum_i w_i delta_i / sum_i w_i of one block, summed in float64 in site order; see ``averaging_weights``.
+        """sum_i w_i delta_i / sum_i w_i of one block, summed in float64 in site order; see ``averaging_weights``. Where
+        the study has another rule, what that gives.
 
         Args:
             sites: over these alone.
         """
+        if self.combined is not None and self.combined.delta is not None:
+            return self.combined.delta(key, start, count)
         updates = [update for update in self.updates if sites is None or update.site in sites]
         weights = averaging_weights([update.num_examples for update in updates], self.max_weight)
         return _mean(updates, weights, key, start, count)
@@ -119,6 +126,8 @@ class ServerAggregator:
         per_site: site -> its own list, in place of ``upload`` and ``download``: these are then the whole initial
             model's.
         weighted: whether it weights sites by their counts anywhere.
+        combine: what the study's rule makes of a round's updates; None: their mean, or what the method's own code does.
+        fewest: the number of updates that the rule needs.
     """
 
     upload: Specs
@@ -128,6 +137,8 @@ class ServerAggregator:
     chosen: Callable[[BlockSource, str, int], tuple[str, ...] | None] = everything
     per_site: Mapping[str, Specs] = field(default_factory=dict)
     weighted: bool = False
+    combine: Combine | None = None
+    fewest: int = 1
 
     @cached_property
     def kept_specs(self) -> Specs:
@@ -172,12 +183,16 @@ def server_aggregator(study: ResolvedStudy, upload: Specs) -> ServerAggregator:
     """
     brought = study.brought_method
     if brought is not None and brought.aggregates == "mean":  # of a plug-in, which need not be installed here
-        mean: ServerAggregator = registry.load(MEAN)(MethodSettings(), study, upload)
-        return mean
-    row, settings = study.method.row, study.method.settings
-    make = registry.load(settings.server_wrapper or row.server)
+        make, settings = registry.load(MEAN), MethodSettings()
+    else:
+        row, settings = study.method.row, study.method.settings
+        make = registry.load(settings.server_wrapper or row.server)
     aggregator: ServerAggregator = make(settings, study, upload)
-    return aggregator
+    section = study.aggregation
+    if section.is_mean:
+        return aggregator
+    combine: Combine = registry.load(RULES[section.rule].implementation)(section)
+    return replace(aggregator, combine=combine, fewest=section.fewest)
 
 
 def is_variance(spec: TensorSpec) -> bool:

@@ -28,6 +28,7 @@ from fl_algorithms.server.aggregator import (
     averaging_weights,
     is_variance,
 )
+from fl_algorithms.server.combining import Combined
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 
@@ -46,8 +47,9 @@ class Account:
     Attributes:
         norms: L2 over all of an update's tensors, of every site that had one accepted.
         limits: what each was held against; a site without one is not in it.
-        shares: of the averaged sites' updates in the mean, where the method weights by counts.
-        capped: the sites whose share is smaller than their count would give.
+        shares: of the averaged sites' updates in the mean, where the method weights by counts; or in what the study's
+            rule gives, where that is one number for a whole update.
+        capped: the sites whose share is smaller than their count would give; or to whose update the rule gives none.
         left_out: site -> why its update is not in the model, in words.
     """
 
@@ -79,7 +81,7 @@ def averaged(
     aggregator: ServerAggregator,
     updates: Sequence[Update],
     before: Sequence[Account],
-    make: Callable[[Sequence[Update]], T],
+    make: Callable[[Sequence[Update], Combined], T],
     *,
     kept: BlockSource,
     round_number: int,
@@ -90,7 +92,8 @@ def averaged(
         updates: the accepted ones, in site order.
         kept: the kept tensors as the round opened.
         before: the accounts of the closed rounds, the last one last.
-        make: aggregates; called again without the update to blame where the result is beyond float32.
+        make: aggregates the updates that it is given, with what the study's rule made of them; called again without
+            the update to blame where the result is beyond float32.
 
     Raises:
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
@@ -110,9 +113,9 @@ def averaged(
             left_out[update.site] = f"norm {norms[update.site]:.4g}, and `{name}` of its model, a variance, is negative"
     within = [update for update in updates if update.site not in left_out]
     while within and (not left_out or len(within) >= study.study.needed):
-        shares, capped = shares_of(aggregator, within, study.limits.max_weight)
+        combined = combine(aggregator, within, study.limits.max_weight)
         try:
-            made = make(within)
+            made = make(within, combined)
         except BeyondFloat32 as error:
             blamed, why = next((update for update in within if update.site == error.site), None), "of which"
             if blamed is None:  # of equal ones the first in site order
@@ -120,7 +123,7 @@ def averaged(
             left_out[blamed.site] = f"norm {norms[blamed.site]:.4g}, {why} {error.message}"
             within.remove(blamed)
         else:
-            return made, Account(norms, limits, shares, capped, dict(sorted(left_out.items())))
+            return made, Account(norms, limits, combined.shares, combined.capped, dict(sorted(left_out.items())))
     raise TooFewLeft(Account(norms, limits, left_out=dict(sorted(left_out.items()))))
 
 
@@ -185,12 +188,22 @@ def learned_limits(
     return found
 
 
-def shares_of(
-    aggregator: ServerAggregator, updates: Sequence[Update], max_weight: float
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Each site's share in the mean that it is in, and the sites whose share the cap made smaller."""
+def combine(aggregator: ServerAggregator, updates: Sequence[Update], max_weight: float) -> Combined:
+    """What the study's rule makes of the updates. Of a mean, each site's share in the one that it is in, and the sites
+    whose share the cap made smaller.
+
+    Raises:
+        BadData: the rule needs more updates; of a study that ``resolve`` has checked, a round never has so few.
+    """
+    if aggregator.combine is not None:
+        if len(updates) < aggregator.fewest:
+            raise BadData(
+                f"the study's rule in [aggregation] needs {aggregator.fewest} updates, a round has {len(updates)}",
+                hint="more sites, or another rule: `fl-lab methods` says what each needs",
+            )
+        return aggregator.combine(updates, aggregator.upload, max_weight)
     if not aggregator.weighted:
-        return {}, ()
+        return Combined()
     alike: dict[Specs, list[Update]] = {}
     for update in updates:
         alike.setdefault(aggregator.upload_of(update.site), []).append(update)
@@ -206,4 +219,4 @@ def shares_of(
             for update, weight, count in zip(some, weights, counts, strict=True)
             if weight / total < count / sum(counts)
         ]
-    return dict(sorted(shares.items())), tuple(sorted(capped))
+    return Combined(None, dict(sorted(shares.items())), tuple(sorted(capped)))

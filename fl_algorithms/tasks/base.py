@@ -4,7 +4,7 @@ A task reads a hospital's files into ``SiteData`` and says how logits are judged
 alone. Add one by a row at the entry point ``wardround.tasks``; ``tabular`` is the example.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -92,14 +92,22 @@ class Split:
 
     ``y`` is int64 (n,), class indices; uint8 (n, *size), those of each pixel; float32 (n,), numbers; float32 (n,
     labels), 0 or 1; or float32 (n, 2), a time and whether the event happened then (1) or the patient was seen no longer
-    (0). Of rows that are ``OwnSizes`` it is zeros (n,).
+    (0). Of rows that are ``OwnSizes`` it is zeros (n,). ``groups`` is int64 (n,), a number for each row's patient; None
+    where the data do not say, and each row is one.
     """
 
     x: Inputs
     y: Tensor
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+
+def numbered(names: Sequence[str]) -> Tensor | None:
+    """For each row a number of its own for the patient of that name; None of no names."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names], dtype=torch.int64) if numbers else None
 
 
 def samples(split: Split) -> int:

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from fl_algorithms.settings.dataset import DatasetSettings
 from fl_algorithms.settings.targets import ClassTarget, LabelsTarget, NumberTarget, OrdinalTarget
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Inputs, Made, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Inputs, Made, PublicData, SiteData, Source, Split, numbered
 from fl_algorithms.tasks.objectives import objective_of
 from fl_algorithms.tasks.objectives.base import Judged
 from fl_algorithms.tasks.objectives.classes import ClassObjective
@@ -179,7 +179,7 @@ def checked_rows(dataset: Dataset[Any], settings: DatasetSettings, name: str) ->
     if groups is not None and len(groups) != len(rows):
         raise BadData(f"{name}: the dataset has {len(rows)} rows, and `groups` of {len(groups)}")
     who = () if groups is None else tuple(str(group) for group in groups)
-    return CheckedRows(Split(torch.stack(xs) if keep else rows, y_all), who)
+    return CheckedRows(Split(torch.stack(xs) if keep else rows, y_all, numbered(who)), who)
 
 
 class DatasetRows:

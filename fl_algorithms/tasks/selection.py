@@ -20,10 +20,10 @@ def row_shape(x: Inputs) -> tuple[int, ...]:
 
 def chosen(split: Split, places: Tensor) -> Split:
     """The rows at ``places``, in that order."""
-    x = split.x
+    x, groups = split.x, None if split.groups is None else split.groups[places]
     if not isinstance(x, Tensor):
-        return Split(_selected([x], torch.zeros_like(places), places), split.y[places])
-    return Split(x[places], split.y[places])
+        return Split(_selected([x], torch.zeros_like(places), places), split.y[places], groups)
+    return Split(x[places], split.y[places], groups)
 
 
 def _selected(parts: Sequence[Rows], of: Tensor, places: Tensor) -> "Selected":
@@ -31,7 +31,7 @@ def _selected(parts: Sequence[Rows], of: Tensor, places: Tensor) -> "Selected":
 
 
 def joined(splits: Sequence[Split]) -> Split:
-    """All rows of ``splits``, of one kind and shape, after one another."""
+    """All rows of ``splits``, of one kind and shape, after one another; whose they are is not kept."""
     y = torch.cat([split.y for split in splits])
     tensors = [split.x for split in splits if isinstance(split.x, Tensor)]
     if len(tensors) == len(splits):

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, ConfigDict, JsonValue
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.tensors import TensorManifest
+from wardround.records.aggregation import AggregationSection
 from wardround.records.plugins import Plugin, PluginSection, plugins_of
 from wardround.records.schema import check
-from wardround.records.study import ReportedSection, StudyFile
+from wardround.records.study import ReportedSection, StudyFile, StudySection
 from wardround.tensors.manifests import TensorSpec
 
 StudyDocument = dict[str, JsonValue]  # the resolved study as JSON, of which a digest is made
@@ -34,6 +35,19 @@ def rounds_of(document: StudyDocument) -> int:
 def reported_of(document: StudyDocument, study: str) -> ReportedSection:
     """Which numbers go with an update of a resolved study. Raises BadData: this release does not know its form."""
     return check(ReportedSection, document.get("reported"), f"study `{study}`", "reported")
+
+
+def aggregation_in(document: StudyDocument) -> str:
+    """What the coordinator makes of the sites' updates, and how many bad sites that tolerates; "" where it is the mean.
+
+    Raises:
+        BadData: this release does not know its form.
+    """
+    rule = check(AggregationSection, document.get("aggregation", {}), "study", "aggregation")
+    if rule.is_mean:
+        return ""
+    section = check(StudySection, table_of(document, "study"), "study", "study")
+    return rule.sentence(len(section.sites), section.needed)
 
 
 def plugins_in(document: StudyDocument) -> tuple[Plugin, ...]:

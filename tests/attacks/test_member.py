@@ -26,6 +26,7 @@ from coordinator.storage import tables
 from coordinator.studies import conclusion, engine
 from coordinator.updates import decide, ledgers, receipts
 from fl_algorithms.server.aggregator import Round, Update
+from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import averaged
 from fl_algorithms.server.mean import InMemory
 from site_agent.gateway.enrolment.identity import Identity
@@ -1055,9 +1056,11 @@ def test_blame_of_another(method: str) -> None:
     half.start(InMemory({key: tensor.numpy() for key, tensor in base.items()}), start.extend)
     kept = InMemory(read(half, start))
 
-    def make(chosen: Any) -> bytes:
+    def make(chosen: Any, combined: Combined) -> bytes:
         out = bytearray()
-        half.aggregate(Round(1, kept, chosen, out.extend, toy_public_data(), study.limits.max_weight))
+        half.aggregate(
+            Round(1, kept, chosen, out.extend, toy_public_data(), study.limits.max_weight, combined=combined)
+        )
         return bytes(out)
 
     made, account = averaged(study, half, updates, (), make, kept=kept, round_number=1)

@@ -193,6 +193,7 @@ def test_without_patients_the_split_is_that_of_tables(tmp_path: Path) -> None:
     found = (everything(data)[:, 0] * 255).round().numpy()
     assert (found == images[order]).all()
     assert len(data.validation) == 3  # floor(0.25 * 12)
+    assert data.validation.groups is None
 
 
 def test_a_patient_is_never_in_training_and_validation(tmp_path: Path) -> None:
@@ -208,6 +209,8 @@ def test_a_patient_is_never_in_training_and_validation(tmp_path: Path) -> None:
         assert not parts[0] & parts[1]
         assert len(parts[1]) == 2  # floor(0.25 * 8 patients)
         assert len(data.train) + len(data.validation) == 24
+        assert data.validation.groups is not None
+        assert data.validation.groups.bincount().tolist() == [3, 3]
 
 
 def test_a_patient_in_training_and_test_is_refused(tmp_path: Path) -> None:

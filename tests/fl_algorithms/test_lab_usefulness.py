@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.session import Restored
 from fl_algorithms.lab import report, significance, usefulness
-from fl_algorithms.lab.baseline import baseline, constant_scores
+from fl_algorithms.lab.baseline import baseline, bootstrap, constant_scores
 from fl_algorithms.lab.cli import app
+from fl_algorithms.lab.federation import run_federation
 from fl_algorithms.lab.grouping import grouped
 from fl_algorithms.lab.results import load
 from fl_algorithms.tasks.base import SiteData, Split
@@ -154,6 +157,25 @@ def test_the_bootstraps_draws_are_of_the_same_rows_in_every_row_and_seed(folder:
     assert all(
         score * len(same.test) == pytest.approx(round(score * len(same.test)), abs=1e-4) for score in again["ash"]
     )
+
+
+def test_the_bootstrap_draws_patients_with_all_of_their_rows_where_the_data_name_them() -> None:
+    study = toy_study(sites=["ash", "birch"])
+    data = {site: toy_data(site) for site in study.study.sites}
+    held = data["ash"].test
+    assert held is not None
+    by_patient = torch.arange(len(held)) // 6  # two patients of six rows each
+    data["ash"] = replace(data["ash"], test=replace(held, groups=by_patient))
+    task = task_of(study)
+    outcome = run_federation(study, task, data)
+    latest = {site: {"latest": kinds["latest"]} for site, kinds in outcome.checkpoints.items()}
+    drawn = bootstrap(study, task, data, latest, 60, ["accuracy"])["latest"]["accuracy"]
+
+    model = Restored(study.at("ash"), task, outcome.checkpoints["ash"]["latest"].tensors)
+    right = (model.logits(held.x)[:, 0] > 0).long() == held.y
+    one, other = (float(right[by_patient == patient].double().mean()) for patient in (0, 1))
+    assert set(drawn["ash"]) == {round(score, 6) for score in (one, other, (one + other) / 2)}
+    assert len(set(drawn["birch"])) > 3  # rows
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from coordinator.storage.blobs import Blobs
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update, averaging_weights, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, TooFewLeft, averaged
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.study import ResolvedStudy
@@ -57,9 +58,9 @@ def run(
 
     kept = InMemory({spec.key: np.zeros(spec.shape, "<f4") for spec in aggregator.kept_specs})
 
-    def make(chosen: Any) -> np.ndarray[Any, Any]:
+    def make(chosen: Any, combined: Combined) -> np.ndarray[Any, Any]:
         out = bytearray()
-        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
+        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight, combined=combined))
         return np.frombuffer(bytes(out), "<f4")[:3]
 
     return averaged(file, aggregator, updates, before, make, kept=kept, round_number=1)
@@ -168,7 +169,7 @@ def test_norms_are_compared_among_sites_that_send_the_same_tensors() -> None:
         *(Update(site, 1, InMemory({"v": np.full(1, 1e-6, "<f4")})) for site in SITES[:3]),
         *sent(1, 1, 1, 1)[3:],
     ]
-    made = averaged(file, unlike, updates, (), lambda chosen: None, kept=InMemory({}), round_number=1)
+    made = averaged(file, unlike, updates, (), lambda chosen, combined: None, kept=InMemory({}), round_number=1)
     assert made[1].left_out == {}
 
 
@@ -188,9 +189,9 @@ def normed(variances: dict[str, tuple[float, float]], start: float, algorithm: s
         for site, change in variances.items()
     ]
 
-    def make(chosen: Any) -> bytes:
+    def make(chosen: Any, combined: Combined) -> bytes:
         out = bytearray()
-        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight))
+        aggregator.aggregate(Round(1, kept, chosen, out.extend, None, file.limits.max_weight, combined=combined))
         return bytes(out)
 
     return averaged(file, aggregator, updates, (), make, kept=kept, round_number=1)

@@ -64,6 +64,7 @@ def test_a_card_says_what_the_method_combines_with() -> None:
     assert card("fedavg")["combines_with"] == [
         "a server optimizer after the mean: [algorithm.server]",
         "a soup of the shared parameters: [algorithm.soup]",
+        "a robust rule in place of the mean: [aggregation]",
         "fine-tuning at the end: [algorithm.fine_tuning]",
     ]
     assert "its soup of the shared parameters: [algorithm.soup]" in card("fedsoup")["combines_with"]

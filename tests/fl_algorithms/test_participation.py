@@ -1,11 +1,14 @@
 """Which sites are in a round of the lab: drawn by streams, judged as a coordinator judges."""
 
+import json
 import math
 from typing import Any
 
 import pytest
 
+from fl_algorithms.lab.attacks import Attack
 from fl_algorithms.lab.participation import Attendance, Participation
+from tests.fl_algorithms.toys import toy_study
 from wardround.errors import BadData, UsageProblem
 
 SITES = tuple("abcdefghij")
@@ -75,7 +78,7 @@ def test_one_sites_chance_changes_nobody_elses() -> None:
 
 def test_a_round_that_asks_fewer_than_the_quorum_is_refused() -> None:
     with pytest.raises(UsageProblem) as refused:
-        Participation(sample=0.5).refuse_too_few(4, 3)
+        Participation(sample=0.5).refuse_unfit(toy_study(sites=["ash", "birch", "cedar", "douglas"], quorum=3))
     assert refused.value.message == "a round asks 2 of the 4 sites, and the study needs 3 updates"
     assert refused.value.hint == "a smaller quorum: `--set study.quorum=2`; or a larger `sample`"
 
@@ -99,3 +102,6 @@ def test_what_is_no_chance_is_refused(values: dict[str, float], message: str) ->
 def test_it_is_the_same_after_being_written_and_read() -> None:
     given = Participation(0.3, 0.1, 12.5, 2.0)
     assert Participation.from_document(given.document()) == given
+    assert "attack" not in given.document()
+    bad = Participation(attack=Attack(kind="alie", sites=("b", "d"), strength=0.1))
+    assert Participation.from_document(json.loads(json.dumps(bad.document()))) == bad

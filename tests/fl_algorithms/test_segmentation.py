@@ -97,6 +97,8 @@ def test_patients_may_be_told_in_a_table_beside_masks(tmp_path: Path) -> None:
     with_patients = Source({**source.paths, "labels": table})
     data = load(mask_task(patient="who"), with_patients, validation_fraction=0.5)
     assert (len(data.train), len(data.validation)) == (6, 6)
+    assert data.validation.groups is not None
+    assert data.validation.groups.tolist() == [0] * 6
     assert source_digest(with_patients) == data.digest
 
 

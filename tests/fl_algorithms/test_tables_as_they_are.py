@@ -261,6 +261,17 @@ def test_a_site_may_name_its_patient_column_where_the_study_does_not(site: Site)
     assert by_study.digest != by_site.digest  # its own choice is in the digest of its data
 
 
+def test_each_row_knows_that_it_is_of_the_same_patient_as_another(site: Site) -> None:
+    """By a number that says nothing of who it is: for drawing patients, and not rows."""
+    data = site.load(task("fever", patient="who"), visits(10, 3), test=visits(4, 2).replace(",p", ",q"))
+    for split, each in ((data.train, 3), (data.validation, 3), (data.test, 2)):
+        assert split is not None
+        assert split.groups is not None
+        assert split.groups.bincount().unique().tolist()[-1] == each
+        assert len(split.groups) == len(split)
+    assert site.load(task("fever"), visits(10, 3)).train.groups is None
+
+
 def test_a_patient_without_a_name_is_refused(site: Site) -> None:
     said = site.refused(task("fever", patient="who"), visits(5, 2) + "37,1,\n")
     assert said == ["line 12, column `who`: no value"]

@@ -151,6 +151,19 @@ def test_a_setting_stands_under_the_heading_that_its_table_has() -> None:
     assert headings["reported.metrics"] == headings["leaves model/w"] == "What leaves this hospital, each round"
 
 
+def test_a_robust_rule_stands_in_it_with_the_number_of_bad_sites_that_it_tolerates() -> None:
+    document = small()
+    assert "bad sites" not in of(document).lines
+    document["study"] = {"name": "hearts", "rounds": 3, "sites": ["ash", "birch", "cedar", "douglas"], "quorum": 3}
+    document["study"]["title"] = ""
+    lines = of(document | {"aggregation": {"rule": "median"}}).lines
+    assert lines["aggregation.rule"] == "median"
+    assert lines["bad sites"] == (
+        "a round's model is the median of each value, each site counting alike: it tolerates 1 of 4 and 1 of 3 sites "
+        "being bad"
+    )
+
+
 def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_another() -> None:
     rows = [{"kinds": ["a, b", "c"], "name": "age"}, {"name": "x, kinds [y]", "kinds": []}, {"deep": {"er": 1}}]
     assert settings({"task": {"features": rows}}) == {

@@ -69,8 +69,14 @@ UNLIKE: dict[str, dict[str, Any]] = {
         "early_stopping": {"every": 2, "patience": 4, "fraction": 0.25},
     },
 }
+# Robust rules in place of the mean, also under a server optimizer and where a part of the network is shared.
+ROBUST: dict[str, dict[str, Any]] = {
+    "fedadam": {"aggregation": {"rule": "trimmed_mean"}},
+    "fenda": {"model": FENDA, "aggregation": {"rule": "geometric_median"}},
+}
 FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
 DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == rows.COORDINATOR)
+AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items()]
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
@@ -90,7 +96,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Reso
         "training": {"local_steps": 3, "batch_size": 8, **plain, **told.get("training", {})},
         "reported": {"metrics": ["val_loss", "accuracy"]},
         "public_data": {"digest": hashlib.sha256(table(PUBLIC_ROWS, seed=9).encode()).hexdigest(), "rows": PUBLIC_ROWS},
-        **{table: told[table] for table in ("networks", "assigned") if table in told},
+        **{table: told[table] for table in ("networks", "assigned", "aggregation") if table in told},
     }
     return resolve(StudyFile.model_validate(tables))
 
@@ -167,7 +173,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     for seed, site in enumerate(SITES):
         (data / site).mkdir()
         (data / site / "train.csv").write_bytes(table(30 + 10 * seed, seed).encode())
-    again = [study_of(method, UNLIKE) for method in DISTILLING]
+    again = [study_of(method, told) for method, told in AGAIN]
     policy = policy_for([*(study_of(method) for method in METHODS), *again])
     with World(folder / "world", FEDERATION) as world:
         world.start(data, LABEL, SITES)
@@ -180,7 +186,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.mark.parametrize(
     ("method", "told"),
-    [*(pytest.param(name, None, id=name) for name in METHODS), *((name, UNLIKE) for name in DISTILLING)],
+    [*(pytest.param(name, None, id=name) for name in METHODS), *AGAIN],
 )
 def test_a_federation_reaches_the_same_bits_as_the_lab(
     method: str, told: Any, federation: Federation, tmp_path: Path

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_algorithms.settings.images import Augmentation, PixelSettings
 from fl_algorithms.settings.segmentation import SegmentationSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Made, PublicData, SiteData, Source, Split, numbered
 from fl_algorithms.tasks.images.augment import augmented
 from fl_algorithms.tasks.images.labels import PackedMasks, ReadLabels, classes_among
 from fl_algorithms.tasks.images.pixels import ByPlace
@@ -184,13 +184,14 @@ def _site_data(
 
 def _part(images: ImageSet, places: Tensor, settings: PixelSettings, scale: Scale, *, pieces: bool = False) -> Split:
     """``pieces``: to train on, where the study looks at pieces."""
+    who = numbered([images.patients[place] for place in places.tolist()] if images.patients else ())
     if isinstance(images.y, PackedMasks):
         assert isinstance(settings, SegmentationSettings)
         each = settings.patches.per_image if pieces else 1
         rows = PatchRows(images.pixels, images.y, places, settings, scale, each)
-        return Split(rows, torch.zeros(len(rows), dtype=torch.int64))
+        return Split(rows, torch.zeros(len(rows), dtype=torch.int64), who if each == 1 else None)
     assert images.y is not None
-    return Split(ImageRows(images.pixels, places, settings, *scale), torch.from_numpy(images.y[places.numpy()]))
+    return Split(ImageRows(images.pixels, places, settings, *scale), torch.from_numpy(images.y[places.numpy()]), who)
 
 
 def split_places(images: ImageSet, site: str, seed: int, validation_fraction: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.streams import stream_seed
-from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split
+from fl_algorithms.tasks.base import Draft, PublicData, SiteData, Source, Split, numbered
 from fl_algorithms.tasks.findings import DoesNotFit, refuse
 from fl_algorithms.tasks.objectives import objective_of
 from fl_algorithms.tasks.objectives.base import Judged
@@ -132,7 +132,8 @@ class TableTask(Judged):
         return data, fitted
 
     def _split(self, rows: Rows, fitted: Preprocessing) -> Split:
-        return Split(torch.from_numpy(encode(rows.values, self.settings, fitted)), torch.from_numpy(rows.y))
+        x = torch.from_numpy(encode(rows.values, self.settings, fitted))
+        return Split(x, torch.from_numpy(rows.y), numbered(rows.patients))
 
 
 class TabularTask(TableTask):
@@ -151,4 +152,5 @@ class TabularTask(TableTask):
 
 def _take(split: Split, rows: Tensor) -> Split:
     assert isinstance(split.x, Tensor)
-    return Split(split.x[rows].contiguous(), split.y[rows].contiguous())
+    groups = None if split.groups is None else split.groups[rows]
+    return Split(split.x[rows].contiguous(), split.y[rows].contiguous(), groups)

@@ -10,6 +10,7 @@
     [checkpoints]  how the best models are chosen
     [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
+    [aggregation]  how the sites' updates become one, where it is not their mean
     [public_data]  a set without patients that every party holds a copy of, for the methods that need one
     [plugins.X]    the code of others that the study runs; resolving writes it, with a digest
     [variants.X]   whole tables that replace the ones above when X is chosen
@@ -28,6 +29,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from wardround.errors import BadData, UsageProblem
+from wardround.records.aggregation import AggregationSection
 from wardround.records.plugins import MOST, PluginSection, plugin_names
 from wardround.records.schema import Strict, check, read_toml
 from wardround.records.training import TrainingSection as TrainingSection
@@ -242,6 +244,7 @@ class StudyFile(Strict):
     checkpoints: CheckpointSection = CheckpointSection()
     reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
+    aggregation: AggregationSection = AggregationSection()
     public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
@@ -262,8 +265,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned], [plugins] and [public_data] stand in it where the study uses them; [limits] always,
-        because it holds where nobody wrote it.
+        [networks], [assigned], [plugins], [public_data] and [aggregation] stand in it where the study uses them;
+        [limits] always, because it holds where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.
@@ -282,20 +285,30 @@ class StudyFile(Strict):
                 del plugin["method"]
         if self.public_data is None:
             del document["public_data"]
+        if self.aggregation.is_mean:
+            del document["aggregation"]
+        else:
+            rule = document["aggregation"]
+            document["aggregation"] = {key: value for key, value in rule.items() if value is not None}
         return document
 
     def bounds(self) -> tuple[str, ...]:
         """How much one site may move the model, in words."""
-        limits, given = self.limits, self.study.max_update_norm
+        limits, given, rule = self.limits, self.study.max_update_norm, self.aggregation
         weight = f"one site's averaging weight is at most {limits.max_weight:g} of a mean of three or more sites"
+        if limits.max_weight == 1:
+            weight = "nothing limits one site's averaging weight"
+        if not rule.is_weighted:
+            weight = "each site counts alike, whatever its rows"
         if given is not None:
             norm = f"an update's norm is at most {given:g}"
         elif limits.norm_multiple:
             norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
         else:
-            norm = "nothing limits an update's norm"
+            norm = "nothing limits an update's norm" if rule.is_mean else "no update is left out for its norm"
         rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
-        return (weight if limits.max_weight < 1 else "nothing limits one site's averaging weight", norm, rows)
+        said = () if rule.is_mean else (rule.sentence(len(self.study.sites), self.study.needed),)
+        return (*said, weight, norm, rows)
 
     def digest(self, initial_model: str) -> str:
         """The study's digest (hex) with the digest (hex) of its initial model."""

@@ -20,7 +20,7 @@ from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.consent import Shown, exposed
 from site_agent.state.directory import now_text
-from site_agent.state.offer import Offer, StudyDocument
+from site_agent.state.offer import Offer, StudyDocument, aggregation_in
 from site_agent.state.tensors import specs_from
 from wardround.records.study import ReportedSection
 from wardround.records.trainer import Described, PrivateTensor
@@ -150,6 +150,8 @@ def account(
     lines[OWN].append(("own model", exposed(described.exposure, described.personalized)))
     lines[STAYS] += _stays(offer, described)
     lines[LIMITS] += _limits(offer, attempts)
+    if made := aggregation_in(offer.document):
+        lines[OTHER].append(("bad sites", made))
     lines[POLICY] += [(f"policy.{name}", value) for name, value in policy.items()]
     old = before.lines if before is not None else None
     groups = tuple(Group(heading, _marked(under, old)) for heading, under in lines.items() if under)
