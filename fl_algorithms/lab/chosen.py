@@ -33,7 +33,7 @@ def worth(results: Results) -> Table | None:
         if SELECTED not in line.scores:
             continue
         for kind in (kind for kind in results.kinds if kind in line.scores and kind != SELECTED):
-            found = {column: _difference(line, kind, column) for column in (MEAN, *sites)}
+            found = {column: _difference(line, kind, column, results.metric) for column in (MEAN, *sites)}
             if (mean := found[MEAN]) is None:
                 continue
             cells |= {(line.name, kind, f"{at}: selected minus"): one for at, one in found.items() if one is not None}
@@ -42,12 +42,12 @@ def worth(results: Results) -> Table | None:
     return Table("selection", results.metric, grid, cells) if lines else None
 
 
-def _difference(line: Line, kind: str, column: str) -> Stat | None:
+def _difference(line: Line, kind: str, column: str, metric: str) -> Stat | None:
     """Over the runs in which both are defined; ``column`` is a site, or the mean over them."""
     ours, theirs = _by_run(line, SELECTED, column), _by_run(line, kind, column)
     if not (both := sorted(ours.keys() & theirs.keys())):
         return None
-    found = paired([ours[seed] for seed in both], [theirs[seed] for seed in both])
+    found = paired([ours[seed] for seed in both], [theirs[seed] for seed in both], metric)
     return Stat(found.n, found.mean, found.ci95, None, found.wins)
 
 

@@ -10,6 +10,8 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fl_algorithms.settings.targets import SMALLER_IS_BETTER
+
 if TYPE_CHECKING:
     from fl_algorithms.engine.session import Checkpoint
 
@@ -35,7 +37,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much a exceeds b over the runs that both have, and in how many of them it does."""
+    """How much a exceeds b over the runs that both have, and in how many of them a is the better one."""
 
     mean: float
     ci95: float | None
@@ -43,11 +45,13 @@ class PairedDifference:
     n: int
 
 
-def paired(values_a: Sequence[float], values_b: Sequence[float]) -> PairedDifference:
-    """The differences a - b, run by run. Not for no runs; a tie is no win."""
+def paired(values_a: Sequence[float], values_b: Sequence[float], metric: str = "") -> PairedDifference:
+    """The differences a - b, run by run. Not for no runs; a tie is no win, and of an error the smaller one wins."""
     differences = [a - b for a, b in zip(values_a, values_b, strict=True)]
     found = interval(differences)
-    return PairedDifference(found.mean, found.ci95, sum(difference > 0 for difference in differences), len(differences))
+    sign = -1 if metric in SMALLER_IS_BETTER else 1
+    wins = sum(sign * difference > 0 for difference in differences)
+    return PairedDifference(found.mean, found.ci95, wins, len(differences))
 
 
 def student_t(degrees: int) -> float:

@@ -69,17 +69,19 @@ def table(found: "pd.DataFrame", metric: str, checkpoint: str, reference: str) -
     means = {row: chosen[chosen["row"] == row].groupby("seed")["value"].mean().to_dict() for row in rows}
     if reference:
         _known("row", reference, rows)
-    lines = [_line(row, means[row], means[reference] if reference and row != reference else None) for row in rows]
+    lines = [
+        _line(row, means[row], means[reference] if reference and row != reference else None, metric) for row in rows
+    ]
     frame: pd.DataFrame = pandas().DataFrame(lines).set_index("row")
     return frame
 
 
-def _line(row: str, mine: Mapping[int, float], theirs: Mapping[int, float] | None) -> dict[str, Any]:
+def _line(row: str, mine: Mapping[int, float], theirs: Mapping[int, float] | None, metric: str) -> dict[str, Any]:
     over = interval([mine[seed] for seed in sorted(mine)]) if mine else None
     line: dict[str, Any] = {"row": row, "runs": len(mine), "mean": over and over.mean, "ci95": over and over.ci95}
     both = sorted(mine.keys() & (theirs or {}).keys())
     if theirs is not None and both:
-        against = paired([mine[seed] for seed in both], [theirs[seed] for seed in both])
+        against = paired([mine[seed] for seed in both], [theirs[seed] for seed in both], metric)
         line |= {"difference": against.mean, "difference_ci95": against.ci95, "better_in": against.wins}
     return line
 

@@ -104,7 +104,7 @@ def differences(results: Results) -> Table | None:
             ours, theirs = line.means(kind), reference.means(kind)
             if not (both := sorted(ours.keys() & theirs.keys())):
                 continue
-            found = paired([ours[seed] for seed in both], [theirs[seed] for seed in both])
+            found = paired([ours[seed] for seed in both], [theirs[seed] for seed in both], results.metric)
             cells[line.name, kind, f"minus {reference.name}"] = Stat(
                 found.n, found.mean, found.ci95, None, found.wins
             )  # fmt: skip

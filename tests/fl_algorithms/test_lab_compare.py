@@ -566,3 +566,4 @@ def test_paired_differences_count_strict_wins_and_their_interval_is_students() -
     assert found.ci95 == pytest.approx(4.3027 * sd / 3**0.5, rel=1e-4)  # t(0.975, 2), from a table
     assert (found.wins, found.n) == (2, 3)
     assert paired([0.5], [0.4]).ci95 is None
+    assert paired([0.8, 0.7, 0.9], [0.9, 0.7, 0.6], "mae").wins == 1  # of an error the smaller one wins
