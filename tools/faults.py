@@ -22,14 +22,14 @@ from typing import Any
 from coordinator.answers import Answer, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.world import Service, World, descendants, in_parallel
+from tools.world import Service, World, command, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
 
 ALPHABET = (
     "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
 )  # fmt: skip
-MODELS = {"tiny": "hidden = [8]", "8 MB": "hidden = [1412, 1412]"}
+MODELS = {"tiny": "hidden = [8]", "1 MB": "hidden = [498, 498]", "8 MB": "hidden = [1412, 1412]"}
 STUDY = """
 [study]
 name = "{name}"
@@ -92,7 +92,11 @@ class Plan:
 
 
 class Template:
-    """A federation at rest under ``folder``: every study of ``plan`` is approved at every site, and none has begun."""
+    """A federation at rest under ``folder``: every study of ``plan`` is approved at every site, and none has begun.
+
+    Attributes:
+        address: of its coordinator, in every copy.
+    """
 
     def __init__(self, folder: Path, plan: Plan, prepare: Callable[[World], object] = lambda world: None) -> None:
         """``prepare``: called between the coordinator's `init` and its start, for settings of its own."""
@@ -104,6 +108,7 @@ class Template:
             (folder / "data" / site).mkdir(parents=True)
             (folder / "data" / site / "train.csv").write_text("x,y\n" + rows)
         with World(folder / "template") as world:
+            self.address = world.address
             world.init()
             prepare(world)
             world.serve()
@@ -148,7 +153,14 @@ class Seen:
 
 
 class Disturbed(World):
-    """A federation that runs from a copy of a template, in units that can be killed one by one."""
+    """A federation that runs from a copy of a template, in units that can be killed one by one.
+
+    Attributes:
+        prefixes: what is put before the command line of a unit.
+        listen: HOST:PORT where the coordinator listens, if something stands between it and its address.
+        poll_s: how long `until` waits between two looks.
+        seen: what was noticed.
+    """
 
     def __init__(self, state: Path, plan: Plan) -> None:
         super().__init__(state)
@@ -156,6 +168,8 @@ class Disturbed(World):
         self.units: dict[str, Service] = {}
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
+        self.listen = ""
+        self.poll_s = 0.05
 
     def __exit__(self, *exception: object) -> None:
         for unit in sorted(self.units, key=lambda name: name == "coordinator"):
@@ -178,7 +192,7 @@ class Disturbed(World):
         log = self.logs / f"{unit.replace(':', '-')}.log"
         words: tuple[str | Path, ...] = ("run", "--only", part, "--state", self.state / site)
         if part == "coordinator":
-            words = ("serve", "--state", self.coordinator_state)
+            words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
         self.units[unit] = Service(log, program, *words, prefix=self.prefixes.get(unit, ()))
         return self.units[unit]
@@ -305,7 +319,7 @@ class Disturbed(World):
                 before, since = seen, time.monotonic()
             if time.monotonic() - since > stuck_s:
                 raise Stuck(f"nothing has changed in {study} for {stuck_s:.0f} s: {before[:600]}")
-            time.sleep(0.05)
+            time.sleep(self.poll_s)
 
     def judge(self, study: str, undisturbed: Mapping[int, str], absent: bool = False) -> list[str]:
         """What is wrong with a study that has ended, in words; none if it came out as if nothing had happened.
@@ -391,6 +405,31 @@ def undisturbed(template: Template) -> dict[int, str]:
         if wrong:
             raise AssertionError(f"without any fault: {wrong}")
         return {row.round: str(row.model_digest) for row in world.report(study).rounds_closed}
+
+
+def lab_digest(template: Template) -> str:
+    """The last model of the template's first study, run in the lab."""
+    study = template.folder / f"{template.plan.study_names[0]}.toml"
+    found = json.loads(command("fl-lab", "run", study, "--data", template.folder / "data", "--json"))
+    return str(found["digests"][0])
+
+
+def resources(pid: int) -> dict[str, int]:
+    """What a process holds now: resident KiB, descriptors, threads."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "kib": int(rows["VmRSS"].split()[0]), "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
+        "threads": int(rows["Threads"]),
+    }  # fmt: skip
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below ``folder``; what goes while it is counted is not there."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
 
 
 def seeds(seed: int) -> Iterator[tuple[int, random.Random]]:
