@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,8 @@ learning_rate = 0.1
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
 STUCK_S = 150
+PATIENCE_S = 2  # before a paused study is continued once more
+MOST_PAUSES = 40
 SOCKETS = shutil.ignore_patterns("*.sock")
 
 
@@ -134,6 +137,7 @@ class Template:
         policy = world.state / site / "policy.toml"
         text = policy.read_text()
         assert json.dumps([first]) in text
+        text = re.sub(r"(_per_day = )\d+", r"\g<1>1000000000000", text)  # the draft's are for one study
         policy.write_text(text.replace(json.dumps([first]), json.dumps(self.plan.study_names)))
 
     def copy(self) -> Path:
@@ -156,7 +160,7 @@ class Disturbed(World):
     """A federation that runs from a copy of a template, in units that can be killed one by one.
 
     Attributes:
-        prefixes: what is put before the command line of a unit.
+        prefixes, environments: what is put before the command line of a unit, and into its environment.
         listen: HOST:PORT where the coordinator listens, if something stands between it and its address.
         poll_s: how long `until` waits between two looks.
         seen: what was noticed.
@@ -168,6 +172,7 @@ class Disturbed(World):
         self.units: dict[str, Service] = {}
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
+        self.environments: dict[str, dict[str, str]] = {}
         self.listen = ""
         self.poll_s = 0.05
 
@@ -194,7 +199,9 @@ class Disturbed(World):
         if part == "coordinator":
             words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
-        self.units[unit] = Service(log, program, *words, prefix=self.prefixes.get(unit, ()))
+        self.units[unit] = Service(
+            log, program, *words, prefix=self.prefixes.get(unit, ()), environment=self.environments.get(unit)
+        )
         return self.units[unit]
 
     def pid(self, unit: str) -> int:
@@ -303,7 +310,7 @@ class Disturbed(World):
         Raises:
             Stuck: nothing has changed for that long.
         """
-        before, since = "", time.monotonic()
+        before, since, started = "", time.monotonic(), 0.0
         while True:
             act()
             self.tend(plainly=plainly)
@@ -311,9 +318,12 @@ class Disturbed(World):
             if status is not None:
                 if status.state in ENDED or reached(status):
                     return status
-                if status.state in ("created", "paused"):
+                if status.state in ("created", "paused") and time.monotonic() - started > PATIENCE_S:
                     self.seen.paused += status.state == "paused"
+                    if self.seen.paused > MOST_PAUSES:
+                        raise Stuck(f"{study} has paused {self.seen.paused} times: {status.why}")
                     self.start_study(study)
+                    started = time.monotonic()
             seen = "" if status is None else status.model_dump_json()
             if seen and seen != before:
                 before, since = seen, time.monotonic()
