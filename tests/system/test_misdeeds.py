@@ -36,11 +36,14 @@ if "gateway" in sys.orig_argv:
 """
 
 
-def verified(ledger: Path) -> tuple[int, int]:
-    """With which codes the two verifiers end."""
+def verified(ledger: Path, receipts: Path) -> tuple[int, int]:
+    """With which codes the two verifiers end, beside the coordinator's copy of the receipts."""
     ours = [BIN / "site-agent", "audit", "verify", "--ledger", ledger]
     second = [sys.executable, Path(__file__).resolve().parents[2] / "tools" / "verify_ledger.py", ledger]
-    first, other = (subprocess.run(line, capture_output=True, timeout=60, check=False) for line in (ours, second))
+    beside = ["--receipts", receipts]
+    first, other = (
+        subprocess.run([*line, *beside], capture_output=True, timeout=60, check=False) for line in (ours, second)
+    )
     return first.returncode, other.returncode
 
 
@@ -69,6 +72,8 @@ def test_nan_is_refused_a_killed_coordinator_goes_on_and_an_edited_ledger_is_fou
         model = load_file(newest)
         with pytest.raises(CommandFailed) as told:
             world.ask_coordinator("study", "report", study)
+        receipts = tmp_path / "receipts.jsonl"
+        world.ask_coordinator("receipts", "alpha", "--out", receipts)
 
     # Refused: what is not finite is in no model, and the site that sent it is named.
     assert {refused.code for refused in report.sites["bravo"].refused} == {"TENSOR_NOT_FINITE"}
@@ -81,7 +86,7 @@ def test_nan_is_refused_a_killed_coordinator_goes_on_and_an_edited_ledger_is_fou
     assert (status.state, [row.round for row in report.rounds_closed]) == ("finished", list(range(1, ROUNDS + 1)))
     # Found: one line less, and both verifiers say so.
     ledger = world.state / "alpha" / "ledger"
-    assert verified(ledger)[1] == 0
+    assert verified(ledger, receipts) == (0, 0)
     lines = (ledger / "000001.jsonl").read_bytes().splitlines(keepends=True)
     (ledger / "000001.jsonl").write_bytes(b"".join(lines[: len(lines) // 2] + lines[len(lines) // 2 + 1 :]))
-    assert verified(ledger) == (1, 1)
+    assert verified(ledger, receipts) == (1, 1)
