@@ -117,12 +117,11 @@ class Campaign:
         self.tally.calls = len(calls)
         bulk = [call for call in calls if call.name == "pwrite64" and call.file in MANY]
         chosen = [call for call in calls if call not in set(bulk)] + bulk[::every]
-        hits: dict[tuple[str, int], Call] = {(call.name, call.count): call for call in chosen}
-        for name, count in sorted(hits, key=lambda key: (key[1], key[0])):
+        for call in _unlike_first(chosen):
             for fault in faults:
                 if time.monotonic() > ends:
                     break
-                self._trial(Call(name, count, hits[name, count].file), fault)
+                self._trial(call, fault)
         self._judge()
         self._close()
         return self.tally
@@ -247,6 +246,14 @@ class Campaign:
         """Wait until the round under way and the next one have closed."""
         before = world.until(self._study, lambda status: True, plainly=False).round
         world.until(self._study, lambda status: status.round > before + 1, plainly=False)
+
+
+def _unlike_first(calls: list[Call]) -> list[Call]:
+    """Each once for a name and a count, one of each kind before the others, so that a short run sees all kinds."""
+    once = {(call.name, call.count): call for call in calls}.values()
+    first = {(call.name, call.file): call for call in sorted(once, reverse=True)}
+    others = [call for call in sorted(once, key=lambda call: (call.count, call.name)) if call not in first.values()]
+    return [*sorted(first.values(), key=lambda call: (call.count, call.name)), *others]
 
 
 def _fired(trace: Path) -> bool:

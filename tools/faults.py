@@ -106,10 +106,7 @@ class Template:
         self.folder = folder
         self.plan = plan
         self._copies = 0
-        for index, site in enumerate(plan.names):
-            rows = "".join(f"{(3 * row + index) % 7},{(row + index * row) % 2}\n" for row in range(20 + index))
-            (folder / "data" / site).mkdir(parents=True)
-            (folder / "data" / site / "train.csv").write_text("x,y\n" + rows)
+        write_tables(folder / "data", plan.names)
         with World(folder / "template") as world:
             self.address = world.address
             world.init()
@@ -403,6 +400,14 @@ class Disturbed(World):
 
 class Stuck(Exception):
     """It does not go on by itself."""
+
+
+def write_tables(folder: Path, sites: Sequence[str]) -> None:
+    """A small table for each site, each unlike the others."""
+    for index, site in enumerate(sites):
+        rows = "".join(f"{(3 * row + index) % 7},{(row + index * row) % 2}\n" for row in range(20 + index))
+        (folder / site).mkdir(parents=True)
+        (folder / site / "train.csv").write_text("x,y\n" + rows)
 
 
 def undisturbed(template: Template) -> dict[int, str]:
