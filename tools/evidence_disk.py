@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,10 +91,10 @@ def fill(folder: Path, left: int) -> None:
         file.truncate(max(0, file.tell() - left))
 
 
-def filled(folder: Path, side: str, times: int, seed: int, kept: Path | None, rounds: int = 100) -> Tally:
+def filled(
+    template: Template, digests: Mapping[int, str], side: str, times: int, seed: int, kept: Path | None = None
+) -> Tally:
     """Fill the disk of ``side`` so many times, in as many federations as that takes."""
-    template = Template(folder, Plan(sites=2, rounds=rounds))
-    digests = undisturbed(template)
     study = template.plan.study_names[0]
     tally = Tally()
     for number, chance in seeds(seed):
@@ -154,7 +154,8 @@ def main() -> None:
     if not available():
         raise SystemExit("error: no tmpfs can be mounted here\nhint: run it as root, or in a container that may mount")
     with tempfile.TemporaryDirectory(prefix="wardround-disk-") as folder:
-        tally = filled(Path(folder), chosen.side, chosen.times, chosen.seed, chosen.keep)
+        template = Template(Path(folder), Plan(sites=2, rounds=100))
+        tally = filled(template, undisturbed(template), chosen.side, chosen.times, chosen.seed, chosen.keep)
     print(json.dumps({"evidence": "disk", "side": chosen.side, "seed": chosen.seed, **vars(tally)}))
     sys.exit(bool(tally.wrong))
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def strace(out: Path, inject: str = "", names: tuple[str, ...] = CALLS) -> tuple
 class Campaign:
     """One side, a federation that goes on for as long as it can, and what is injected into it."""
 
-    def __init__(self, template: Template, digests: dict[int, str], side: str, kept: Path | None) -> None:
+    def __init__(self, template: Template, digests: Mapping[int, str], side: str, kept: Path | None) -> None:
         self.tally = Tally()
         self._template = template
         self._digests = digests
@@ -111,13 +111,18 @@ class Campaign:
         self._study = template.plan.study_names[0]
         self._world: Disturbed | None = None
 
-    def run(self, faults: list[str], every: int, ends: float) -> Tally:
-        """Inject each of ``faults`` at each call; of the database's many alike writes at each ``every``-th."""
+    def run(self, faults: Sequence[str], every: int, ends: float = float("inf"), most: int | None = None) -> Tally:
+        """Inject each of ``faults`` at each call; of the database's many alike writes at each ``every``-th.
+
+        Args:
+            ends: when no further start begins, by the monotonic clock.
+            most: how many calls; None: all.
+        """
         calls = sorted(set(self._reference()))
         self.tally.calls = len(calls)
         bulk = [call for call in calls if call.name == "pwrite64" and call.file in MANY]
         chosen = [call for call in calls if call not in set(bulk)] + bulk[::every]
-        for call in _unlike_first(chosen):
+        for call in _unlike_first(chosen)[:most]:
             for fault in faults:
                 if time.monotonic() > ends:
                     break
