@@ -16,14 +16,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.answers import Answer, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.world import Service, World, command, descendants, in_parallel
+from tools.world import BIN, Service, World, command, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
 
@@ -372,8 +372,18 @@ class Disturbed(World):
                     if (upload["study"], upload["kind"]) == (study, "train"):
                         yield int(upload["round"]), str(upload["manifest_sha256"])
 
-    def broken_ledgers(self) -> list[str]:
-        """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts."""
+    def broken_ledgers(self, patience_s: float = 30) -> list[str]:
+        """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts.
+
+        A gateway that has just started may still be asking what became of its last update: it has ``patience_s``.
+        """
+        deadline = time.monotonic() + patience_s
+        while (broken := self._broken_ledgers()) and time.monotonic() < deadline:
+            self.tend()
+            time.sleep(1)
+        return broken
+
+    def _broken_ledgers(self) -> list[str]:
         broken: dict[str, str] = {}
 
         def verify(site: str) -> None:
@@ -385,6 +395,18 @@ class Disturbed(World):
 
         in_parallel(verify, self.plan.names)
         return [broken[site] for site in sorted(broken)]
+
+    def torn_ledgers(self) -> list[str]:
+        """The sites whose ledger, as it lies there while rounds go on, one of the verifiers calls changed."""
+        program = [BIN / "python", Path(__file__).with_name("verify_ledger.py")]
+        torn = []
+        for site in self.plan.names:
+            ledger = self.state / site / "ledger"
+            for line in ([BIN / "site-agent", "audit", "verify", "--ledger", ledger], [*program, ledger]):
+                done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+                if done.returncode not in (0, 2, 4):  # an update under way has no receipt, and its line no head
+                    torn.append(f"the ledger of {site}: {done.stdout.strip()[-200:]}")
+        return torn
 
     def tail(self, unit: str) -> str:
         """The last words of ``unit``."""
@@ -422,9 +444,11 @@ def undisturbed(template: Template) -> dict[int, str]:
         return {row.round: str(row.model_digest) for row in world.report(study).rounds_closed}
 
 
-def lab_digest(template: Template) -> str:
-    """The last model of the template's first study, run in the lab."""
-    study = template.folder / f"{template.plan.study_names[0]}.toml"
+def lab_digest(template: Template, rounds: int | None = None) -> str:
+    """The model after so many rounds of the template's study, or after all, as the lab makes it."""
+    plan = replace(template.plan, rounds=rounds or template.plan.rounds)
+    study = template.folder / "lab.toml"
+    study.write_text(plan.study_file("lab"))
     found = json.loads(command("fl-lab", "run", study, "--data", template.folder / "data", "--json"))
     return str(found["digests"][0])
 

@@ -34,7 +34,7 @@ def test_killed_at_random_every_part_goes_on_to_the_same_model(prepared: Prepare
 @pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
 @pytest.mark.parametrize("side", ["coordinator", "gateway"])
 def test_a_durable_call_that_fails_or_is_the_last_costs_no_update(prepared: Prepared, side: str) -> None:
-    campaign = evidence_syscalls.Campaign(prepared.template, prepared.digests, side, None)
+    campaign = evidence_syscalls.Campaign(prepared.template, side)
     tally = campaign.run(["EIO", "SIGKILL"], every=50, most=2)
     assert (tally.wrong, tally.trials) == ([], 4)
     assert sum(tally.reached.values()) > 0
