@@ -3,8 +3,8 @@
 Two sites train a long study. One side (the coordinator, a gateway or a trainer) is started under `strace` for a start
 and a round, and what it does to its state directory is listed: fsync, fdatasync, rename, link, the making of folders
 and files, every write and truncation. Then that side is started once for each of these calls and each fault: EIO,
-ENOSPC, and SIGKILL before the call. It is started again as a service manager would, and the study must go on. Rounds
-must end in the model of the same study in the lab, no receipted update may be missing, and both verifiers must accept every
+ENOSPC, and SIGKILL before the call. It is started again as a service manager would, and the study must go on. It must
+end in the model of the same study in the lab, no receipted update may be missing, and both verifiers must accept every
 ledger. Linux counts `when=` for each thread, so the call that was really hit is read from `strace`'s own record, and
 what no start hit is counted as not reached. Needs `strace` and the right to trace one's own processes.
 """

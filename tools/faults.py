@@ -23,7 +23,7 @@ from typing import Any
 from coordinator.answers import Answer, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.world import BIN, Service, World, command, descendants, in_parallel
+from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
 
@@ -62,6 +62,7 @@ learning_rate = 0.1
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
 STUCK_S = 150
+LAB_S = 900
 PATIENCE_S = 2  # before a paused study is continued once more
 MOST_PAUSES = 40
 SOCKETS = shutil.ignore_patterns("*.sock")
@@ -449,8 +450,9 @@ def lab_digest(template: Template, rounds: int | None = None) -> str:
     plan = replace(template.plan, rounds=rounds or template.plan.rounds)
     study = template.folder / "lab.toml"
     study.write_text(plan.study_file("lab"))
-    found = json.loads(command("fl-lab", "run", study, "--data", template.folder / "data", "--json"))
-    return str(found["digests"][0])
+    line = [BIN / "fl-lab", "run", study, "--data", template.folder / "data", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LAB_S, check=True)
+    return str(json.loads(done.stdout)["digests"][0])
 
 
 def resources(pid: int) -> dict[str, int]:
