@@ -359,19 +359,12 @@ class Disturbed(World):
 
     def receipted(self, site: str, study: str) -> Iterator[tuple[int, str]]:
         """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt."""
-        uploads: dict[str, dict[str, Any]] = {}
-        for ledger in sorted((self.state / site / "ledger").glob("0*.jsonl")):
-            for line in ledger.read_text().splitlines():
-                entry = json.loads(line)
-                if entry["type"] == "upload":
-                    uploads[entry["upload_id"]] = entry
-                elif entry["type"] == "receipt":
-                    receipt = json.loads(entry["envelope"]["payload"])
-                    upload = uploads.get(entry["upload_id"])
-                    if upload is None or receipt["decision"] != "accepted":
-                        continue
-                    if (upload["study"], upload["kind"]) == (study, "train"):
-                        yield int(upload["round"]), str(upload["manifest_sha256"])
+        decisions = self._decisions(site)
+        for entry in self._entries(site):
+            if entry["type"] != "upload" or decisions.get(entry["upload_id"]) != "accepted":
+                continue
+            if (entry["study"], entry["kind"]) == (study, "train"):
+                yield int(entry["round"]), str(entry["manifest_sha256"])
 
     def broken_ledgers(self, patience_s: float = 30) -> list[str]:
         """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts.
@@ -391,11 +384,28 @@ class Disturbed(World):
             receipts = self.state / f"receipts-{site}.jsonl"
             receipts.unlink(missing_ok=True)
             audit = Audit(self, site, receipts)
-            if not audit.ok:
+            decided = audit.uploads - self._not_received(site)  # of the others the coordinator has nothing to copy
+            if audit.codes != (0, 0) or audit.compared != decided:
                 broken[site] = f"the ledger of {site}: {', '.join(audit.words)}"
 
         in_parallel(verify, self.plan.names)
         return [broken[site] for site in sorted(broken)]
+
+    def _not_received(self, site: str) -> int:
+        """Of how many uploads the site holds the coordinator's word that they never arrived."""
+        return sum(decision == "not_received" for decision in self._decisions(site).values())
+
+    def _decisions(self, site: str) -> dict[str, str]:
+        """The newest decision about each upload of a site, as its ledger has it."""
+        return {
+            entry["upload_id"]: json.loads(entry["envelope"]["payload"])["decision"]
+            for entry in self._entries(site)
+            if entry["type"] == "receipt"
+        }
+
+    def _entries(self, site: str) -> Iterator[dict[str, Any]]:
+        for ledger in sorted((self.state / site / "ledger").glob("0*.jsonl")):
+            yield from map(json.loads, ledger.read_text().splitlines())
 
     def torn_ledgers(self) -> list[str]:
         """The sites whose ledger, as it lies there while rounds go on, one of the verifiers calls changed."""
