@@ -25,7 +25,7 @@ from pathlib import Path
 from tools.faults import Disturbed, Plan, Stuck, Template, seeds, size_of, undisturbed
 
 SIDES = {"coordinator": "coordinator", "site": "alpha"}
-ROOM = 24 * 1024 * 1024  # beside what the state needs at rest
+ROOM = 160 * 1024 * 1024  # beside what the state needs at rest; a coordinator keeps 64 MiB free of updates
 LEFT = (0, 4096, 16 * 1024, 64 * 1024)
 FULL_S = (0.5, 4.0)
 PAUSE_S = (0.3, 2.0)
