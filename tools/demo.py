@@ -212,7 +212,8 @@ class Audit:
         line = [*program, world.state / site / "ledger", "--receipts", receipts]
         second = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
         self.bytes, self.uploads = verdict.get("bytes", 0), verdict.get("uploads", 0)
-        compared = verdict.get("compared")
+        compared = self.compared = verdict.get("compared")
+        self.codes = (0 if verdict["ok"] else 1, second.returncode)
         agree = f"{compared} agree" if verdict["ok"] and compared == self.uploads else "do not agree"
         last = second.stdout.strip().splitlines()[-1:] or ["crashed"]
         self.words = ("verified" if verdict["ok"] else verdict["reason"] or "not fully shown", last[0].lower(), agree)

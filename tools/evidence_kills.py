@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,19 +64,19 @@ class Killer:
 
 
 def campaign(
-    folder: Path, plan: Plan, *, kills: int, most: int, seed: int, only: int | None = None, kept: Path | None = None,
-    minutes: float = 1e6,
+    template: Template, digests: Mapping[int, str], *, kills: int, most: int, seed: int, only: int | None = None,
+    kept: Path | None = None, minutes: float = 1e6,
 ) -> Tally:  # fmt: skip
     """Disturb studies until ``kills`` processes were killed, or the time is over.
 
     Args:
+        digests: of the undisturbed run.
         most: kills of one study.
         only: just this federation of those that ``seed`` gives.
         kept: where to copy the state of a federation that failed.
     """
     ends = time.monotonic() + 60 * minutes
-    template = Template(folder, plan)
-    digests = undisturbed(template)
+    plan = template.plan
     tally = Tally()
     for number, chance in seeds(seed):
         if tally.total >= kills or time.monotonic() > ends or (only is not None and number > only):
@@ -122,8 +123,9 @@ def main() -> None:
     chosen = parser.parse_args()
     plan = Plan(sites=3, rounds=5, model=chosen.model, studies=5)
     with tempfile.TemporaryDirectory(prefix="wardround-kills-") as folder:
+        template = Template(Path(folder), plan)
         tally = campaign(
-            Path(folder), plan, kills=chosen.kills, most=chosen.most, seed=chosen.seed, only=chosen.trial,
+            template, undisturbed(template), kills=chosen.kills, most=chosen.most, seed=chosen.seed, only=chosen.trial,
             kept=chosen.keep, minutes=chosen.minutes,
         )  # fmt: skip
     print(json.dumps({

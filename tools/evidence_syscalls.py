@@ -3,8 +3,8 @@
 Two sites train a long study. One side (the coordinator, a gateway or a trainer) is started under `strace` for a start
 and a round, and what it does to its state directory is listed: fsync, fdatasync, rename, link, the making of folders
 and files, every write and truncation. Then that side is started once for each of these calls and each fault: EIO,
-ENOSPC, and SIGKILL before the call. It is started again as a service manager would, and the study must go on. Rounds
-must have the models of an undisturbed run, no receipted update may be missing, and both verifiers must accept every
+ENOSPC, and SIGKILL before the call. It is started again as a service manager would, and the study must go on. It must
+end in the model of the same study in the lab, no receipted update may be missing, and both verifiers must accept every
 ledger. Linux counts `when=` for each thread, so the call that was really hit is read from `strace`'s own record, and
 what no start hit is counted as not reached. Needs `strace` and the right to trace one's own processes.
 """
@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.answers import StudyStatus
 from coordinator.requests import StopStudy
-from tools.faults import NEEDS_PERSON, Disturbed, Plan, Stuck, Template, undisturbed
+from tools.faults import NEEDS_PERSON, Disturbed, Plan, Stuck, Template, lab_digest
 
 SIDES = {"coordinator": "coordinator", "gateway": "gateway:alpha", "trainer": "trainer:alpha"}
 FAULTS = {"EIO": "error=EIO", "ENOSPC": "error=ENOSPC", "SIGKILL": "signal=SIGKILL"}
@@ -101,28 +101,31 @@ def strace(out: Path, inject: str = "", names: tuple[str, ...] = CALLS) -> tuple
 class Campaign:
     """One side, a federation that goes on for as long as it can, and what is injected into it."""
 
-    def __init__(self, template: Template, digests: dict[int, str], side: str, kept: Path | None) -> None:
+    def __init__(self, template: Template, side: str, kept: Path | None = None) -> None:
         self.tally = Tally()
         self._template = template
-        self._digests = digests
         self._side = side
         self._unit = SIDES[side]
         self._kept = kept
         self._study = template.plan.study_names[0]
         self._world: Disturbed | None = None
 
-    def run(self, faults: list[str], every: int, ends: float) -> Tally:
-        """Inject each of ``faults`` at each call; of the database's many alike writes at each ``every``-th."""
+    def run(self, faults: Sequence[str], every: int, ends: float = float("inf"), most: int | None = None) -> Tally:
+        """Inject each of ``faults`` at each call; of the database's many alike writes at each ``every``-th.
+
+        Args:
+            ends: when no further start begins, by the monotonic clock.
+            most: how many calls; None: all.
+        """
         calls = sorted(set(self._reference()))
         self.tally.calls = len(calls)
         bulk = [call for call in calls if call.name == "pwrite64" and call.file in MANY]
         chosen = [call for call in calls if call not in set(bulk)] + bulk[::every]
-        hits: dict[tuple[str, int], Call] = {(call.name, call.count): call for call in chosen}
-        for name, count in sorted(hits, key=lambda key: (key[1], key[0])):
+        for call in _unlike_first(chosen)[:most]:
             for fault in faults:
                 if time.monotonic() > ends:
                     break
-                self._trial(Call(name, count, hits[name, count].file), fault)
+                self._trial(call, fault)
         self._judge()
         self._close()
         return self.tally
@@ -194,7 +197,7 @@ class Campaign:
         """With every side started plainly, two more rounds close and the ledgers verify."""
         world.spawn(self._unit)
         self._two_rounds(world)
-        wrong = world.broken_ledgers()
+        wrong = world.torn_ledgers()
         if wrong:
             raise Stuck("; ".join(wrong))
 
@@ -220,7 +223,9 @@ class Campaign:
                 world.spawn(self._unit)
             self._two_rounds(world)
             world.ask(StopStudy(study=self._study), StudyStatus)
-            wrong = [text for text in world.judge(self._study, self._digests) if not text.startswith("it is stopped")]
+            last = max(row.round for row in world.report(self._study).rounds_closed)
+            digests = {last: lab_digest(self._template, last)}
+            wrong = [text for text in world.judge(self._study, digests) if not text.startswith("it is stopped")]
         except (Stuck, TimeoutError) as stuck:
             wrong = [str(stuck)]
         self.tally.paused += world.seen.paused
@@ -249,6 +254,14 @@ class Campaign:
         world.until(self._study, lambda status: status.round > before + 1, plainly=False)
 
 
+def _unlike_first(calls: list[Call]) -> list[Call]:
+    """Each once for a name and a count, one of each kind before the others, so that a short run sees all kinds."""
+    once = {(call.name, call.count): call for call in calls}.values()
+    first = {(call.name, call.file): call for call in sorted(once, reverse=True)}
+    others = [call for call in sorted(once, key=lambda call: (call.count, call.name)) if call not in first.values()]
+    return [*sorted(first.values(), key=lambda call: (call.count, call.name)), *others]
+
+
 def _fired(trace: Path) -> bool:
     return trace.exists() and FIRED.search(trace.read_text(errors="replace")) is not None
 
@@ -272,7 +285,9 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=sorted(SIDES), default=sorted(SIDES))
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=sorted(FAULTS))
     parser.add_argument("--every", type=int, default=8, help="of the database's many alike writes, each N-th")
-    parser.add_argument("--rounds", type=int, default=60, help="of a study; when it is over, another federation begins")
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="of a study; when it is over, another federation begins"
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="for a side; begin no further start after this time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
     chosen = parser.parse_args()
@@ -281,10 +296,9 @@ def main() -> None:
     wrong = False
     with tempfile.TemporaryDirectory(prefix="wardround-syscalls-") as folder:
         template = Template(Path(folder), Plan(sites=2, rounds=chosen.rounds))
-        digests = undisturbed(template)
         for side in chosen.sides:
             ends = time.monotonic() + 60 * chosen.minutes
-            tally = Campaign(template, digests, side, chosen.keep).run(chosen.faults, chosen.every, ends)
+            tally = Campaign(template, side, chosen.keep).run(chosen.faults, chosen.every, ends)
             wrong |= bool(tally.wrong)
             print(json.dumps({
                 "evidence": "syscalls", "side": side, "calls": tally.calls, "starts": tally.trials,

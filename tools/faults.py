@@ -10,26 +10,27 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.answers import Answer, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.world import Service, World, descendants, in_parallel
+from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
 
 ALPHABET = (
     "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
 )  # fmt: skip
-MODELS = {"tiny": "hidden = [8]", "8 MB": "hidden = [1412, 1412]"}
+MODELS = {"tiny": "hidden = [8]", "1 MB": "hidden = [498, 498]", "8 MB": "hidden = [1412, 1412]"}
 STUDY = """
 [study]
 name = "{name}"
@@ -61,6 +62,9 @@ learning_rate = 0.1
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
 STUCK_S = 150
+LAB_S = 900
+PATIENCE_S = 2  # before a paused study is continued once more
+MOST_PAUSES = 40
 SOCKETS = shutil.ignore_patterns("*.sock")
 
 
@@ -92,18 +96,20 @@ class Plan:
 
 
 class Template:
-    """A federation at rest under ``folder``: every study of ``plan`` is approved at every site, and none has begun."""
+    """A federation at rest under ``folder``: every study of ``plan`` is approved at every site, and none has begun.
+
+    Attributes:
+        address: of its coordinator, in every copy.
+    """
 
     def __init__(self, folder: Path, plan: Plan, prepare: Callable[[World], object] = lambda world: None) -> None:
         """``prepare``: called between the coordinator's `init` and its start, for settings of its own."""
         self.folder = folder
         self.plan = plan
         self._copies = 0
-        for index, site in enumerate(plan.names):
-            rows = "".join(f"{(3 * row + index) % 7},{(row + index * row) % 2}\n" for row in range(20 + index))
-            (folder / "data" / site).mkdir(parents=True)
-            (folder / "data" / site / "train.csv").write_text("x,y\n" + rows)
+        write_tables(folder / "data", plan.names)
         with World(folder / "template") as world:
+            self.address = world.address
             world.init()
             prepare(world)
             world.serve()
@@ -129,6 +135,7 @@ class Template:
         policy = world.state / site / "policy.toml"
         text = policy.read_text()
         assert json.dumps([first]) in text
+        text = re.sub(r"(_per_day = )\d+", r"\g<1>1000000000000", text)  # the draft's are for one study
         policy.write_text(text.replace(json.dumps([first]), json.dumps(self.plan.study_names)))
 
     def copy(self) -> Path:
@@ -148,7 +155,14 @@ class Seen:
 
 
 class Disturbed(World):
-    """A federation that runs from a copy of a template, in units that can be killed one by one."""
+    """A federation that runs from a copy of a template, in units that can be killed one by one.
+
+    Attributes:
+        prefixes, environments: what is put before the command line of a unit, and into its environment.
+        listen: HOST:PORT where the coordinator listens, if something stands between it and its address.
+        poll_s: how long `until` waits between two looks.
+        seen: what was noticed.
+    """
 
     def __init__(self, state: Path, plan: Plan) -> None:
         super().__init__(state)
@@ -156,6 +170,9 @@ class Disturbed(World):
         self.units: dict[str, Service] = {}
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
+        self.environments: dict[str, dict[str, str]] = {}
+        self.listen = ""
+        self.poll_s = 0.05
 
     def __exit__(self, *exception: object) -> None:
         for unit in sorted(self.units, key=lambda name: name == "coordinator"):
@@ -178,9 +195,11 @@ class Disturbed(World):
         log = self.logs / f"{unit.replace(':', '-')}.log"
         words: tuple[str | Path, ...] = ("run", "--only", part, "--state", self.state / site)
         if part == "coordinator":
-            words = ("serve", "--state", self.coordinator_state)
+            words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
-        self.units[unit] = Service(log, program, *words, prefix=self.prefixes.get(unit, ()))
+        self.units[unit] = Service(
+            log, program, *words, prefix=self.prefixes.get(unit, ()), environment=self.environments.get(unit)
+        )
         return self.units[unit]
 
     def pid(self, unit: str) -> int:
@@ -289,7 +308,7 @@ class Disturbed(World):
         Raises:
             Stuck: nothing has changed for that long.
         """
-        before, since = "", time.monotonic()
+        before, since, started = "", time.monotonic(), 0.0
         while True:
             act()
             self.tend(plainly=plainly)
@@ -297,20 +316,23 @@ class Disturbed(World):
             if status is not None:
                 if status.state in ENDED or reached(status):
                     return status
-                if status.state in ("created", "paused"):
+                if status.state in ("created", "paused") and time.monotonic() - started > PATIENCE_S:
                     self.seen.paused += status.state == "paused"
+                    if self.seen.paused > MOST_PAUSES:
+                        raise Stuck(f"{study} has paused {self.seen.paused} times: {status.why}")
                     self.start_study(study)
+                    started = time.monotonic()
             seen = "" if status is None else status.model_dump_json()
             if seen and seen != before:
                 before, since = seen, time.monotonic()
             if time.monotonic() - since > stuck_s:
                 raise Stuck(f"nothing has changed in {study} for {stuck_s:.0f} s: {before[:600]}")
-            time.sleep(0.05)
+            time.sleep(self.poll_s)
 
     def judge(self, study: str, undisturbed: Mapping[int, str], absent: bool = False) -> list[str]:
         """What is wrong with a study that has ended, in words; none if it came out as if nothing had happened.
 
-        1. It is finished, and each of its rounds has the model of the undisturbed run.
+        1. It is finished, and each of its rounds that ``undisturbed`` has, has the model that is there.
         2. Every site is in every round. (``absent``: those who are not are named in the status; 1. then ends at the
            first round without one of them.)
         3. Every update whose receipt a site holds is in its round's model, and the coordinator has the receipt.
@@ -325,7 +347,7 @@ class Disturbed(World):
                 if not absent or not missing <= set(report.incomplete):
                     wrong.append(f"round {number} is without {', '.join(sorted(missing))}")
                 break
-            if row.model_digest != undisturbed[number]:
+            if row.model_digest != undisturbed.get(number, row.model_digest):
                 wrong.append(f"round {number} has another model than the undisturbed run")
                 break
         for site in self.plan.names:
@@ -337,33 +359,65 @@ class Disturbed(World):
 
     def receipted(self, site: str, study: str) -> Iterator[tuple[int, str]]:
         """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt."""
-        uploads: dict[str, dict[str, Any]] = {}
-        for ledger in sorted((self.state / site / "ledger").glob("0*.jsonl")):
-            for line in ledger.read_text().splitlines():
-                entry = json.loads(line)
-                if entry["type"] == "upload":
-                    uploads[entry["upload_id"]] = entry
-                elif entry["type"] == "receipt":
-                    receipt = json.loads(entry["envelope"]["payload"])
-                    upload = uploads.get(entry["upload_id"])
-                    if upload is None or receipt["decision"] != "accepted":
-                        continue
-                    if (upload["study"], upload["kind"]) == (study, "train"):
-                        yield int(upload["round"]), str(upload["manifest_sha256"])
+        decisions = self._decisions(site)
+        for entry in self._entries(site):
+            if entry["type"] != "upload" or decisions.get(entry["upload_id"]) != "accepted":
+                continue
+            if (entry["study"], entry["kind"]) == (study, "train"):
+                yield int(entry["round"]), str(entry["manifest_sha256"])
 
-    def broken_ledgers(self) -> list[str]:
-        """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts."""
+    def broken_ledgers(self, patience_s: float = 30) -> list[str]:
+        """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts.
+
+        A gateway that has just started may still be asking what became of its last update: it has ``patience_s``.
+        """
+        deadline = time.monotonic() + patience_s
+        while (broken := self._broken_ledgers()) and time.monotonic() < deadline:
+            self.tend()
+            time.sleep(1)
+        return broken
+
+    def _broken_ledgers(self) -> list[str]:
         broken: dict[str, str] = {}
 
         def verify(site: str) -> None:
             receipts = self.state / f"receipts-{site}.jsonl"
             receipts.unlink(missing_ok=True)
             audit = Audit(self, site, receipts)
-            if not audit.ok:
+            decided = audit.uploads - self._not_received(site)  # of the others the coordinator has nothing to copy
+            if audit.codes != (0, 0) or audit.compared != decided:
                 broken[site] = f"the ledger of {site}: {', '.join(audit.words)}"
 
         in_parallel(verify, self.plan.names)
         return [broken[site] for site in sorted(broken)]
+
+    def _not_received(self, site: str) -> int:
+        """Of how many uploads the site holds the coordinator's word that they never arrived."""
+        return sum(decision == "not_received" for decision in self._decisions(site).values())
+
+    def _decisions(self, site: str) -> dict[str, str]:
+        """The newest decision about each upload of a site, as its ledger has it."""
+        return {
+            entry["upload_id"]: json.loads(entry["envelope"]["payload"])["decision"]
+            for entry in self._entries(site)
+            if entry["type"] == "receipt"
+        }
+
+    def _entries(self, site: str) -> Iterator[dict[str, Any]]:
+        for ledger in sorted((self.state / site / "ledger").glob("0*.jsonl")):
+            yield from map(json.loads, ledger.read_text().splitlines())
+
+    def torn_ledgers(self) -> list[str]:
+        """The sites whose ledger, as it lies there while rounds go on, one of the verifiers calls changed."""
+        program = [BIN / "python", Path(__file__).with_name("verify_ledger.py")]
+        torn = []
+        for site in self.plan.names:
+            ledger = self.state / site / "ledger"
+            for line in ([BIN / "site-agent", "audit", "verify", "--ledger", ledger], [*program, ledger]):
+                done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+                if done.returncode not in (0, 2, 4):  # an update under way has no receipt, and its line no head
+                    torn.append(f"the ledger of {site}: {done.stdout.strip()[-200:]}")
+        return torn
 
     def tail(self, unit: str) -> str:
         """The last words of ``unit``."""
@@ -381,6 +435,14 @@ class Stuck(Exception):
     """It does not go on by itself."""
 
 
+def write_tables(folder: Path, sites: Sequence[str]) -> None:
+    """A small table for each site, each unlike the others."""
+    for index, site in enumerate(sites):
+        rows = "".join(f"{(3 * row + index) % 7},{(row + index * row) % 2}\n" for row in range(20 + index))
+        (folder / site).mkdir(parents=True)
+        (folder / site / "train.csv").write_text("x,y\n" + rows)
+
+
 def undisturbed(template: Template) -> dict[int, str]:
     """The digest of each round's model, where nothing happens to anybody."""
     study = template.plan.study_names[0]
@@ -391,6 +453,34 @@ def undisturbed(template: Template) -> dict[int, str]:
         if wrong:
             raise AssertionError(f"without any fault: {wrong}")
         return {row.round: str(row.model_digest) for row in world.report(study).rounds_closed}
+
+
+def lab_digest(template: Template, rounds: int | None = None) -> str:
+    """The model after so many rounds of the template's study, or after all, as the lab makes it."""
+    plan = replace(template.plan, rounds=rounds or template.plan.rounds)
+    study = template.folder / "lab.toml"
+    study.write_text(plan.study_file("lab"))
+    line = [BIN / "fl-lab", "run", study, "--data", template.folder / "data", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LAB_S, check=True)
+    return str(json.loads(done.stdout)["digests"][0])
+
+
+def resources(pid: int) -> dict[str, int]:
+    """What a process holds now: resident KiB, descriptors, threads."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "kib": int(rows["VmRSS"].split()[0]), "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
+        "threads": int(rows["Threads"]),
+    }  # fmt: skip
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below ``folder``; what goes while it is counted is not there."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
 
 
 def seeds(seed: int) -> Iterator[tuple[int, random.Random]]:

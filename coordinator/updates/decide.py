@@ -31,6 +31,7 @@ from coordinator.updates.receipts import Receipts, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
 from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
 from wardround.signing.dsse import Envelope
@@ -39,7 +40,7 @@ MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given 
 MAX_REFUSED = 5000  # of one enrolment of a site; a row and a receipt are at most some 9 KB
 MAX_AGAIN_AN_HOUR = 600  # openings of uploads that are known: each hashes what came again
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
-log = logging.getLogger(__name__)
+log = RateLimitedLog(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True)
@@ -273,6 +274,10 @@ class Uploads:
     def _refuse_full_disk(self, header: UploadHeader) -> None:
         free = shutil.disk_usage(self._blobs.spool(header.upload_id).parent).free
         if free < header.manifest.bytes + ROOM_LEFT:
+            log.warning(
+                "the disk has no room for an update of %d bytes to `%s`: %d bytes are free, and %d must stay free; "
+                "free some space, the sites try again", header.manifest.bytes, header.study, free, ROOM_LEFT,
+            )  # fmt: skip
             raise CannotWrite("the coordinator's disk has no room for this update now", code="TOO_BUSY")
 
 

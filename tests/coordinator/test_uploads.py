@@ -334,11 +334,15 @@ def test_a_site_that_is_refused_all_the_time_is_told_to_wait(place: Place, monke
         alpha.send(alpha.opening(assignment, bad), bad.payload)
 
 
-def test_a_full_disk_is_told_before_a_payload_is_taken(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_before_a_payload_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     site, _, update, opening = begun(place)
     monkeypatch.setattr(decide, "ROOM_LEFT", 2**62)
     with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
         site.send(opening, update.payload)
+    assert f"the disk has no room for an update of {len(update.payload)} bytes to `trial`" in caplog.text
+    assert "free some space, the sites try again" in caplog.text
     monkeypatch.undo()
     receipt = site.send(opening, update.payload)
     assert receipt

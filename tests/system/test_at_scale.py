@@ -1,0 +1,45 @@
+"""Short runs of what `docs/evidence.md` has at length: kills, system calls that fail, and a full disk."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tools import evidence_disk, evidence_kills, evidence_syscalls
+from tools.faults import Plan, Template, lab_digest
+
+pytestmark = [pytest.mark.system, pytest.mark.chaos]
+
+ROUNDS = 24
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Two hospitals at rest, and the last model of their study as the lab makes it."""
+
+    template: Template
+    digests: dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    template = Template(tmp_path_factory.mktemp("scale"), Plan(sites=2, rounds=ROUNDS))
+    return Prepared(template, {ROUNDS: lab_digest(template)})
+
+
+def test_killed_at_random_every_part_goes_on_to_the_same_model(prepared: Prepared) -> None:
+    tally = evidence_kills.campaign(prepared.template, prepared.digests, kills=6, most=6, seed=1)
+    assert (tally.wrong, tally.total) == ([], 6)
+
+
+@pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
+def test_a_durable_call_of_a_gateway_that_fails_or_is_the_last_costs_no_update(prepared: Prepared) -> None:
+    campaign = evidence_syscalls.Campaign(prepared.template, "gateway")
+    tally = campaign.run(["EIO", "SIGKILL"], every=50, most=2)
+    assert (tally.wrong, tally.trials) == ([], 4)
+    assert sum(tally.reached.values()) > 0
+
+
+@pytest.mark.skipif(not evidence_disk.available(), reason="no right to mount a tmpfs")
+def test_a_coordinators_disk_that_is_full_in_the_middle_of_a_round_costs_no_update(prepared: Prepared) -> None:
+    tally = evidence_disk.filled(prepared.template, prepared.digests, "coordinator", times=1, seed=1)
+    assert (tally.wrong, tally.times) == ([], 1)

@@ -1,0 +1,132 @@
+"""What the measurements of crash safety conclude from what they saw: each can fail."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tools import evidence_crowd, evidence_line, evidence_soak, evidence_syscalls
+from tools.bad_line import BadLine
+from tools.evidence_syscalls import Call
+from tools.faults import Plan, size_of
+
+TRACE = """\
+7 fsync(3</elsewhere/x>) = 0
+7 openat(AT_FDCWD</>, "/s/journal/.t.json.7.9.tmp", O_WRONLY|O_CREAT|O_EXCL, 0600) = 4</s/journal/.t.json.7.9.tmp>
+7 openat(AT_FDCWD</>, "/s/policy.toml", O_RDONLY) = 5</s/policy.toml>
+8 fsync(4</s/blobs/0123456789abcdef.safetensors> <unfinished ...>
+7 rename("/s/journal/.t.json.7.9.tmp", "/s/journal/t.json") = 0
+8 <... fsync resumed>) = 0
+7 fsync(6</s/journal>) = 0
+"""
+
+
+def test_the_calls_that_change_a_state_are_found_and_counted_for_each_thread(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(TRACE)
+    assert list(evidence_syscalls.durable_calls(trace, Path("/s"))) == [
+        Call("openat", 1, "journal/.t.json.tmp"),
+        Call("fsync", 1, "blobs/#.safetensors"),
+        Call("rename", 1, "journal/.t.json.tmp"),
+        Call("fsync", 2, "journal"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "hit"),
+    [
+        pytest.param("EIO", "7 fsync(6</s/ledger/1.jsonl>) = -1 EIO (INJECTED)\n", "ledger/#.jsonl", id="whole line"),
+        pytest.param(
+            "EIO", "7 fsync(6</s/journal> <unfinished ...>\n8 write(2</s/x>) = 1\n7 <... fsync resumed>) = -1 EIO "
+            "(INJECTED)\n", "journal", id="a line in two",
+        ),
+        pytest.param("EIO", "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
+        pytest.param(
+            "SIGKILL", "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 +++ killed by SIGKILL +++\n",
+            "journal", id="killed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_injected_is_read_from_the_trace(tmp_path: Path, fault: str, text: str, hit: str) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+    assert evidence_syscalls._fired(trace)
+    assert evidence_syscalls._hit(trace, Path("/s"), fault) == hit
+
+
+def test_a_short_run_begins_with_one_call_of_each_kind() -> None:
+    calls = [Call("fsync", 1, "a"), Call("fsync", 2, "a"), Call("fsync", 3, "b"), Call("rename", 2, "a")]
+    assert evidence_syscalls._unlike_first(calls) == [
+        Call("fsync", 1, "a"), Call("rename", 2, "a"), Call("fsync", 3, "b"), Call("fsync", 2, "a"),
+    ]  # fmt: skip
+
+
+def noted(rounds: int, kib: float, descriptors: int, seconds: float) -> evidence_soak.Note:
+    held = {unit: {"kib": int(kib), "descriptors": descriptors, "threads": 9} for unit in evidence_soak.UNITS}
+    return evidence_soak.Note(rounds, seconds, held, {"coordinator": 4000 * rounds})
+
+
+def test_a_soak_that_keeps_what_it_has_is_well() -> None:
+    found = evidence_soak.drift([noted(100 * n, 1000, 20, 0.2) for n in range(1, 31)])
+    assert evidence_soak.verdict(found) == []
+    assert found["coordinator bytes a round"] == 4000
+
+
+@pytest.mark.parametrize(
+    ("grown", "said"),
+    [
+        pytest.param(lambda n: noted(100 * n, 1000 + 4 * n, 20, 0.2), "KiB and has", id="memory"),
+        pytest.param(lambda n: noted(100 * n, 1000, 20 + n // 2, 0.2), "descriptors and has", id="descriptors"),
+        pytest.param(lambda n: noted(100 * n, 1000, 20, 0.2 + n / 100), "a round took", id="time"),
+    ],
+)
+def test_a_soak_that_drifts_is_told(grown: object, said: str) -> None:
+    assert callable(grown)
+    wrong = evidence_soak.verdict(evidence_soak.drift([grown(n) for n in range(1, 31)]))
+    assert wrong
+    assert all(said in text for text in wrong)
+
+
+def stretch(seconds: float, descriptors: int) -> evidence_crowd.Stretch:
+    return evidence_crowd.Stretch("", (seconds,) * 20, {"kib": 100_000, "descriptors": descriptors})
+
+
+def test_a_crowd_that_slows_others_or_leaves_descriptors_is_told() -> None:
+    calm, slow = stretch(0.2, 20), stretch(0.5, 1500)
+    left = {"kib": 100_500, "descriptors": 21}
+    assert evidence_crowd.verdict([calm, stretch(0.3, 1500), calm], left) == []
+    assert evidence_crowd.verdict([calm, slow, calm], left) == ["the 95th percentile is 2.50 times that in peace"]
+    assert evidence_crowd.verdict([calm, calm, calm], {"kib": 200_000, "descriptors": 900}) == [
+        "900 descriptors are left of 20 before", "200000 KiB are left of 100000 before",
+    ]  # fmt: skip
+
+
+def test_a_line_is_made_bad_in_four_ways_one_after_the_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, BadLine(f"127.0.0.1:{server.getsockname()[1]}") as line:
+        phases = evidence_line.Phases(line, rounds=8, cut_bytes=1000, deaf_s=0)
+        ways = []
+        for number in (1, 3, 5, 7, 8):
+            phases.at(number)
+            ways.append((line.cut_bytes, line.delay_s, line.bytes_a_second))
+        assert ways == [(1000, 0, None), (1000, 0.3, None), (None, 0, 200_000), *[(None, 0, None)] * 2]
+        assert phases.deaf == 1
+
+
+def test_sent_again_is_what_was_carried_beyond_the_updates_for_each_cut() -> None:
+    came = evidence_line.Came(20, 1.0, cuts=4, deaf=2, carried_up=2_000_000, payload=1_000_000, wrong=[])
+    assert came.again_per_cut == pytest.approx((2_000_000 - 1_005_000) / 4)
+
+
+def test_a_plan_writes_a_study_for_each_name() -> None:
+    plan = Plan(sites=3, studies=2)
+    assert plan.study_names == ("trial-01", "trial-02")
+    text = plan.study_file("trial-02")
+    assert 'sites = ["alpha", "bravo", "charlie"]' in text
+    assert "quorum = 3" in text
+
+
+def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"12345")
+    (tmp_path / "c").write_bytes(b"678")
+    assert size_of(tmp_path) == 8
