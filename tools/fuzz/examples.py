@@ -231,6 +231,7 @@ class CoordinatorWorld:
                 self.call("Declare", [ready.SerializeToString()], site)
             self.administration.start(STUDY)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
+        self._database.execute("PRAGMA wal_autocheckpoint=0")  # whoever else writes the main file ends the coordinator
         self.fatal: BaseException | None = None
         self.keep()
 
@@ -347,7 +348,8 @@ class CoordinatorWorld:
         uploads.ledgers._pages._times.clear()
         uploads.ledgers._turns.clear()
         engine._streams._of_sites.clear()
-        engine._held.clear()
+        engine._holding._said.clear()
+        uploads.returned._taken._times.clear()
         engine._later.clear()
         engine._streams._followers.clear()
 
