@@ -1,6 +1,7 @@
 """A coordinator that was restored from an older copy: the site gives back the receipts that it lost, and goes on."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def after_a_restore(world: SiteWorld, rounds: int, known: int) -> None:
     for round_ in range(1, rounds + 1):
         world.coordinator.assign(STUDY, round_)
         world.coordinator.wait_receipts(round_)
-        wait_until(lambda: is_settled(world, round_), "decided", 20)
+        wait_until(partial(is_settled, world, round_), "decided", 20)
     world.coordinator.stop()
     world.coordinator.restore(known)
     world.coordinator.start()
