@@ -443,6 +443,8 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
             join(SiteState(tmp_path / "bravo"), invitation, datetime.datetime.now(datetime.UTC))
         assert str(tmp_path) not in refused.value.message + refused.value.hint
         assert f"{database} is damaged" in caplog.text
+        assert place.failures  # after which the process ends, see `coordinator.storage.watched`
+        place.failures.clear()
     finally:
         place.close()
 
