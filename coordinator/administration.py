@@ -4,6 +4,7 @@
 """
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -45,6 +46,8 @@ from wardround.signing.dsse import Envelope, fingerprint
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledger's lines and metrics beside it
+REST = 20  # times as long as one status took, a follower waits for the next: following costs a twentieth at most
+MAX_REST_S = 1.0
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 Progress = Callable[[Envelope | StudyStatus], None]
 
@@ -316,7 +319,7 @@ class Administration:
             return report.full(present, session, self._busy(study), self._context.config.federation, held)
 
     def follow(self, study: str, progress: Progress) -> StudyStatus:
-        """Give the status now and after each change to ``progress``, until the study has ended or paused.
+        """Give the status now and after changes to ``progress``, until the study has ended or paused.
 
         Raises:
             Unavailable: the service goes down before.
@@ -325,11 +328,12 @@ class Administration:
         changes = self._engine.follow(study)
         try:
             while True:
+                began = time.monotonic()
                 status = self.status(study)
                 progress(status)
                 if status.state in (*ENDED, Phase.PAUSED):
                     return status
-                if not changes.get():
+                if not changes.wait(min(MAX_REST_S, REST * (time.monotonic() - began))):
                     raise Unavailable(
                         "the service is shutting down; the study goes on when it runs again",
                         hint=f"then: `coordinator study status {study} --follow`",

@@ -145,7 +145,7 @@ def status(
     state: State,
     as_json: Json = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print it again after each change, until the study has ended or paused.")
+        bool, typer.Option("--follow", help="Print it again after changes, until the study has ended or paused.")
     ] = False,
 ) -> None:
     """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""

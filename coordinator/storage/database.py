@@ -38,7 +38,7 @@ class Store:
         """Open an existing database. ``upgrade`` makes one."""
         self.path = path
         self._failed: StorageFailed | None = None
-        self._engine = sa.create_engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=8, max_overflow=-1)
+        self._engine = sa.create_engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=16, max_overflow=-1)
         sa.event.listen(self._engine, "connect", _settings)
         sa.event.listen(self._engine, "begin", _begin)
         self._writing = self._engine.execution_options(writes=True)

@@ -280,7 +280,7 @@ class Engine:
         self.call(lambda: self._streams.push(site, item))
 
     def follow(self, name: str) -> Changes:
-        """A queue that gets True after each change of a study, and False when the service goes down."""
+        """Where the changes of a study are told from now on."""
         return self.call(lambda: self._streams.follow(name))
 
     def unfollow(self, changes: Changes) -> None:

@@ -44,15 +44,24 @@ def join(
             help="The invitation's file, or - for stdin. Without this option, paste it; it is not shown.",
         ),
     ] = None,
+    proxy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with the HTTP proxy to go through, one line: http://[USER:PASSWORD@]HOST:PORT.",
+        ),
+    ] = None,
 ) -> None:
     """Join a federation, with the invitation that its operator gave you."""
     import datetime
 
+    from site_agent.gateway.connection.proxy import proxy_from
     from site_agent.gateway.enrolment.join import join as redeem
     from site_agent.state.directory import SiteState
     from wardround.records.invitation import stamp
 
-    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC))
+    way = proxy_from(_line_of(proxy), str(proxy)) if proxy is not None else None
+    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC), way)
     site = joined.site
     if joined.warning:
         say(f"warning: {joined.warning}")
@@ -118,6 +127,13 @@ app.command("predict")(predict)
 def main() -> None:
     """The command ``site-agent``."""
     run(app)
+
+
+def _line_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[:4096]
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}", hint="--proxy FILE") from None
 
 
 def _invitation_text(source: str | None) -> str:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
@@ -52,6 +53,7 @@ class Connection:
 
     Args:
         site: whose certificate it is; "" before it has joined.
+        proxy: the HTTP proxy on the way, if there is one.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Connection:
         certificate: bytes,
         meter: Meter | None = None,
         site: str = "",
+        proxy: Proxy | None = None,
     ) -> None:
         self.address = address
         self.site = site
@@ -69,7 +72,7 @@ class Connection:
         self.bytes_up = 0
         self.last_receipt = ""  # of this site at the coordinator, as it last listed the studies
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-        self._channel = grpc.secure_channel(address, credentials, rpc.CHANNEL_OPTIONS)
+        self._channel = grpc.secure_channel(address, credentials, _options(proxy))
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -243,6 +246,13 @@ class Connection:
         self.meter.call(method)
         self.meter.message(method, request)
         return request
+
+
+def _options(proxy: Proxy | None) -> list[tuple[str, Any]]:
+    if proxy is None:
+        return rpc.CHANNEL_OPTIONS
+    others = [option for option in rpc.CHANNEL_OPTIONS if option[0] != "grpc.enable_http_proxy"]
+    return [*others, ("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy.url)]
 
 
 def offer_from(message: pb.StudyOffer, site: str) -> Offer:
