@@ -24,10 +24,10 @@ from coordinator.creation import RUNS
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.blobs import SUFFIX, Blobs, DamagedModel, is_whole
-from coordinator.storage.database import Store
+from coordinator.storage.database import Store, newest_schema, refuse_newer, upgrade
 from coordinator.studies.cleanup import accepted_uploads
 from wardround import __version__
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.errors import BadData, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
 from wardround.local.durable import StateLock, make_folder, move, remove, write_file
@@ -36,14 +36,23 @@ from wardround.tensors.manifests import CHUNK
 
 LIST = "backup.json"
 DATABASE = "coordinator.db"
+SETTINGS = "config.toml"
+UNFINISHED = ".restoring"
 log = logging.getLogger(__name__)
 
 
 class Contents(Strict):
-    """``backup.json``. ``made_s``: Unix time of the copy. ``files``: path below the backup -> SHA-256."""
+    """``backup.json``.
+
+    Attributes:
+        schema_version: of its database.
+        made_s: Unix time of the copy.
+        files: path below the backup -> SHA-256.
+    """
 
     federation: str
     wardround: str
+    schema_version: str
     made_s: int
     files: dict[str, str]
 
@@ -85,7 +94,10 @@ def make(state: State, made: SnapshotMade, out: Path) -> Contents:
         for source in _plain_files(state):
             _copy(source, partial / source.relative_to(state.root))
         files = {str(path.relative_to(partial)): sha256(path) for path in _files_of(partial)}
-        contents = Contents(federation=made.federation, wardround=__version__, made_s=made.made_s, files=files)
+        contents = Contents(
+            federation=made.federation, wardround=__version__, schema_version=newest_schema(), made_s=made.made_s,
+            files=files,
+        )  # fmt: skip
         write_file(partial / LIST, json.dumps(contents.model_dump(), indent=1, sort_keys=True).encode())
         move(partial, out)
     except BaseException:
@@ -112,32 +124,30 @@ def put_back(backup: Path, state: State) -> Contents:
         BadData: it is no backup, or a file of it is damaged or missing; nothing was made.
         NeedsPerson: a newer program made it.
     """
-    if directory.exists(state.root) and (not state.root.is_dir() or any(state.root.iterdir())):
+    mark = state.root / UNFINISHED
+    if directory.exists(state.root) and not mark.exists() and (not state.root.is_dir() or any(state.root.iterdir())):
         raise UsageProblem(
             f"{state.root} is there already; nothing was changed",
             hint=f"keep it aside first: `mv {quoted(state.root)} {quoted(state.root)}.old`",
         )
-    contents = _contents(backup)
-    partial = state.root.with_name(f".{state.root.name}.partial")
-    remove(partial)
-    make_folder(partial)
+    contents = _whole_contents(backup)
+    make_folder(state.root)
+    write_file(mark, b"`coordinator restore` was cut off: give the command again\n")
+    for path in state.root.iterdir():
+        if path != mark:
+            remove(path)
     for name, wanted in contents.files.items():
-        path = partial / name
-        _copy(backup / name, path)
-        if sha256(path) != wanted:
-            remove(partial)
-            raise BadData(f"{backup / name} is damaged; nothing was restored", hint="take another backup")
-    store = Store(partial / DATABASE)
+        if name != SETTINGS:
+            _copy_checked(backup / name, state.root / name, wanted)
+    upgrade(state.database)
+    store = Store(state.database)
     try:
-        store.refuse_other_schema()
         with store.write() as session:
             session.merge(tables.Restore(restored_s=int(time.time()), backup_s=contents.made_s))
-    except NeedsPerson:
-        remove(partial)
-        raise
     finally:
         store.close()
-    move(partial, state.root)
+    _copy_checked(backup / SETTINGS, state.config_file, contents.files[SETTINGS])  # which completes it
+    remove(mark)
     return contents
 
 
@@ -151,18 +161,31 @@ def going_on(state: State) -> list[str]:
             context.close()
 
 
-def _contents(backup: Path) -> Contents:
-    """The list of a backup. Raises BadData: it is none, or a file that it names is not there."""
+def _whole_contents(backup: Path) -> Contents:
+    """The list of a backup, each of whose files is there and whole.
+
+    Raises:
+        BadData: it is none, or not whole. NeedsPerson: a newer program made it.
+    """
     path = backup / LIST
     try:
         contents = check(Contents, json.loads(path.read_bytes()), str(path))
     except (OSError, ValueError):
         raise BadData(f"{backup} is no backup: it has no {LIST} that can be read") from None
-    for name in contents.files:
+    for name in sorted({DATABASE, SETTINGS, *contents.files}):
         inside = (backup / name).resolve().is_relative_to(backup.resolve())
-        if not inside or not (backup / name).is_file():
+        if name not in contents.files or not inside or not (backup / name).is_file():
             raise BadData(f"{backup} is not whole: it has no {name}; nothing was restored", hint="take another backup")
+        if sha256(backup / name) != contents.files[name]:
+            raise BadData(f"{backup / name} is damaged; nothing was restored", hint="take another backup")
+    refuse_newer(backup / DATABASE, contents.schema_version)
     return contents
+
+
+def _copy_checked(source: Path, target: Path, wanted: str) -> None:
+    _copy(source, target)
+    if sha256(target) != wanted:
+        raise BadData(f"{target} is not what {source} is: the disk changed it", hint="check the disk; restore again")
 
 
 def _snapshot(context: Context, folder: Path) -> SnapshotMade:

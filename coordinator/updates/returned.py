@@ -65,8 +65,8 @@ class Returned:
                 receipt = self._following(row, envelope)
                 if receipt is None:
                     break
-                _keep(session, row, receipt, envelope)
-                taken.append(receipt)
+                if _keep(session, row, receipt, envelope):
+                    taken.append(receipt)
             last = row.last_receipt
         if taken:
             log.warning(
@@ -104,21 +104,24 @@ class Returned:
                 self._engine.happened(name, Halted(why))
 
 
-def _keep(session: Session, site: tables.Site, receipt: Receipt, envelope: Envelope) -> None:
-    """Write a receipt down as it was decided, as far as it says; the update itself is lost."""
-    session.merge(
-        tables.Upload(
-            id=receipt.upload_id, site=receipt.site, study=receipt.study, revision=receipt.revision,
-            round=receipt.round, attempt=receipt.attempt, content="", manifest_sha256=receipt.manifest_sha256,
-            payload_bytes=receipt.payload_bytes, metrics="[]", num_examples=0, num_validation=0,
-            received=receipt.payload_bytes, decision=receipt.decision, code=receipt.code, tensor=receipt.tensor,
-            opened_s=_seconds(receipt), decided_s=_seconds(receipt), receipt=json.dumps(envelope.document()),
-        )
-    )  # fmt: skip
+def _keep(session: Session, site: tables.Site, receipt: Receipt, envelope: Envelope) -> bool:
+    """Write a receipt down as it was decided, as far as it says; the update itself is lost. Whether it was not here."""
     if receipt.ledger is not None:
         keep_head(session, receipt.site, receipt.ledger, in_receipt=True)
         site.ledger_id = receipt.ledger.ledger_id
     site.last_receipt = hashlib.sha256(envelope.payload).hexdigest()
+    known = session.get(tables.Upload, receipt.upload_id)
+    if known is not None and known.receipt:
+        return False
+    upload = tables.Upload(
+        id=receipt.upload_id, site=receipt.site, study=receipt.study, revision=receipt.revision, round=receipt.round,
+        attempt=receipt.attempt, content="", manifest_sha256=receipt.manifest_sha256,
+        payload_bytes=receipt.payload_bytes, metrics="[]", num_examples=0, num_validation=0,
+        received=receipt.payload_bytes, decision=receipt.decision, code=receipt.code, tensor=receipt.tensor,
+        opened_s=_seconds(receipt), decided_s=_seconds(receipt), receipt=json.dumps(envelope.document()),
+    )  # fmt: skip
+    session.merge(upload)
+    return True
 
 
 def _seconds(receipt: Receipt) -> float:

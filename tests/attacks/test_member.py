@@ -23,7 +23,7 @@ from coordinator import calls
 from coordinator import servicers as service
 from coordinator.server import Coordinator
 from coordinator.storage import tables
-from coordinator.studies import conclusion, engine
+from coordinator.studies import aggregations, conclusion
 from coordinator.updates import decide, ledgers, receipts
 from fl_algorithms.server.aggregator import Round, Update
 from fl_algorithms.server.combining import Combined
@@ -914,7 +914,7 @@ def test_late_decline_stalls_the_study(served: Place, monkeypatch: pytest.Monkey
         assert go_on.wait(20)
         return conclusion.conclude(*given)
 
-    monkeypatch.setattr(engine, "conclude", slowly)
+    monkeypatch.setattr(aggregations, "conclude", slowly)
     alpha, bravo, mallory = served.begin(quorum=2, rounds=1, round_deadline_s=2)
     for site in (alpha, bravo):
         site.answer(site.next_assignment())

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
@@ -19,6 +20,7 @@ from tests.coordinator.test_damaged_files import damage, flip
 from tests.coordinator.test_rounds import expected_model, model_bytes
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.local.durable import make_folder
 from wardround.records.messages import envelope_message
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.signing import certificates, dsse
@@ -97,9 +99,41 @@ def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: P
         backups.put_back(tmp_path, new)
     with pytest.raises(UsageProblem, match=f"{place.state.root} is there already; nothing was changed"):
         backups.put_back(out, place.state)
+    listed = (out / "backup.json").read_bytes()
+    (out / "backup.json").write_bytes(listed.replace(b'"0002"', b'"0999"'))
+    with pytest.raises(NeedsPerson, match="has schema 0999, which this program does not know: a newer one wrote it"):
+        backups.put_back(out, new)
+    (out / "backup.json").write_bytes(listed)
     assert not new.root.exists()
     backups.put_back(out, new)
     assert new.config() == place.state.config()
+
+
+def test_a_restore_that_was_cut_off_is_done_again_by_the_same_command(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.begin()
+    out, new = tmp_path / "backup", State(tmp_path / "new")
+    backup_of(place, out)
+    with monkeypatch.context() as cut:
+        cut.setattr(backups, "upgrade", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            backups.put_back(out, new)
+    with pytest.raises(NeedsPerson, match="holds no coordinator"):
+        new.config()
+    backups.put_back(out, new)
+    assert new.config() == place.state.config()
+    assert not (new.root / ".restoring").exists()
+
+
+def test_a_disk_that_changes_what_is_restored_is_noticed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "backup"
+    backup_of(place, out)
+    monkeypatch.setattr(backups, "_copy", lambda source, target: (make_folder(target.parent), target.write_bytes(b"x")))
+    with pytest.raises(BadData, match=r"is not what .* is: the disk changed it"):
+        backups.put_back(out, State(tmp_path / "new"))
 
 
 def test_after_a_restore_a_new_revision_goes_on_from_the_newest_model_and_no_site_joins_again(
@@ -195,6 +229,10 @@ def test_nothing_but_the_next_receipt_of_its_own_chain_is_taken_back(place: Plac
     with pytest.raises(grpc.RpcError, match="MESSAGE_MALFORMED"):
         alpha.federation.Return(crowd, timeout=20)
     assert give_back(alpha) == 2
+    assert place.status()["state"] == "running"  # nothing was lost but the end of the chain
+    with place.coordinator.context.store.read() as session:
+        rows = session.scalars(sa.select(tables.Upload).where(tables.Upload.site == "alpha")).all()
+    assert all(row.num_examples > 0 for row in rows)
 
 
 def parts(envelope: dsse.Envelope) -> tuple[str, bytes]:

@@ -1,5 +1,6 @@
 """What a site, or a command, sends to the coordinator, through its real servicers on a state directory of its own."""
 
+import hashlib
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from coordinator.storage import tables
 from tools.fuzz.engine import Broken, Door, Target, Uncoded
 from tools.fuzz.examples import (
     NOW,
@@ -31,6 +33,7 @@ from tools.fuzz.wire import in_message
 from wardround import __version__
 from wardround.errors import BY_EXIT_CODE, WardroundError
 from wardround.local import control
+from wardround.records.messages import envelope_message
 from wardround.signing import canonical, certificates
 from wardround.v1 import enrolment_pb2, summaries_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -107,6 +110,21 @@ def _pages(world: CoordinatorWorld) -> list[Message]:
 def _receipts(world: CoordinatorWorld) -> list[Message]:
     refuse_some(world)
     return [pb.ReceiptsRequest(agent_version=__version__)]
+
+
+def _lost_receipts(world: CoordinatorWorld) -> list[Message]:
+    """The receipts of ``alpha``, of which the coordinator lost the last two."""
+    refuse_some(world)
+    envelopes = list(world.uploads.receipts.copy("alpha"))[:-1]
+    with world.context.store.write() as session:
+        row = session.get(tables.Site, "alpha")
+        assert row is not None
+        row.last_receipt = hashlib.sha256(envelopes[0].payload).hexdigest()
+    world.keep()
+    return [
+        pb.ReturnRequest(envelopes=[envelope_message(envelope) for envelope in lost])
+        for lost in (envelopes[1:], envelopes[1:2], envelopes, [])
+    ]
 
 
 def refuse_some(world: CoordinatorWorld) -> None:
@@ -341,6 +359,7 @@ TARGETS = [
         lambda world: [summaries_pb2.SummaryRequestsRequest(agent_version=__version__)]), 4),
     Target("coordinator.summary", "SiteSummary, a site's figures", _called_with(
         "TellSummary", summaries_pb2.SiteSummary, lambda world: [site_figures().to_message()]), 20),
+    Target("coordinator.return", "ReturnRequest", _called_with("Return", pb.ReturnRequest, _lost_receipts), 12),
     Target("coordinator.upload", "streams of UploadRequest, to the receipt", _upload, 80),
     Target("coordinator.certificate", "the certificate that a peer shows", _certificate, 12),
     Target("coordinator.signing-request", "PKCS#10, DER", _signing_request, 30),

@@ -257,6 +257,7 @@ class CoordinatorWorld:
             self.administration.start(STUDY)
             self.administration.run({"command": "summary_create", "document": summary_request().document()}, print)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
+        self._database.execute("PRAGMA wal_autocheckpoint=0")  # whoever else writes the main file ends the coordinator
         self.fatal: BaseException | None = None
         self.keep()
 
@@ -374,6 +375,7 @@ class CoordinatorWorld:
         uploads.ledgers._turns.clear()
         engine._streams._of_sites.clear()
         engine._holding._said.clear()
+        uploads.returned._taken._times.clear()
         engine._later.clear()
         engine._streams._followers.clear()
 

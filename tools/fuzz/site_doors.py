@@ -183,6 +183,8 @@ def connection(answers: Sequence[Any]) -> Connection:
 class FakeSession:
     """A session with one connection."""
 
+    times_connected = 0
+
     def __init__(self, used: Connection | None) -> None:
         self.meter = Meter()
         self._used = used
@@ -195,6 +197,9 @@ class FakeSession:
 
     def replace(self) -> None:
         return
+
+    def pause(self, seconds: float, times_connected: int, interrupt: Any) -> None:
+        interrupt.wait(seconds)
 
 
 def look_at(offer: Offer, site: SiteFiles) -> None:
