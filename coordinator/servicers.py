@@ -12,6 +12,7 @@ from itertools import islice
 from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.models.downloads import Downloads
@@ -47,11 +48,11 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
     """Certificates: the first one for an invitation, the next ones for a site that has one."""
 
     def __init__(
-        self, authenticator: Authenticator, enrolment: Enrolment, authority_pem: bytes, receipt_key: bytes
+        self, authenticator: Authenticator, enrolment: Enrolment, authority: Authority, receipt_key: bytes
     ) -> None:
         self.authenticator = authenticator
         self._enrolment = enrolment
-        self._authority = authority_pem
+        self._authority = authority
         self._receipt_key = receipt_key
 
     @permitted("invitation", enrolment_pb2.EnrolRequest)
@@ -69,7 +70,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         certificate = self._certificate(enrolled)
         return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
-    @permitted("site", enrolment_pb2.RenewRequest)
+    @permitted(("site", "renewal"), enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
         self, peer: Peer, request: enrolment_pb2.RenewRequest, call: Call
     ) -> enrolment_pb2.RenewReply:
@@ -79,7 +80,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         return self._certificate(self._enrolment.renew(peer, request.signing_request)).to_message()
 
     def _certificate(self, issued: Issued) -> IssuedCertificate:
-        return IssuedCertificate(issued.certificate, self._authority, int(time.time()), issued.renew_after_s)
+        now_s, roots = int(self._enrolment.wall_clock()), self._authority.announced_pem
+        return IssuedCertificate(issued.certificate, roots, now_s, issued.renew_after_s, issued.renewal)
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):

@@ -48,15 +48,23 @@ def join(
             help="The invitation's file, or - for stdin. Without this option, paste it; it is not shown.",
         ),
     ] = None,
+    authority: Annotated[
+        str,
+        typer.Option(
+            metavar="FINGERPRINT",
+            help="For a site that joined before, if the invitation names another authority: its fingerprint, as the "
+            "operator read it to you.",
+        ),
+    ] = "",
 ) -> None:
-    """Join a federation, with the invitation that its operator gave you."""
+    """Join a federation, with the invitation that its operator gave you; again too, with all that is here kept."""
     import datetime
 
     from site_agent.gateway.enrolment.join import join as redeem
     from site_agent.state.directory import SiteState
     from wardround.records.invitation import stamp
 
-    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC))
+    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC), authority)
     site = joined.site
     if joined.warning:
         say(f"warning: {joined.warning}")
@@ -64,6 +72,10 @@ def join(
     print(f"Authority's fingerprint {site.authority_fingerprint}")
     print(f"Key written to {joined.key}, readable by this user only")
     print(f"Certificate for `{site.site}` written to {joined.certificate}, valid to {stamp(joined.expires)}")
+    if joined.again:
+        print("Ledger, consents, private modules and data are kept as they were")
+        say_next("next: `site-agent run`")
+        return
     print(f"Ledger begun in {state / 'ledger'}")
     say_next("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
 

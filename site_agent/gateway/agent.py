@@ -17,7 +17,7 @@ from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.consent.approvals import reportable_code
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.enrolment.renewal import keep_renewed
+from site_agent.gateway.enrolment.renewal import LEAST_S, keep_renewed
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.inbox import Inbox, ResolveUploads, Work
@@ -53,8 +53,10 @@ log = logging.getLogger(__name__)
 class Agent:
     """One site's gateway while it runs. ``wait`` returns when it has stopped, with the reason if that is an error."""
 
-    def __init__(self, state: SiteState) -> None:
+    def __init__(self, state: SiteState, least_renewal_s: float = LEAST_S) -> None:
+        """``least_renewal_s``: between two renewals of the certificate, whatever the coordinator says."""
         self._state = state
+        self._least_renewal_s = least_renewal_s
         self._site: Site = state.site()
         self._identity = Identity(state.identity)
         self._ledger = Ledger(state.ledger, self._identity.ledger_key())
@@ -350,12 +352,15 @@ class Agent:
     def _renew(self) -> None:
         try:
             keep_renewed(
-                self._identity, self._site, self._session, self._ledger, self._stopping, lambda: self._watching.throw()
-            )
+                self._identity, self._site, self._session, self._ledger, self._stopping,
+                lambda: self._watching.throw(), self._least_renewal_s,
+            )  # fmt: skip
         except WardroundError as error:
             if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
-            raise NeedsPerson(f"the certificate cannot be renewed: {error.message}", hint=error.hint) from None
+            raise NeedsPerson(
+                f"the certificate cannot be renewed: {error.message}", hint=error.hint, code=error.code
+            ) from None
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the

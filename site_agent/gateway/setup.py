@@ -1,5 +1,6 @@
 """Opens a site's connection, ledger and command handler: for the agent, or for one command while no service runs."""
 
+import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,9 @@ from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site
-from wardround.errors import NeedsPerson, RefusedForGood, WardroundError
+from wardround.errors import NeedsPerson, RefusedForGood, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.records.invitation import stamp
 
 
 def is_fatal(error: WardroundError) -> bool:
@@ -31,7 +33,11 @@ def open_session(site: Site, own: Identity) -> Session:
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
     """What keeps the coordinator from being reached, looked at from here."""
-    return diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+    if why.code == "CERTIFICATE_EXPIRED" and own.renewal_credentials(datetime.datetime.now(datetime.UTC)):
+        ended = stamp(own.certificate().not_valid_after_utc)
+        return Unavailable(f"this site's certificate ended on {ended}; the agent tries to renew it with the same key")
+    return why
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Why the coordinator cannot be reached: gRPC says "unavailable" for everything, so this looks step by step."""
 
+import datetime
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
 from wardround.errors import NeedsPerson, Unavailable, WardroundError
+from wardround.records.invitation import stamp
+from wardround.signing import certificates
 
 TIMEOUT_S = 10
 
@@ -44,12 +47,25 @@ def diagnose(
         )
     except OSError as error:
         return Unavailable(f"{address} cannot be reached ({error.strerror or error})")
+    if certificate is not None and not accepted and (ended := _ended(certificate)):
+        return NeedsPerson(
+            f"this site's certificate ended on {ended}, and the coordinator at {address} does not take it any more",
+            hint="ask the coordinator's operator for a new invitation, and redeem it here, where everything is kept: "
+            "`site-agent join --invitation FILE`; if that date is not past, set this machine's clock (`timedatectl`)",
+            code="CERTIFICATE_EXPIRED",
+        )
     if certificate is not None and not accepted:
         return NeedsPerson(
             f"the coordinator at {address} does not take this site's certificate",
             hint="check this machine's clock, then ask the coordinator's operator for a new invitation",
         )
     return Unavailable(f"the coordinator at {address} is there, but did not answer the call")
+
+
+def _ended(path: Path) -> str:
+    """When a certificate ended, by this machine's clock; "" while it is valid."""
+    end = certificates.load_certificate(path.read_bytes(), str(path)).not_valid_after_utc
+    return stamp(end) if datetime.datetime.now(datetime.UTC) >= end else ""
 
 
 def _is_accepted(context: ssl.SSLContext, plain: socket.socket, name: str) -> bool:
