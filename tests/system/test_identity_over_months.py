@@ -3,8 +3,6 @@ seconds, on loopback in this process.
 """
 
 import datetime
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import Joined, join
 from site_agent.state.directory import SiteState
 from tests.coordinator.conftest import Place
+from tools import evidence_identity
 from tools.world import wait_until
 from wardround.errors import NeedsPerson, TryAgain
 from wardround.local.durable import StateLock
@@ -185,24 +184,16 @@ def test_an_invitation_of_another_authority_is_redeemed_only_with_its_fingerprin
         other.close()
 
 
-def test_renewals_every_second_or_two_drop_no_call(place: Place, state: SiteState) -> None:
-    """The short form of ``tools/evidence_renewals.py``."""
-    live(place, 4, 600)
-    redeem(state, place)
-    agent = Agent(state, least_renewal_s=0.2)
-    agent.start()
-    try:
-        wait_until(lambda: agent.connected, "connected", 20)
-        ended = threading.Event()
-        calls = 0
-        until = time.monotonic() + 5
-        while time.monotonic() < until and not ended.is_set():
-            agent.commands.refresh(agent._stopping)  # raises where a call fails
-            calls += 1
-            ended.wait(0.02)
-        assert not agent.stopped.is_set()
-    finally:
-        agent.stop()
-    assert calls > 20
-    assert events(state).count("renewed") >= 2
-    assert sites_row(place)["certificate_fork_since"] is None
+def test_renewals_drop_no_call(tmp_path: Path) -> None:
+    """The short form of ``python -m tools.evidence_identity renewals``."""
+    kept = evidence_identity.renewals(tmp_path, sites=2, wanted=2, life_s=4, limit_s=60)
+    assert kept.failed == ()
+    assert kept.certificate_forks == 0
+    assert min(kept.renewals) >= 2
+    assert kept.calls > 20
+
+
+def test_one_invitation_redeemed_by_64_at_once_gives_one_certificate(tmp_path: Path) -> None:
+    """The short form of ``python -m tools.evidence_identity redemptions``."""
+    redeemed = evidence_identity.redemptions(tmp_path, times=1, threads=64)
+    assert (redeemed.certificates, redeemed.refused_as_used, redeemed.other) == (1, 63, ())

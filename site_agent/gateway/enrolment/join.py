@@ -81,7 +81,7 @@ def join(state: SiteState, text: str, now: datetime.datetime, authority: str = "
             joining = Joining(state.identity)
             key, request = _request(own, joining, invitation, new_key=already)
             meter = Meter()
-            proof = ledger_key.sign(_proof(invitation, request))
+            proof = ledger_key.sign(enrolment_proof(invitation, request))
             try:
                 reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter)
             finally:
@@ -191,7 +191,8 @@ def _enrol(
         connection.close()
 
 
-def _proof(invitation: Invitation, request: bytes) -> bytes:
+def enrolment_proof(invitation: Invitation, request: bytes) -> bytes:
+    """What the ledger key signs to show that it, the invitation and the request belong together."""
     return b"wardround-enrol-v1\0" + invitation.id.encode() + b"\0" + hashlib.sha256(request).digest()
 
 
