@@ -7,6 +7,7 @@
 #   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N | CASES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
 #   make check   lint, types and the tests of what you changed   [FILES='a b']
 #   make lint    ruff, mypy, import contracts, generated stubs
+#   make docs    the documentation as a site, in site/
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
 
@@ -24,7 +25,7 @@ FILES ?=
 ATHERIS ?=
 WITHOUT ?=
 
-.PHONY: demo evidence check test attacks fuzz chaos lint lint-deploy format proto bench install dev clean
+.PHONY: demo evidence check test attacks fuzz chaos lint lint-deploy docs format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -72,6 +73,9 @@ lint: dev
 lint-deploy: $(VENV)/.deploy
 	$(BIN)/python -m tools.check_deploy
 
+docs: $(VENV)/.docs
+	@$(BIN)/python -m tools.site
+
 format: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -95,6 +99,10 @@ $(VENV)/.site: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml $(VENV)/.site
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	@touch $@
 
 $(VENV)/.deploy: pyproject.toml $(VENV)/.dev

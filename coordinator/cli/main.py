@@ -1,18 +1,9 @@
 """``coordinator``: the application, with one module for each group of its commands."""
 
-import typer
-
 from coordinator.cli import ledgers, members, setup, studies
-from wardround.cli import run
+from wardround.cli import application, run
 
-app = typer.Typer(
-    name="coordinator",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Invite hospitals and run the rounds of their studies.",
-)
+app = application("coordinator", "Invite hospitals and run the rounds of their studies.")
 app.command()(setup.init)
 app.command()(setup.upgrade)
 app.command()(setup.serve)

@@ -15,7 +15,7 @@ from coordinator.cli.printing import print_fits, print_progress, print_report, p
 from coordinator.requests import CreateStudy, FollowStudy, ShowFits, ShowReport, ShowStatus, StartStudy, StopStudy
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
-from wardround.cli import print_json, say
+from wardround.cli import group, print_json, say
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.records import study as study_files
 from wardround.records.study import StudyFile
@@ -24,7 +24,7 @@ from wardround.signing import canonical
 RESOLVED = ".json"
 INCOMPLETE = 3  # exit code: finished without some sites in some rounds
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, start, stop and look at studies.")
+app = group("Make, start, stop and look at studies.")
 Setting = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a key of the study, as in the lab.")
 ]

@@ -16,7 +16,7 @@ from fl_algorithms.lab.cli_partition import partition
 from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
-from wardround.cli import print_json, run, say
+from wardround.cli import application, print_json, run, say
 from wardround.local import outputs
 from wardround.records import study as study_file
 from wardround.records.schema import toml_bytes
@@ -26,12 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-app = typer.Typer(
-    help="Run a federated study in one process: the same methods, the same arithmetic, no network.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-app.add_typer(data_app, name="data", no_args_is_help=True)
+app = application("fl-lab", "Run a federated study in one process: the same methods, the same arithmetic, no network.")
+app.add_typer(data_app, name="data")
 app.command()(partition)
 app.command()(tune)
 app.command()(export)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from wardround.cli import say
+from wardround.cli import group, say
 from wardround.errors import UsageProblem
 from wardround.local import outputs
 
-data_app = typer.Typer(help="Make example data: one folder for each site, with a train and a test file.")
+data_app = group("Make example data: one folder for each site, with a train and a test file.")
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to make the folders.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Make them in a folder that is not empty.")]

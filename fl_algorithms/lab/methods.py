@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_algorithms import registry
+from fl_algorithms.lab.keys import Key, keys, written
 from fl_algorithms.rows import SITES, MethodRow
 from wardround.errors import UsageProblem
 
@@ -38,7 +39,7 @@ def card(name: str) -> dict[str, Any]:
         "about": _about(row),
         "server": _server(row),
         "combines_with": _combinations(row),
-        "settings": list(_settings(row.settings.model_json_schema())),
+        "settings": [_setting(key) for key in keys(row.settings)],
     }
 
 
@@ -79,10 +80,11 @@ def print_card(card: Mapping[str, Any]) -> None:
     for optional, heading in ((False, "setting of [algorithm]"), (True, "where its table is given")):
         settings = [setting for setting in card["settings"] if setting["optional"] is optional]
         if settings:
-            table = Table(heading, "default", "range")
+            table = Table(heading, "default", "range", "meaning")
             for setting in settings:
                 needed = ", needed" if setting["needed"] else ""
-                table.add_row(setting["key"], _written(setting["default"]), setting["range"] + needed)
+                default, allowed = written(setting["default"]), setting["range"] + needed
+                table.add_row(setting["key"], default, allowed, setting["meaning"])
             console.print(table)
     console.print(f"next: `fl-lab run STUDY.toml --data DIR --set algorithm.name={card['name']}`")
 
@@ -100,6 +102,17 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "differs": row.differs,
         "one_global_model": row.one_global_model,
         "lab_only": row.lab_only,
+    }
+
+
+def _setting(key: Key) -> dict[str, Any]:
+    return {
+        "key": key.name,
+        "default": key.default,
+        "range": key.range,
+        "needed": key.needed,
+        "optional": key.optional,
+        "meaning": key.meaning,
     }
 
 
@@ -170,75 +183,3 @@ def _source(module: str) -> Path | None:
     except ModuleNotFoundError:  # nor is there the package that it would be in
         return None
     return Path(found.origin) if found is not None and found.origin is not None else None
-
-
-def _settings(schema: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    yield from _of_table(schema, schema.get("$defs", {}), "", optional=False)
-
-
-def _of_table(
-    table: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, *, optional: bool
-) -> Iterable[dict[str, Any]]:
-    """The table's keys and those of tables inside it. ``optional``: the table itself may be left out."""
-    for key, described in table.get("properties", {}).items():
-        inner, nothing = _table_inside(described, definitions)
-        if inner is None:
-            yield {
-                "key": f"{prefix}{key}",
-                "default": described.get("default"),
-                "range": _range(described),
-                "needed": key in table.get("required", ()),
-                "optional": optional,
-            }
-            continue
-        given = described.get("default") or {}
-        fields = {
-            name: {**field, "default": given[name]} if name in given else field
-            for name, field in inner.get("properties", {}).items()
-        }
-        left_out = optional or (nothing and not given)
-        yield from _of_table({**inner, "properties": fields}, definitions, f"{prefix}{key}.", optional=left_out)
-
-
-def _table_inside(
-    described: Mapping[str, Any], definitions: Mapping[str, Any]
-) -> tuple[Mapping[str, Any] | None, bool]:
-    """The table that a key is, and whether it may be left out."""
-    options = described.get("anyOf") or described.get("allOf") or [described]
-    for option in options:
-        name = option.get("$ref", "").rpartition("/")[2]
-        if name:
-            return definitions[name], any(other.get("type") == "null" for other in options)
-    return None, False
-
-
-def _range(described: Mapping[str, Any]) -> str:
-    options = [option for option in described.get("anyOf", [described]) if option.get("type") != "null"]
-    return " or ".join(_one_range(option) for option in options)
-
-
-def _one_range(option: Mapping[str, Any]) -> str:
-    if "enum" in option:
-        return ", ".join(map(str, option["enum"]))
-    if "const" in option:
-        return str(option["const"])
-    if option.get("type") == "array":
-        items = option.get("items") or {}
-        return f"a list of {_one_range(items)}" if items else "a list"
-    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
-    said = [words.get(str(option.get("type")), str(option.get("type", "anything")))]
-    for name, word in (
-        ("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below"),
-    ):  # fmt: skip
-        if name in option:
-            said.append(f"{word} {option[name]:.12g}")
-    return ", ".join(said)
-
-
-def _written(value: Any) -> str:
-    """As it stands in a study file; a default of None is a key that is left out."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(list(value)) if isinstance(value, list | tuple) else str(value)

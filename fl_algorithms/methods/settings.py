@@ -17,7 +17,11 @@ Patterns = Annotated[tuple[str, ...], Field(min_length=1)]  # of tensor names, a
 
 
 class Amount(Strict):
-    """How long: steps, or passes over the training rows."""
+    """How long.
+
+    Attributes:
+        steps, epochs: steps, or passes over the training rows. One of the two.
+    """
 
     steps: int | None = Field(default=None, ge=0, le=1_000_000)
     epochs: int | None = Field(default=None, ge=0, le=10_000)
@@ -59,6 +63,11 @@ class ServerOptimizer(Strict):
     """What the coordinator makes of the mean Delta of the sites' deltas; theta moves by ``learning_rate`` times it.
 
     momentum: m <- beta1 m + Delta. The others: ``fl_algorithms.methods.fedopt.server``.
+
+    Attributes:
+        optimizer: what is made of the mean.
+        learning_rate: of the coordinator's step.
+        beta1: how much of the first moment is kept.
     """
 
     optimizer: Literal["momentum", "adam", "yogi", "adagrad"]
@@ -170,7 +179,11 @@ class MeanSettings(ServerSettings):
 
 
 class HeadSettings(MeanSettings):
-    """A method that divides the network: ``head`` names the tensors of its top."""
+    """A method that divides the network.
+
+    Attributes:
+        head: the names of the tensors of its top, as in a shell.
+    """
 
     head: Patterns = ("head.*",)
 

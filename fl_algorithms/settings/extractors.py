@@ -44,13 +44,18 @@ SEGMENTERS: Mapping[str, type[SeesImages]] = {
 
 
 class TwoExtractorsSettings(SeesImages):
-    """``shared`` and ``private`` are tables as [model] is one; of each network the body alone is used."""
+    """Two networks, of each of which the body alone is used.
+
+    Attributes:
+        shared: a table as [model] is one.
+        private: the same; without it, as the shared one.
+    """
 
     networks: ClassVar[Mapping[str, type[SeesImages]]] = {}
     masks: ClassVar[bool] = False
 
     shared: Named
-    private: Named | None = None  # None: as the shared one
+    private: Named | None = None
     dropout: Dropout = 0.0  # on the concatenated features
 
     @field_validator("shared", "private")

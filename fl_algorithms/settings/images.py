@@ -16,6 +16,10 @@ class Augmentation(Strict):
     """How training images are changed at random, each time they are seen. Every amount is drawn evenly.
 
     What moves an image moves its mask alike. All but the flips are for two dimensions.
+
+    Attributes:
+        flip_horizontal, flip_vertical: of every second image.
+        quarter_turns: by 0, 90, 180 or 270 degrees.
     """
 
     flip_horizontal: bool = False
@@ -36,13 +40,14 @@ class Augmentation(Strict):
 class Window(Strict):
     """The part of an image's range that is brought to 0 to 1; what lies outside becomes 0 or 1.
 
-    Either ``center`` and ``width``, in the unit of the file's numbers (Hounsfield units of a CT), or two
-    ``percentiles`` of each image's own.
+    Attributes:
+        center, width: in the unit of the file's numbers (Hounsfield units of a CT).
+        percentiles: in their place, the lower and the upper of each image's own.
     """
 
     center: float | None = None
     width: float | None = Field(default=None, gt=0)
-    percentiles: tuple[Percent, Percent] | None = None  # the lower and the upper
+    percentiles: tuple[Percent, Percent] | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -61,14 +66,21 @@ class PixelSettings(Strict):
     same range; other numbers, which may have a unit, stay. ``window``, ``mean`` and ``std`` are on that scale, the last
     two one per channel and after the window.
 
-    ``normalize``: (x - mean) / std with, per channel, the mean and deviation of "site": the study's ``mean`` and
-    ``std``, or without them each site's own images'; "image": each image's own; "foreground": each image's own pixels
-    that are not 0, which stays 0.
+    Attributes:
+        size: as the network sees images: (height, width), or (depth, height, width).
+        channels: 1 of gray, 3 of color.
+        fit: of an image of another size: squeeze it; cut the middle of that shape, then resize; refuse it; keep it, and
+            look at pieces of that size.
+        window: the part of the range that is looked at.
+        normalize: (x - mean) / std with, per channel, the mean and deviation of "site": the study's ``mean`` and
+            ``std``, or without them each site's own images'; "image": each image's own; "foreground": each image's own
+            pixels that are not 0, which stays 0.
+        mean, std: for all sites, one number a channel, after the window; without them each site's own.
+        augment: how training images are changed at random.
     """
 
-    size: tuple[Side, ...] = Field(min_length=2, max_length=3)  # (height, width), or (depth, height, width)
+    size: tuple[Side, ...] = Field(min_length=2, max_length=3)
     channels: int = Field(default=3, ge=1, le=16)
-    # squeeze; cut the middle of that shape, then resize; refuse; keep, and look at pieces of that size
     fit: Literal["resize", "crop", "exact", "patches"] = "resize"
     spacing: tuple[Millimeters, ...] = ()  # of a volume's voxels, in the order of `size`; (): as the files have them
     window: Window | None = None
@@ -117,11 +129,13 @@ class PixelSettings(Strict):
 
 
 class ImageSettings(PixelSettings, ClassTarget):
-    """[task] of a study whose task is ``images``: each image has one class."""
+    """[task] of a study whose task is ``images``: each image has one class.
 
-    label: str = Field(
-        default="label", min_length=1
-    )  # the class's column, or array, where a site calls it nothing else
+    Attributes:
+        label: the class's column, or array, where a site calls it nothing else.
+    """
+
+    label: str = Field(default="label", min_length=1)
 
     @model_validator(mode="after")
     def _three_columns(self) -> Self:

@@ -46,7 +46,11 @@ class TimmSettings(ImageLibrarySettings):
 
 
 class MonaiSettings(LibrarySettings):
-    """For images and volumes. ``arguments`` are those of the network's class, as ``features`` of BasicUNet."""
+    """For images and volumes.
+
+    Attributes:
+        arguments: those of the network's class, as ``features`` of BasicUNet.
+    """
 
     arguments: dict[str, Value | tuple[Value, ...]] = Field(default_factory=dict, max_length=20)
 

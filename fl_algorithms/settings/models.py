@@ -35,7 +35,11 @@ class NetworkSettings(Strict):
 
 
 class MlpSettings(NetworkSettings):
-    """Linear layers with ReLU between them; ``hidden = []`` is logistic regression."""
+    """Linear layers with ReLU between them.
+
+    Attributes:
+        hidden: the width of each hidden layer; ``[]`` is logistic regression.
+    """
 
     hidden: tuple[Width, ...] = ()
     dropout: Dropout = 0.0  # on each hidden layer
@@ -49,7 +53,11 @@ class MlpSettings(NetworkSettings):
 
 
 class FendaSettings(NetworkSettings):
-    """A shared and a private extractor of hidden layers; a linear head on both."""
+    """A shared and a private extractor of hidden layers; a linear head on both.
+
+    Attributes:
+        shared_hidden, private_hidden: the width of each hidden layer.
+    """
 
     shared_hidden: tuple[Width, ...] = Field(default=(5,), min_length=1)
     private_hidden: tuple[Width, ...] = Field(default=(5,), min_length=1)
@@ -61,7 +69,11 @@ class FendaSettings(NetworkSettings):
 
 
 class BallastSettings(NetworkSettings):
-    """Logistic regression that carries tensors which no sample ever touches, to measure what a payload costs."""
+    """Logistic regression that carries tensors which no sample ever touches, to measure what a payload costs.
+
+    Attributes:
+        layout: of those tensors: so many of one size, or as ResNet-18 has them.
+    """
 
     layout: Literal["flat", "resnet18"] = "flat"
     tensors: int = Field(default=1, ge=0, le=10_000)  # flat only

@@ -14,26 +14,41 @@ class Patches(Strict):
 
     A piece to train on lies around a pixel of the foreground, or anywhere, each place as likely as any other. To judge
     an image, or to predict its mask, pieces are laid over all of it, and their logits averaged.
+
+    Attributes:
+        per_image: pieces to train on, in each epoch.
+        foreground: the share of them that lies around a pixel of the foreground.
+        overlap: of a piece with the next, as a share of its side.
+        weight: of a piece's pixels: by a Gaussian of an eighth of the side about its middle, or all alike.
     """
 
-    per_image: int = Field(default=4, ge=1, le=1000)  # to train on, in each epoch
-    foreground: float = Field(default=0.5, ge=0, le=1)  # the share of them that lies around a pixel of the foreground
-    overlap: float = Field(default=0.25, ge=0, le=0.9)  # of a piece with the next, as a share of its side
-    # of a piece's pixels: by a Gaussian of an eighth of the side about its middle, or all alike
+    per_image: int = Field(default=4, ge=1, le=1000)
+    foreground: float = Field(default=0.5, ge=0, le=1)
+    overlap: float = Field(default=0.25, ge=0, le=0.9)
     weight: Literal["gaussian", "constant"] = "gaussian"
 
 
 class SegmentationSettings(PixelSettings):
-    """[task] of a study whose task is ``segmentation``: each image has a mask of its own size."""
+    """[task] of a study whose task is ``segmentation``: each image has a mask of its own size.
+
+    Attributes:
+        classes: what a pixel can be; the background first.
+        values: a mask's number for each class; without them 0, 1, 2, ...
+        loss: "dice_ce" is that of Dice plus the mean cross entropy of the pixels.
+        class_weights: of that cross entropy: "balanced" is n / (classes x n of the class) among the pixels of a site's
+            training masks; or one number for each class.
+        patches: how images are looked at in pieces.
+        hausdorff: also the 95th percentile of the distance between the masks' surfaces; takes a while.
+        headline: what a checkpoint's score is.
+    """
 
     classes: tuple[Level, ...] = Field(default=("background", "foreground"), min_length=2, max_length=255)
-    values: tuple[Annotated[int, Field(ge=0, le=65535)], ...] = ()  # a mask's number for each class; none: 0, 1, 2, ...
-    loss: Literal["dice", "dice_ce"] = "dice_ce"  # dice_ce: plus the mean cross entropy of the pixels
-    # of that cross entropy; "balanced": n / (classes x n of the class) among the pixels of a site's training masks
+    values: tuple[Annotated[int, Field(ge=0, le=65535)], ...] = ()
+    loss: Literal["dice", "dice_ce"] = "dice_ce"
     class_weights: Weights = "none"
     patches: Patches = Patches()
-    hausdorff: bool = False  # also the 95th percentile of the distance between the masks' surfaces; takes a while
-    headline: Literal["dice"] = "dice"  # what a checkpoint's score is
+    hausdorff: bool = False
+    headline: Literal["dice"] = "dice"
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

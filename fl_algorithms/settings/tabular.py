@@ -50,10 +50,11 @@ class Feature(Strict):
     """One input that a table gives: a column, or the time between two dates.
 
     Attributes:
+        name: the column's, in the study; a hospital may call its own otherwise (`site-agent data map`).
         kind: ``boolean`` is yes or no in any usual spelling, one input of 1 or 0. ``date`` is a column of dates, and
             the input is the time from it to ``until``.
         categories: of a categorical feature; the first is the one that the others are told apart from.
-        other: the one of ``categories`` that a text which is none of them counts as; None refuses such a text.
+        other: the one of ``categories`` that a text which is none of them counts as; without it such a text is refused.
         mean, std: the study's own scale for all sites, in place of each site's statistics.
         low, high: what a number must lie between, both included. Of a date, the time.
         outside: what a number that does not is: refused with its line, or missing as an empty cell is.
@@ -151,9 +152,11 @@ SPARE = {"other": None, "low": None, "high": None, "outside": "refuse", "until":
 class Missing(Strict):
     """What a cell without a value means.
 
-    ``refuse`` takes no such table. ``drop_row`` leaves the row out. ``median`` fills in the median of the site's own
-    table (the most frequent category, of a categorical feature) and tells so in an extra input, the feature's
-    indicator; only features with an indicator are filled.
+    Attributes:
+        policy: ``refuse`` takes no such table. ``drop_row`` leaves the row out. ``median`` fills in the median of the
+            site's own table (the most frequent category, of a categorical feature) and tells so in an extra input, the
+            feature's indicator.
+        indicators: the features that may be missing, with ``median``; only these are filled.
     """
 
     policy: Literal["refuse", "drop_row", "median"] = "refuse"
@@ -283,7 +286,11 @@ class TableSettings(Strict):
 
 
 class LabelSettings(TableSettings):
-    """One column is to be predicted: ``label`` in the lab's data; a hospital may call its own otherwise."""
+    """One column is to be predicted.
+
+    Attributes:
+        label: its name in the lab's data; a hospital may call its own otherwise.
+    """
 
     label: str = Field(min_length=1)
 
@@ -352,6 +359,8 @@ class SurvivalSettings(TableSettings, SurvivalTarget):
     """[task] of a study whose task is ``survival``: a column of times, and one that says whether the event happened.
 
     Attributes:
+        time: the column of times, all above 0.
+        event: the column that says whether the event happened then.
         censored, happened: what stands in the column ``event`` of a patient who was seen no longer, and of one with it.
         stratified: whether the validation part has the events' share of the rows.
     """

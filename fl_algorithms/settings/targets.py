@@ -112,14 +112,25 @@ def check_weights(weights: str | tuple[float, ...], classes: tuple[str, ...]) ->
 
 
 class ClassTarget(Strict):
-    """Each row is of one of two or more classes."""
+    """Each row is of one of two or more classes.
 
-    classes: tuple[Level, ...] = Field(min_length=2)  # of two, the last is the positive one
-    class_weights: Weights = "none"  # of the loss; "balanced": n / (classes x n of the class) among a site's training
+    Attributes:
+        classes: of two, the last is the positive one.
+        class_weights: of the loss: "balanced" is n / (classes x n of the class) among a site's training rows; or one
+            number for each class.
+        loss: the focal loss looks less at rows that are right already (Lin et al., ICCV 2017).
+        gamma: of the focal loss: how much less.
+        headline: what a checkpoint's score is.
+        threshold: of two classes, for `site-agent predict`: the one of the highest balanced accuracy on the site's
+            validation rows, or 0.5.
+    """
+
+    classes: tuple[Level, ...] = Field(min_length=2)
+    class_weights: Weights = "none"
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"
-    gamma: float = Field(default=2.0, ge=0, le=10)  # of focal
-    headline: ClassHeadline = "auc"  # what a checkpoint's score is
-    threshold: Literal["balanced_accuracy", "half"] = "balanced_accuracy"  # of two classes, for `site-agent predict`
+    gamma: float = Field(default=2.0, ge=0, le=10)
+    headline: ClassHeadline = "auc"
+    threshold: Literal["balanced_accuracy", "half"] = "balanced_accuracy"
 
     @model_validator(mode="after")
     def _classes_and_weights(self) -> Self:
@@ -137,7 +148,7 @@ class OrdinalTarget(Strict):
     """Each row is of one of three or more classes that have an order."""
 
     classes: tuple[Level, ...] = Field(min_length=3, max_length=1000)  # from the least to the most
-    headline: Literal["kappa", "mae", "accuracy", "macro_f1"] = "kappa"
+    headline: Literal["kappa", "mae", "accuracy", "macro_f1"] = "kappa"  # what a checkpoint's score is
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> Self:
@@ -153,15 +164,19 @@ class OrdinalTarget(Strict):
 class NumberTarget(Strict):
     """A number for each row: a length of stay, a pressure.
 
-    A network learns (number - mean) / std, with the study's ``mean`` and ``std`` for all sites; scores and predictions
-    are in the number's own unit.
+    Attributes:
+        mean, std: a network learns (number - mean) / std, with these for all sites; scores and predictions are in the
+            number's own unit.
+        lowest, highest: what is beyond is refused, as a wrong unit or a code for "missing".
+        loss: of the standardized number; huber's border is 1.
+        headline: what a checkpoint's score is.
     """
 
     mean: float = 0.0
     std: float = Field(default=1.0, gt=0)
-    lowest: float | None = None  # what is beyond these two is refused, as a wrong unit or a code for "missing"
+    lowest: float | None = None
     highest: float | None = None
-    loss: Literal["squared", "absolute", "huber"] = "squared"  # of the standardized number; huber's border is 1
+    loss: Literal["squared", "absolute", "huber"] = "squared"
     headline: Literal["mae", "rmse", "r2"] = "mae"
 
     @model_validator(mode="after")
@@ -180,7 +195,7 @@ class LabelsTarget(Strict):
     """Several findings for each row, each there or not: a network gives a number for each."""
 
     labels: tuple[str, ...] = Field(min_length=2, max_length=1000)  # columns, or names in the order of a row's y
-    headline: Literal["auc", "auprc", "brier", "macro_f1"] = "auc"
+    headline: Literal["auc", "auprc", "brier", "macro_f1"] = "auc"  # what a checkpoint's score is
     threshold: Literal["balanced_accuracy", "half"] = "balanced_accuracy"  # of each label, for `site-agent predict`
 
     @model_validator(mode="after")
@@ -195,10 +210,14 @@ class LabelsTarget(Strict):
 
 
 class SurvivalTarget(Strict):
-    """The time to an event, or to the end of what is known of a patient (censoring): Cox's proportional hazards."""
+    """The time to an event, or to the end of what is known of a patient (censoring): Cox's proportional hazards.
 
-    horizons: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, max_length=64)  # in the unit of time:
-    # for which survival is predicted, and over which the Brier score is integrated
+    Attributes:
+        horizons: in the unit of time: for which survival is predicted, and over which the Brier score is integrated.
+        headline: what a checkpoint's score is.
+    """
+
+    horizons: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, max_length=64)
     headline: Literal["c_index", "integrated_brier"] = "c_index"
 
     @model_validator(mode="after")

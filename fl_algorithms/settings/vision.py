@@ -10,21 +10,30 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS, NORM_LAYERS, Dr
 Channels = Annotated[int, Field(ge=1, le=4096)]
 
 
-# What the first layers do to an image's sides: "small" keeps them, "medium" halves them, "large" is as published, for
-# 224 pixels; "auto" is small up to 64 pixels, else large.
 Stem = Literal["auto", "small", "medium", "large"]
 
 
 class SeesImages(NetworkSettings):
-    """A network for images. ``size``: at which it sees them, where that is another than [task] says."""
+    """A network for images.
+
+    Attributes:
+        size: at which it sees them, where that is another than [task] says.
+    """
 
     size: tuple[Side, ...] | None = Field(default=None, min_length=2, max_length=3)
 
 
 class VisionSettings(SeesImages):
-    """A classifier: a ``body`` that ends in the mean over the image, and a linear ``head``."""
+    """A classifier: a ``body`` that ends in the mean over the image, and a linear ``head``.
 
-    width: float = Field(default=1.0, ge=0.05, le=4)  # factor on the published numbers of channels
+    Attributes:
+        width: factor on the published numbers of channels.
+        stem: what the first layers do to an image's sides: "small" keeps them, "medium" halves them, "large" is as
+            published, for 224 pixels; "auto" is small up to 64 pixels, else large.
+        norm: the normalization layers.
+    """
+
+    width: float = Field(default=1.0, ge=0.05, le=4)
     stem: Stem = "auto"
     norm: Literal["batch", "group"] = "batch"
     dropout: Dropout = 0.0  # on the features, before the head
@@ -53,6 +62,12 @@ class VisionSettings(SeesImages):
 
 
 class DenseNetSettings(VisionSettings):
+    """DenseNet.
+
+    Attributes:
+        blocks: how many layers each dense block has.
+    """
+
     blocks: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(6, 12, 24, 16), min_length=1, max_length=6)
 
     def misfit(self, shape: tuple[int, ...]) -> str:
@@ -61,7 +76,11 @@ class DenseNetSettings(VisionSettings):
 
 
 class SqueezeNetSettings(VisionSettings):
-    """SqueezeNet has no norm layers."""
+    """SqueezeNet.
+
+    Attributes:
+        norm: it has no such layers.
+    """
 
     norm: Literal["none"] = "none"  # type: ignore[assignment]  # narrower: it can be nothing else
 
@@ -79,7 +98,12 @@ class VggSettings(VisionSettings):
 
 
 class UnetSettings(SeesImages):
-    """A network for masks, of images or volumes: channels at each depth, the whole image's first."""
+    """A network for masks, of images or volumes.
+
+    Attributes:
+        widths: channels at each depth, the whole image's first.
+        norm: the normalization layers.
+    """
 
     widths: tuple[Channels, ...] = Field(default=(16, 32, 64, 128), min_length=2, max_length=7)
     norm: Literal["batch", "group", "none"] = "batch"

@@ -6,9 +6,11 @@ import re
 import shlex
 import sys
 import traceback
-from typing import Any, NoReturn
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from wardround.errors import NeedsPerson, UsageProblem, WardroundError
 from wardround.local import memory
@@ -26,6 +28,43 @@ _program = ""  # whose command this process is
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
 _UNSEEN = re.compile(r"[^ -~]")
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class _Group(TyperGroup):
+    """Commands whose first sentence stands whole in the list of them; Click would cut it at the line's end."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known = [(name, command) for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=400)) for name, command in known])
+
+
+def group(purpose: str) -> typer.Typer:
+    """A group of commands. Its help is plain text, so that a bracket in it stays."""
+    return typer.Typer(
+        help=purpose, cls=_Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+
+
+def application(name: str, purpose: str) -> typer.Typer:
+    """The command ``name``, with ``--version`` and the completion of shells."""
+    app = group(purpose)
+    app.info.name = name
+
+    def say_version(wanted: bool) -> None:
+        if wanted:
+            print(f"{name} {version('wardround')}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=say_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        pass
+
+    return app
 
 
 def run(app: typer.Typer) -> None:

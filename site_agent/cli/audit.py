@@ -9,14 +9,14 @@ import typer
 
 from site_agent.cli.rollover import rollover
 from site_agent.cli.service import kept
-from wardround.cli import print_json, say, say_next
+from wardround.cli import group, print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 
 if TYPE_CHECKING:
     from site_agent.audit import Copy, Verdict
 
-audit_app = typer.Typer(help="What left, and whether the account of it is whole.", no_args_is_help=True)
+audit_app = group("What left, and whether the account of it is whole.")
 audit_app.command("rollover")(rollover)
 
 State = Annotated[Path | None, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]

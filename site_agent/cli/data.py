@@ -20,6 +20,7 @@ from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
 from wardround import cli
+from wardround.cli import group
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import outputs
 from wardround.records import trainer as records
@@ -39,8 +40,8 @@ SHOWN = 5  # different sizes, or the like
 KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
 A = TypeVar("A", bound=records.Answer)
 
-data_app = typer.Typer(no_args_is_help=True, help="Say what data of this hospital may be trained on.")
-models_app = typer.Typer(no_args_is_help=True, help="The models that this hospital keeps.")
+data_app = group("Say what data of this hospital may be trained on.")
+models_app = group("The models that this hospital keeps.")
 
 
 def _file(text: str, metavar: str = "FILE.csv") -> Any:

@@ -20,15 +20,11 @@ from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
 from site_agent.cli.status import status, studies
 from site_agent.cli.study import approve, preview, withdraw
-from wardround.cli import run, say, say_next
+from wardround.cli import application, run, say, say_next
 from wardround.errors import BadData, UsageProblem
 
-app = typer.Typer(
-    name="site-agent",
-    help="Train models with other hospitals. Patient records, private modules and keys stay here.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = application(
+    "site-agent", "Train models with other hospitals. Patient records, private modules and keys stay here."
 )
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")

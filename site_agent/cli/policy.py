@@ -8,7 +8,7 @@ import typer
 
 from site_agent.cli.options import Json, State, StudyId
 from site_agent.cli.service import joined, kept, offered
-from wardround.cli import print_json, say, say_next
+from wardround.cli import group, print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.local.directory import quoted
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from site_agent.state.offer import Offer
     from site_agent.state.site import Site
 
-policy_app = typer.Typer(
-    help="What may leave this hospital: a file that a person writes. Nothing else may.", no_args_is_help=True
-)
+policy_app = group("What may leave this hospital: a file that a person writes. Nothing else may.")
 
 
 @policy_app.command()

@@ -51,6 +51,7 @@ def test_every_method_has_a_card_with_its_text_and_its_settings(name: str) -> No
 def test_settings_show_defaults_and_ranges_of_the_model_that_checks_them() -> None:
     assert setting("fedsoup", "soup.moments") == {
         "key": "soup.moments", "default": "keep", "range": "keep, reset", "needed": False, "optional": False,
+        "meaning": "of the optimizer, after a patch",
     }  # fmt: skip
     assert setting("fedavg", "soup.moments")["optional"]
     server = setting("fedavg", "server.learning_rate")

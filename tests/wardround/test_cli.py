@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from wardround import cli, errors
 
 
 def application() -> typer.Typer:
-    app = typer.Typer(no_args_is_help=True)
+    app = cli.application("program", "Greet, or fail.")
 
     @app.command()
     def greet(name: str, times: int = 1) -> None:
+        """Greet by name, in the words that [words.NAME] of no file has, so long that no line of 80 takes it whole."""
         cli.say("greeting")
         cli.print_json({"greeting": f"hallo {name}", "times": times})
 
@@ -44,6 +46,20 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.run(application())
     return int(caught.value.code or 0)
+
+
+def test_version_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"program {version('wardround')}\n"
+
+
+def test_the_list_of_commands_has_whole_sentences_with_their_brackets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--help") == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "the words that [words.NAME] of no file has, so long that no line of 80 takes it whole. fail" in listed
+    assert "--install-completion" in listed
 
 
 def test_a_result_is_on_stdout_and_narration_on_stderr(monkeypatch: Any, capsys: Any) -> None:

@@ -9,6 +9,14 @@ from fl_algorithms.rows import MethodRow
 
 
 class ApflSettings(MeanSettings):
+    """APFL.
+
+    Attributes:
+        alpha: how much of the private model is in the mixture, at first.
+        alpha_learning_rate: of alpha, which each site learns; 0 leaves it.
+        mixing: of the two networks' probabilities, or of their weights.
+    """
+
     alpha: float = Field(default=0.5, ge=0, le=1)
     alpha_learning_rate: float = Field(default=0.1, ge=0)
     mixing: Literal["outputs", "weights"] = "outputs"

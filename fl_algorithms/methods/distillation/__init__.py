@@ -10,7 +10,7 @@ class DistillationSettings(MethodSettings):
 
     subset: int | None = Field(default=None, ge=2)  # rows drawn for each round; None: all of them
     distil: Amount = Amount(epochs=1)  # passes are over the round's rows
-    distil_batch_size: int = Field(default=128, ge=2, le=65536)
+    distil_batch_size: int = Field(default=128, ge=2, le=65536)  # rows of the public data set in a step
     distil_learning_rate: Rate | None = None  # None: that of [training]
 
     @property

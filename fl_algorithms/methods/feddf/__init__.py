@@ -30,8 +30,8 @@ class FedDfSettings(MethodSettings):
     """The coordinator's steps on the public data set, after each round."""
 
     distil_steps: int = Field(default=500, ge=0, le=1_000_000)  # at most, with early stopping
-    distil_batch_size: int = Field(default=128, ge=2, le=65536)
-    distil_learning_rate: Rate = 1e-3
+    distil_batch_size: int = Field(default=128, ge=2, le=65536)  # rows of the public data set in a step
+    distil_learning_rate: Rate = 1e-3  # Adam's
     early_stopping: EarlyStopping | None = None  # None: all steps, for which no classes are needed
 
     @property

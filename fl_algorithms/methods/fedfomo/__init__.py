@@ -13,7 +13,7 @@ class FedFomoSettings(MethodSettings):
     peers: int = Field(default=5, ge=1)  # M: other sites' models that a site downloads
     explore: float = Field(default=0.3, ge=0, le=1)  # epsilon: chance that a peer is drawn at random, where M < N - 1
     explore_decay: float = Field(default=0.05, ge=0, le=1)  # subtracted each round
-    norm_guard: float = Field(default=1e-5, gt=0)
+    norm_guard: float = Field(default=1e-5, gt=0)  # added to the distance that a difference of losses is divided by
 
 
 ROWS = (

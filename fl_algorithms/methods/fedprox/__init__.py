@@ -7,6 +7,12 @@ from fl_algorithms.rows import MethodRow
 
 
 class FedProxSettings(MeanSettings):
+    """FedProx.
+
+    Attributes:
+        mu: the pull to the round's model: mu / 2 times the squared distance.
+    """
+
     mu: float = Field(default=0.01, ge=0)
 
 

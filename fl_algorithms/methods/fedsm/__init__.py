@@ -20,8 +20,8 @@ class FedSmSettings(MethodSettings):
     selector: Literal["convolutional", "mlp"] | None = None  # None: the first for images, the second for tables
     selector_widths: Widths = Field(default=(16, 32, 64), max_length=8)  # channels of a convolutional one
     selector_hidden: Widths = (16,)  # mlp
-    selector_learning_rate: Rate = 1e-3
-    selector_epochs: int = Field(default=1, ge=0, le=1000)
+    selector_learning_rate: Rate = 1e-3  # Adam's
+    selector_epochs: int = Field(default=1, ge=0, le=1000)  # of each round: steps on all training rows at once
 
 
 ROWS = (

@@ -15,7 +15,7 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS
 class LcFedSettings(MethodSettings):
     train_head: Amount = Amount(steps=10)
     train_body: Amount | None = None  # None: as long as [training] says
-    train_calibration: Amount | None = None  # the same
+    train_calibration: Amount | None = None  # None: as long as [training] says
     selection: bool = True  # channels of the body are chosen by the site's code
     calibration: bool = True  # the head is corrected where the sites' heads disagree, and so each is shown to all
     reduction: int = Field(default=16, ge=1, le=4096)  # of the selection's squeeze

@@ -12,9 +12,17 @@ Widths = tuple[Annotated[int, Field(ge=1, le=4096)], ...]
 
 
 class MhPflgbSettings(ServerSettings):
-    """``own`` and ``other`` weigh the losses of the stage's own head and of the other one."""
+    """MH-pFLGB.
 
-    widths: Widths = Field(default=(), max_length=6)  # of the bypass; none: as its task asks, see models.bypass
+    Attributes:
+        widths: of the bypass's layers; without them as its task asks.
+        train_local: the first stage: the site's own network learns, and the bypass stays.
+        train_global: the second stage: the bypass learns, and the site's own network stays.
+        local_learning_rate, global_learning_rate: of the two stages.
+        own, other: the weights of the losses of the stage's own head and of the other one.
+    """
+
+    widths: Widths = Field(default=(), max_length=6)
     train_local: Amount = Amount(epochs=4)
     train_global: Amount = Amount(epochs=1)
     local_learning_rate: Rate = 1e-4

@@ -8,6 +8,13 @@ from fl_algorithms.settings.models import BODY_AND_HEAD
 
 
 class MoonSettings(MeanSettings):
+    """MOON.
+
+    Attributes:
+        mu: the weight of the contrastive loss.
+        temperature: of that loss.
+    """
+
     mu: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=0.5, gt=0)
 

@@ -8,7 +8,7 @@ from fl_algorithms.rows import MethodRow
 
 
 class ScaffoldSettings(MethodSettings):
-    server_learning_rate: Rate = 1.0
+    server_learning_rate: Rate = 1.0  # of the coordinator's step along the mean of the updates
 
 
 ROWS = (

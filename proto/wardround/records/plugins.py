@@ -43,6 +43,7 @@ class PluginSection(Strict):
     """``[plugins.NAME]``: a distribution other than ours whose code a study runs. NAME is normalized.
 
     Attributes:
+        version: the one that is installed.
         sha256: over the files that it brought, as ``wardround.local.distributions`` has it; "" of what cannot be
             pinned, which runs in the lab alone.
         brings: which rows of the study are its own, each as "model lungnet".

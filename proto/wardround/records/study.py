@@ -43,18 +43,31 @@ DEFAULT_NETWORK = "default"  # the label of [model]
 
 
 class StudySection(Strict):
+    """Who takes part, how many rounds, and until when each waits.
+
+    Attributes:
+        name: of the study, in commands and in every ledger: 1 to 64 of a-z, 0-9 and -.
+        title: one line for people.
+        sites: the sites' names, as they were invited.
+        rounds: after which the study has finished.
+        quorum: how many accepted updates close a round at its deadline; without it, every site's.
+        round_deadline_s: seconds that a round waits for its sites.
+        start_deadline_s: seconds that the study waits, once started, for enough sites to be ready.
+        seed: of everything that is drawn: initial weights, validation rows, the order of batches.
+        threads: of each training process; another number may change the last bits.
+        max_update_norm: the largest L2 norm over all of an update's tensors; without it, [limits] learns one.
+    """
+
     name: str
     title: str = Field(default="", max_length=200)
     sites: tuple[str, ...] = Field(min_length=1, max_length=256)
     rounds: int = Field(ge=1, le=100_000)
-    quorum: int | None = Field(default=None, ge=1)  # None: every site
+    quorum: int | None = Field(default=None, ge=1)
     round_deadline_s: int = Field(default=3600, ge=1, le=30 * 86400)
     start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
     seed: int = Field(default=1, ge=0, le=2**53 - 1)
     threads: int = Field(default=1, ge=1, le=256)
-    max_update_norm: float | None = Field(
-        default=None, gt=0
-    )  # L2 over all of an update's tensors; None: [limits] learns it
+    max_update_norm: float | None = Field(default=None, gt=0)
 
     @field_validator("name")
     @classmethod
@@ -105,6 +118,13 @@ class Named(BaseModel):
 
 
 class CheckpointSection(Strict):
+    """How a site's best models are chosen.
+
+    Attributes:
+        validation_fraction: of a site's training rows, those that choose models and are never trained on.
+        loss_reduction: the mean over rows, or over batches, whose last may be smaller.
+    """
+
     validation_fraction: float = Field(default=0.2, gt=0, lt=1)
     loss_reduction: Literal["sample_mean", "batch_mean"] = "sample_mean"
     alone: bool = False  # each site also trains by itself, beside the federation
@@ -114,7 +134,10 @@ class CheckpointSection(Strict):
 class ReportedSection(Strict):
     """The numbers that leave beside the tensors, and how exactly they are reported.
 
-    ``ranges`` is metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
+    Attributes:
+        metrics: their names: val_loss, and those of the task.
+        counts: of rows: as they are, the power of two below, or 1 for every site.
+        ranges: metric -> (lowest, highest). Resolving fills it from the task; a study may only narrow it.
     """
 
     metrics: tuple[str, ...] = ("val_loss",)
@@ -198,6 +221,10 @@ class LimitsSection(Strict):
 class PublicDataSection(Strict):
     """A data set without patients, of which each party reads its own copy. ``fl_algorithms.tasks.public_data`` computes
     the digest.
+
+    Attributes:
+        digest: SHA-256 (hex) over its rows as the task reads them: what `fl-lab public-data` prints.
+        rows: how many there are.
     """
 
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")

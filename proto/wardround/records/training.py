@@ -31,8 +31,11 @@ class Schedule(Strict):
 
 
 class EarlyStopping(Strict):
-    """A site ends a round's steps early, by its own validation rows: every ``every`` steps it looks at the loss there,
-    ends after ``patience`` looks without a smaller one, and goes back to the step of the smallest.
+    """A site ends a round's steps early, by its own validation rows, and goes back to the step of their smallest loss.
+
+    Attributes:
+        every: how many steps lie between two looks at the loss.
+        patience: after how many looks without a smaller loss the steps end.
     """
 
     every: int = Field(ge=1, le=1_000_000)
@@ -43,6 +46,13 @@ class TrainingSection(Strict):
     """The local steps of each site in a round.
 
     Attributes:
+        optimizer: of the local steps.
+        learning_rate: where its schedule begins.
+        batch_size: rows of a step.
+        local_steps, local_epochs: how long each round trains: steps, or passes over the training rows. One of the two.
+        optimizer_lifetime: whether the optimizer's moments live for the whole run, or for a round.
+        iterator: whether the order of rows goes on over rounds, or begins anew in each.
+        drop_last: whether a pass leaves out a last batch that is not full.
         weight_decay: where a study says none, torch's own for the optimizer: 0.01 of adamw, else 0.
         clip_norm: the largest norm of a step's gradient; a larger one is scaled down to it.
         sampling: "balanced" draws the rows of a pass with replacement, each class (or rows with an event, and without)
