@@ -15,7 +15,7 @@ from coordinator.administration import Administration
 from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.context import Context
-from coordinator.members.authority import Authority, Lifetimes, Signing
+from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.servicers import EnrolmentServicer, FederationServicer
 from coordinator.state_directory import State, split_address
 from coordinator.updates.decide import Uploads
@@ -27,6 +27,7 @@ from wardround.local.control import ControlServer
 from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
 from wardround.records.event import CertificateFork
+from wardround.records.invitation import stamp
 from wardround.signing import certificates
 from wardround.terminal import log_to_stderr
 
@@ -34,6 +35,7 @@ MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
 SPARE_WORKERS = 4  # refuse calls while all the others are taken
 GRACE_S = 5
+WARN_S = 60 * DAY_S  # before the end of what signs
 log = logging.getLogger(__name__)
 
 
@@ -72,6 +74,11 @@ class ServerIdentity:
             key = certificates.new_key()
             self._certificate = self._authority.server(self._host, key.public_key(), now, self._life_s)
             self._signing, chain = signing, self._authority.chained(self._certificate)
+            if signing.certificate.not_valid_after_utc.timestamp() < now + WARN_S:
+                log.warning(
+                    "the certificate that signs the sites' certificates ends on %s: `coordinator authority request`",
+                    stamp(signing.certificate.not_valid_after_utc),
+                )
         return grpc.ssl_server_certificate_configuration([(certificates.key_pem(key), chain)], self._authority.pem)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:

@@ -1,6 +1,6 @@
 """``coordinator``: the application, with one module for each group of its commands."""
 
-from coordinator.cli import ledgers, members, setup, studies
+from coordinator.cli import authority, ledgers, members, setup, studies
 from wardround.cli import application, run
 
 app = application("coordinator", "Invite hospitals and run the rounds of their studies.")
@@ -12,6 +12,7 @@ app.command()(members.sites)
 app.command()(members.revoke)
 app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
+app.add_typer(authority.app, name="authority")
 app.add_typer(studies.app, name="study")
 
 

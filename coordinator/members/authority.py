@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import Field
 
-from wardround.errors import BadData
+from wardround.errors import BadData, NeedsPerson
 from wardround.local.durable import make_folder, write_file
+from wardround.records.invitation import stamp
 from wardround.records.schema import Strict
 from wardround.signing import certificates, chains
 from wardround.signing.certificates import Name
@@ -136,8 +137,14 @@ class Authority:
         life_s: float,
     ) -> x509.Certificate:
         signing = self._signing
+        left_s = signing.certificate.not_valid_after_utc.timestamp() - now_s  # a leaf ends before what signed it
+        if left_s <= 0:
+            raise NeedsPerson(
+                f"the certificate that signs ended on {stamp(signing.certificate.not_valid_after_utc)}",
+                hint="`coordinator authority request`, then sign it with the root's file and `install` it",
+            )
         return (
-            dated(certificates.subject(subject), signing.certificate.subject, key, now_s, life_s)
+            dated(certificates.subject(subject), signing.certificate.subject, key, now_s, min(life_s, left_s))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
