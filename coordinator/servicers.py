@@ -113,7 +113,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
         declared = Declaration.from_message(request)
-        if declared.status == SiteStatus.WITHDRAWN:
+        if declared is None:
+            log.info("%s: site %s declares a status that this version does not know", study.name, peer.site)
+        elif declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif (declared.revision, declared.digest) != (study.revision, study.digest):
             raise BadData(

@@ -95,10 +95,11 @@ def renewals(folder: Path, *, sites: int, wanted: int, life_s: int, limit_s: flo
     lifetimes = Lifetimes(life_s=life_s, renewal_window_s=0)  # nothing but the renewal in time keeps a site in
     with served(folder, lifetimes) as coordinator:
         began = time.monotonic()
-        members = [Member(folder / f"site{number}", invite(coordinator, f"site{number}")) for number in range(sites)]
+        members: list[Member] = []
         try:
-            for member in members:
-                member.start()
+            for number in range(sites):
+                members.append(Member(folder / f"site{number}", invite(coordinator, f"site{number}")))
+                members[-1].start()
             while time.monotonic() - began < limit_s and any(member.renewed < wanted for member in members):
                 time.sleep(0.1)
         finally:
@@ -195,8 +196,8 @@ def main() -> None:
     parser.add_argument("what", choices=["renewals", "redemptions"])
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--renewals", type=int, default=100, help="of each site")
-    parser.add_argument("--life-s", type=int, default=4, help="of a certificate")
-    parser.add_argument("--limit-s", type=float, default=600)
+    parser.add_argument("--life-s", type=int, default=10, help="of a certificate")
+    parser.add_argument("--limit-s", type=float, default=1200)
     parser.add_argument("--times", type=int, default=200, help="invitations that are redeemed")
     parser.add_argument("--threads", type=int, default=64, help="that redeem each at one time")
     given = parser.parse_args()

@@ -167,7 +167,8 @@ def install(authority: Authority, bundle: bytes) -> None:
     roots = [certificate for certificate in further if chains.is_root(certificate)]
     if not chains.is_authority(intermediate) or len(roots) != 1 or not chains.is_issued_by(intermediate, roots[0]):
         raise BadData("the certificate is not an intermediate with the one root that signed it")  # 2
-    signing, above = authority.signing, (intermediate,)
+    signing = authority.signing
+    above: Chain = (intermediate, *signing.above[1:])
     if roots[0] != signing.roots[0]:
         if len(signing.roots) > 1:
             raise NeedsPerson(
@@ -179,8 +180,6 @@ def install(authority: Authority, bundle: bytes) -> None:
         durable.write_file(
             authority.folder / "certificate.pem", chains.chain_pem((roots[0], *signing.roots)), mode=0o644
         )
-    else:
-        above = (intermediate, *signing.above[1:])
     _write_service(authority.folder, key, above)
     durable.remove(path)
     authority.reload()

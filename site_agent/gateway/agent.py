@@ -40,7 +40,15 @@ from wardround.local import descriptors
 from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
 from wardround.local.rate_limit import RateLimitedLog
-from wardround.records.assignment import STOP, Assignment, Declaration, SiteStatus, StopReason
+from wardround.records.assignment import (
+    DECLINED_UNKNOWN,
+    STOP,
+    UNKNOWN,
+    Assignment,
+    Declaration,
+    SiteStatus,
+    StopReason,
+)
 from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
 from wardround.records.ledger.entries import SessionEntry
@@ -296,6 +304,13 @@ class Agent:
 
     def _do(self, work: Work) -> None:
         assignment = work.assignment
+        if assignment.kind == UNKNOWN:
+            self._log.error(
+                "round %d of `%s` asks for something that this version does not know: is the coordinator newer?",
+                assignment.round, assignment.study,
+            )  # fmt: skip
+            self._decline(assignment, DECLINED_UNKNOWN)
+            return
         try:
             if self._rounds.do(assignment, work.interrupt):
                 self._inbox.hold(assignment)

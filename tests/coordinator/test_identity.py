@@ -325,6 +325,24 @@ def test_versions_further_apart_than_one_minor_refuse_each_other(place: Place, v
         list(alpha.federation.Watch(pb.WatchRequest(agent_version=version), timeout=20))
 
 
+def test_a_newer_agents_status_and_code_are_carried_as_unknown(place: Place) -> None:
+    """One minor version further on: it declares what this version has no names for, and its round goes on at once."""
+    alpha, bravo = place.begin(sites=["alpha", "bravo"], quorum=1)
+    alpha.federation.Studies(pb.StudiesRequest(agent_version="0.2.0"), timeout=20)
+    assignment = alpha.next_assignment()
+    alpha.declare("trial", 77)
+    offer = alpha.offer("trial")
+    declined = pb.DeclareRequest(
+        study="trial", revision=offer.revision, digest=offer.digest, status=pb.DECLINED, round=assignment.round,
+        attempt=assignment.attempt, code=9999,
+    )  # fmt: skip
+    alpha.federation.Declare(declined, timeout=20)
+    status = place.until(lambda status: status["sites"]["alpha"]["state"] == "declined")
+    assert status["sites"]["alpha"]["code"] == "DECLINED_UNKNOWN"
+    bravo.answer(bravo.next_assignment())
+    place.until(lambda status: status["round"] == 2)
+
+
 # Certificates.
 
 

@@ -55,6 +55,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_RESOURCES: _ClassVar[RefusalCode]
     DECLINED_HELD: _ClassVar[RefusalCode]
     DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
+    DECLINED_UNKNOWN: _ClassVar[RefusalCode]
 
 class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -110,6 +111,7 @@ DECLINED_TRAINING_FAILED: RefusalCode
 DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
 DECLINED_BEYOND_CONSENT: RefusalCode
+DECLINED_UNKNOWN: RefusalCode
 SITE_STATUS_UNSPECIFIED: SiteStatus
 READY: SiteStatus
 WITHDRAWN: SiteStatus
