@@ -141,6 +141,7 @@ def install(
     certificate: Annotated[Path, typer.Argument(metavar="FILE", help="What `sign` wrote.")],
 ) -> None:
     """Take a new intermediate into service, and its root if that is a new one. No connection ends."""
+    refuse_no_coordinator(state)
     status = ask(state, InstallIntermediate(bundle=_read(certificate).decode(errors="replace")), AuthorityStatus)
     say(f"Another intermediate signs from now on, until {status.expires}")
     if len(status.roots) > 1:

@@ -59,14 +59,12 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One site's gateway while it runs. ``wait`` returns when it has stopped, with the reason if that is an error."""
+    """One site's gateway while it runs. ``wait`` returns when it has stopped, with the reason if that is an error.
+    ``least_renewal_s``: between two renewals of the certificate, whatever the coordinator says."""
 
     def __init__(self, state: SiteState, least_renewal_s: float = LEAST_S) -> None:
-        """``least_renewal_s``: between two renewals of the certificate, whatever the coordinator says."""
-        self._state = state
-        self._least_renewal_s = least_renewal_s
-        self._site: Site = state.site()
-        self._identity = Identity(state.identity)
+        self._state, self._least_renewal_s = state, least_renewal_s
+        self._site, self._identity = state.site(), Identity(state.identity)
         self._ledger = Ledger(state.ledger, self._identity.ledger_key())
         self._ledger.refuse_unbegun()
         self._session = open_session(self._site, self._identity)
@@ -304,13 +302,6 @@ class Agent:
 
     def _do(self, work: Work) -> None:
         assignment = work.assignment
-        if assignment.kind == UNKNOWN:
-            self._log.error(
-                "round %d of `%s` asks for something that this version does not know: is the coordinator newer?",
-                assignment.round, assignment.study,
-            )  # fmt: skip
-            self._decline(assignment, DECLINED_UNKNOWN)
-            return
         try:
             if self._rounds.do(assignment, work.interrupt):
                 self._inbox.hold(assignment)
@@ -373,9 +364,8 @@ class Agent:
         except WardroundError as error:
             if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
-            raise NeedsPerson(
-                f"the certificate cannot be renewed: {error.message}", hint=error.hint, code=error.code
-            ) from None
+            why = f"the certificate cannot be renewed: {error.message}"
+            raise NeedsPerson(why, hint=error.hint, code=error.code) from None
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the

@@ -28,10 +28,10 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
-from wardround.errors import BadData, NeedsPerson, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import durable
 from wardround.records import trainer as records
-from wardround.records.assignment import STOP, TRAIN, Assignment
+from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.files import TensorFile
 
@@ -62,6 +62,11 @@ class Rounds:
         if assignment.kind == STOP:
             self._stop(assignment, interrupt)
             return False
+        if assignment.kind == UNKNOWN:
+            raise NotPermitted(
+                "the coordinator asks for something that this version does not know", hint="is it of a newer version?",
+                code=DECLINED_UNKNOWN,
+            )  # fmt: skip
         return self._contribute(assignment, interrupt)
 
     def declined(self, assignment: Assignment, code: str) -> None:

@@ -15,6 +15,7 @@ from site_agent.gateway import requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.handoff import trainer_socket
+from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person, behind
 from wardround.errors import Unavailable, UsageProblem
@@ -43,8 +44,10 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
     """
     memory.hide()
     log_to_stderr()
-    state.site()
+    state.require_joined()
     with durable.StateLock(state.root, "site-agent run"):
+        formats.bring_forward(state.root)
+        state.site()
         state.make_folders()
         trainer = TrainerProcess(state.root, options) if with_trainer else None
         try:

@@ -12,6 +12,7 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, RefusedForGood, Unavailable, WardroundError
@@ -47,8 +48,10 @@ def handler_alone(state: SiteState) -> Iterator[tuple[CommandHandler, Interrupt]
     Raises:
         TryAgain: another process owns the state directory.
     """
-    site = state.site()
+    state.require_joined()
     with durable.StateLock(state.root, "site-agent"):
+        formats.bring_forward(state.root)
+        site = state.site()
         own = Identity(state.identity)
         ledger = Ledger(state.ledger, own.ledger_key())
         ledger.refuse_unbegun()
