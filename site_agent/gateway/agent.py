@@ -25,7 +25,7 @@ from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.setup import as_needs_person, is_fatal, open_session, why_unreachable
 from site_agent.handoff import Trainer
-from site_agent.state.directory import Consent, Offer, Site, SiteState
+from site_agent.state.directory import Consent, Offer, SiteState
 from site_agent.state.person import Person
 from wardround.errors import (
     CannotWrite,
@@ -41,9 +41,7 @@ from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import (
-    DECLINED_UNKNOWN,
     STOP,
-    UNKNOWN,
     Assignment,
     Declaration,
     SiteStatus,
