@@ -62,12 +62,20 @@ def command(program: str, *args: str | Path, stdin: str | None = None, ok: Seque
 class Service:
     """A command that runs until it is stopped. Its stderr goes to a file."""
 
-    def __init__(self, log: Path, program: str, *args: str | Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        program: str,
+        *args: str | Path,
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """``prefix``: a command that is given ours as its last words, as `strace` is."""
         self.log = log
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [str(BIN / program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                text=True, env={**os.environ, **(environment or {})},
+                [*prefix, str(BIN / program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=errors, text=True, env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -98,18 +106,20 @@ class Service:
         """SIGTERM and wait. Returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout_s)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        return self.ended(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would for the process alone."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(30)
+        self.ended(30)
+
+    def ended(self, timeout_s: float) -> int:
+        """Wait for its end, and return its exit code. Raises subprocess.TimeoutExpired: it goes on."""
+        code = self.process.wait(timeout_s)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        return code
 
 
 def free_port() -> int:

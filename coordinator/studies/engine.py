@@ -25,6 +25,7 @@ from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion, conclude
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
 from coordinator.studies.history import write_down
+from coordinator.studies.holding import Holding
 from coordinator.studies.lifecycle import (
     Action,
     Aggregate,
@@ -78,7 +79,7 @@ class Engine:
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams = Streams()
-        self._held: dict[tuple[str, str], tuple[int, int, int]] = {}  # (study, site): revision, round, attempt
+        self._holding = Holding()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._workers: ThreadPoolExecutor | None = None
         self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
@@ -148,14 +149,16 @@ class Engine:
     # What others ask. All of it runs where the studies are owned.
 
     def studies(self) -> list[Study]:
-        return self.call(lambda: sorted(self._studies.values(), key=lambda study: study.name))
+        """As they are durable now, by name. Asks nobody: a study is never changed, and its place at once."""
+        return sorted(self._studies.values(), key=lambda study: study.name)
 
     def unreadable(self) -> dict[str, str]:
         """Studies whose record here is damaged, and why; nothing can be done for them until it is restored."""
         return self.call(lambda: dict(self._unreadable))
 
     def find(self, name: str) -> Study | None:
-        return self.call(lambda: self._studies.get(name))
+        """As it is durable now. Asks nobody."""
+        return self._studies.get(name)
 
     def add(self, study: Study, write: Callable[[Session], None]) -> None:
         """A new study, or a new revision of one that has ended or never ran; its sites hear of it.
@@ -214,31 +217,18 @@ class Engine:
         self.call(act)
 
     def held(self, site: str, name: str, round_number: int, attempt: int) -> None:
-        """The site's update waits for a person there: it may still come. In memory; every connection says it again."""
+        """The site's update waits for a person there: it may still come."""
 
         def act() -> None:
-            study = self._studies[name]
-            current, asked = study.state.open_round, (study.revision, round_number, attempt)
-            if not current or (current.number, current.attempt) != asked[1:] or site not in current.unanswered:
-                return
-            if self._held.get((name, site)) != asked:  # said again, it changes nothing and nobody is told
+            if self._holding.note(self._studies[name], site, round_number, attempt):
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
-                self._held[name, site] = asked
                 self._streams.tell_followers(name)
 
         self.call(act)
 
     def holding(self, name: str) -> frozenset[str]:
         """The sites whose update of the round under way waits for a person there."""
-
-        def act() -> frozenset[str]:
-            study = self._studies[name]
-            if (current := study.state.round) is None:
-                return frozenset()
-            asked = (study.revision, current.number, current.attempt)
-            return frozenset(site for site in current.unanswered if self._held.get((name, site)) == asked)
-
-        return self.call(act)
+        return self.call(lambda: self._holding.of(self._studies[name]))
 
     def revoked(self, site: str) -> None:
         """Go on without a site in every study."""
@@ -350,7 +340,7 @@ class Engine:
             with blamed():
                 for action in actions:
                     study = write_down(session, study, action, self._wall_clock())
-                session.merge(study.row())
+                study.write(session)
         self._studies[name] = study
         with blamed():
             for action in actions:

@@ -4,8 +4,9 @@ All of it is immutable. ``coordinator.studies.lifecycle`` says how one state fol
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -60,6 +61,11 @@ class Answer:
     code: str = ""
     upload: str = ""
 
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Plain JSON, made once: a study is written down at each answer, with those that came before."""
+        return {"kind": self.kind.value, "code": self.code, "upload": self.upload}
+
 
 @dataclass(frozen=True)
 class Round:
@@ -80,6 +86,12 @@ class Round:
     @property
     def unanswered(self) -> tuple[str, ...]:
         return tuple(site for site in self.asked if site not in self.answers)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Plain JSON, made once."""
+        answers = {site: answer.document for site, answer in self.answers.items()}
+        return {**vars(self), "asked": list(self.asked), "answers": answers}
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,13 @@ class StudyState:
 
     def document(self) -> dict[str, Any]:
         """Plain JSON for the store."""
-        return {**asdict(self), "ready": sorted(self.ready), "missed": sorted(self.missed)}
+        return {
+            **vars(self),
+            "ready": sorted(self.ready),
+            "missed": sorted(self.missed),
+            "round": self.round.document if self.round else None,
+            "last": self.last.document if self.last else None,
+        }
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "StudyState":

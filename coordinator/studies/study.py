@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.models.kept import manifest_of
 from coordinator.storage import tables
-from coordinator.storage.database import Store
+from coordinator.storage.database import Store, changed
 from coordinator.studies.failures import reason_of
 from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Round, Rules, StudyState
@@ -128,13 +128,31 @@ class Study:
 
     def row(self) -> tables.Study:
         """What the store keeps of it."""
-        saved = self.saved
-        state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         return tables.Study(
             name=self.name, revision=self.revision, digest=self.digest, document=json.dumps(self.resolved.document()),
-            initial=self.initial, newest=self.newest, state=json.dumps(state), created_s=self.created_s,
-            best=json.dumps({**self.best.document(), "digest": self.best_digest}),
+            initial=self.initial, created_s=self.created_s, **self._course(),
         )  # fmt: skip
+
+    def write(self, session: Session) -> None:
+        """Write down how it goes; what is offered never changes."""
+        changed(session, _WRITE, of_name=self.name, of_revision=self.revision, **self._course())
+
+    def _course(self) -> dict[str, str]:
+        saved = self.saved
+        state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
+        best = {**self.best.document(), "digest": self.best_digest}
+        return {"newest": self.newest, "best": json.dumps(best), "state": json.dumps(state)}
+
+
+def _write() -> sa.Update:
+    table = tables.Study
+    chosen = (table.name == sa.bindparam("of_name"), table.revision == sa.bindparam("of_revision"))
+    return sa.update(table).where(*chosen).values({
+        name: sa.bindparam(name) for name in ("newest", "best", "state")
+    })  # fmt: skip
+
+
+_WRITE = _write()
 
 
 def new_study(

@@ -161,7 +161,8 @@ class Uploads:
         self._drop(site, sa.and_(tables.Upload.study == header.study, tables.Upload.id != header.upload_id))
         with self._store.write() as session:
             ledger.remember(session)
-            session.merge(upload)
+            if before is None:
+                session.add(upload)
         assert study is not None
         max_norm = study.resolved.study.max_update_norm
         reception = Reception(site, header, self._store, self._blobs, upload.received, max_norm)
@@ -225,7 +226,8 @@ class Uploads:
             raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
         head = verdict.header.ledger.head if verdict.countersigns else None
         envelope = self.receipts.sign(verdict.upload, site, refusal, head)
-        upload = session.merge(verdict.upload)
+        upload = verdict.upload
+        session.add(upload)  # or write what has changed of it since it was read
         upload.decision = ACCEPTED if refusal is None else REFUSED
         upload.code, upload.tensor = (refusal.code, refusal.tensor) if refusal else ("", "")
         upload.decided_s = self._wall_clock()

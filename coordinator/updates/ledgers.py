@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
@@ -84,9 +85,9 @@ class Judged:
         """
         if self.refusal is not None:
             return
-        table, row = tables.Site, self._row
-        same = (table.name == row.name, table.ledger_key == row.ledger_key, table.ledger_id == row.ledger_id)
-        if not changed(session, sa.update(table).where(*same).values(ledger_id=self._head.ledger_id)):
+        row, ledger_id = self._row, self._head.ledger_id
+        values = {"of_site": row.name, "its_key": row.ledger_key, "known_ledger": row.ledger_id}
+        if not changed(session, _TAKE_LEDGER, **values, of_ledger=ledger_id):
             raise TryAgain(f"site `{row.name}` has just changed its ledger here", code="TOO_BUSY")
         keep_head(session, row.name, self._head, in_receipt=False)
 
@@ -110,11 +111,35 @@ def _heads(session: Session, site: str, ledger_id: str, first: int, last: int) -
 
 def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
     """Note a head; the older ones go, but for those that a receipt names."""
+    values = {"of_site": site, "of_ledger": head.ledger_id, "after_lines": head.lines}
+    changed(session, _KEEP, **values, the_head=head.head, named=in_receipt)
+    changed(session, _FORGET_OLDER, **values)
+
+
+def _keep() -> sa.Insert:
     table = tables.LedgerHead
-    row = session.get(table, (site, head.ledger_id, head.lines))
-    if row is None:
-        row = table(site=site, ledger_id=head.ledger_id, lines=head.lines, head=head.head, in_receipt=False)
-        session.add(row)
-    row.head, row.in_receipt = head.head, row.in_receipt or in_receipt
-    older = (table.site == site, table.ledger_id == head.ledger_id, table.lines < head.lines)
-    session.execute(sa.delete(table).where(*older, table.in_receipt.is_(False)))
+    new = insert(table).values(
+        site=sa.bindparam("of_site"), ledger_id=sa.bindparam("of_ledger"), lines=sa.bindparam("after_lines"),
+        head=sa.bindparam("the_head"), in_receipt=sa.bindparam("named"),
+    )  # fmt: skip
+    kept = {"head": new.excluded.head, "in_receipt": sa.or_(table.in_receipt, new.excluded.in_receipt)}
+    return new.on_conflict_do_update(index_elements=(table.site, table.ledger_id, table.lines), set_=kept)
+
+
+def _forget_older() -> sa.Delete:
+    table = tables.LedgerHead
+    return sa.delete(table).where(
+        table.site == sa.bindparam("of_site"), table.ledger_id == sa.bindparam("of_ledger"),
+        table.lines < sa.bindparam("after_lines"), table.in_receipt.is_(False),
+    )  # fmt: skip
+
+
+def _take_ledger() -> sa.Update:
+    table = tables.Site
+    return sa.update(table).where(
+        table.name == sa.bindparam("of_site"), table.ledger_key == sa.bindparam("its_key"),
+        table.ledger_id == sa.bindparam("known_ledger"),
+    ).values(ledger_id=sa.bindparam("of_ledger"))  # fmt: skip
+
+
+_KEEP, _FORGET_OLDER, _TAKE_LEDGER = _keep(), _forget_older(), _take_ledger()

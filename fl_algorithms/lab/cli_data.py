@@ -41,6 +41,15 @@ def heart_disease(
     _say_rows(make(raw, out), out, "rows")
 
 
+@data_app.command("survival")
+def survival(out: OutOption, force: ForceOption = False) -> None:
+    """Made-up patients of six unlike hospitals, with times to death: a stand-in for a registry."""
+    from fl_algorithms.lab.made_up import survival as make
+
+    outputs.folder(out, force=force)
+    _say_rows(make(out), out, "rows")
+
+
 @data_app.command("skin")
 def skin(
     raw: Annotated[Path, _raw("skin_32.npz and skin_64.npz")],

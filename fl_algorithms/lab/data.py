@@ -108,7 +108,7 @@ def breast_cancer(out: Path) -> Made:
             held_out = round(count * BREAST_CANCER_TEST_PERCENT / 100)
             test += rows[:held_out]
             train += rows[held_out:]
-        made.append(_write_site(out, site, [*columns, "diagnosis"], _mixed(train), _mixed(test)))
+        made.append(write_site(out, site, [*columns, "diagnosis"], _mixed(train), _mixed(test)))
     return made
 
 
@@ -138,7 +138,7 @@ def heart_disease(raw: Path, out: Path) -> Made:
         held_out = _heart_test_rows([row[-1] for row in rows])
         train = [row for number, row in enumerate(rows) if number not in held_out]
         test = [row for number, row in enumerate(rows) if number in held_out]
-        made.append(_write_site(out, site, [*HEART_KEPT, "disease"], train, test))
+        made.append(write_site(out, site, [*HEART_KEPT, "disease"], train, test))
     return made
 
 
@@ -197,7 +197,7 @@ def _mixed(rows: list[Sequence[str]]) -> list[Sequence[str]]:
     return [rows[number] for number in sorted(range(len(rows)), key=lambda number: _shuffled("row", number))]
 
 
-def _write_site(
+def write_site(
     out: Path, site: str, header: Sequence[str], train: Sequence[Sequence[str]], test: Sequence[Sequence[str]]
 ) -> tuple[str, int, int]:
     folder = out / site

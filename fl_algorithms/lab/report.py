@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fl_algorithms.lab import plots, ranking, significance, tables, usefulness
+from fl_algorithms.lab import chosen, plots, ranking, significance, tables, usefulness
 from fl_algorithms.lab.markdown import Block, markdown
 from fl_algorithms.lab.plots import Picture
 from fl_algorithms.lab.results import PREFERRED, Results, load
@@ -79,6 +79,7 @@ class _Report:
         self._differences()
         self._tests()
         self._sites()
+        self._choices()
         self._tuning()
         self._matrix()
         self._protocol()
@@ -176,6 +177,17 @@ class _Report:
 
     def _sites(self) -> None:
         self._table("Site by site", tables.per_site(self.results))
+
+    def _choices(self) -> None:
+        if (choices := chosen.choices(self.results)) is None:
+            return
+        about = (
+            "On its validation rows each site chose what it uses; two names are two models that answer together. How "
+            "often, over the runs:"
+        )
+        self.blocks += [Heading("What each site chose"), Paragraph(about), choices]
+        if (worth := chosen.worth(self.results)) is not None:
+            self._table("", worth, f"{self.results.metric} of what was chosen minus that of the other checkpoints.")
 
     def _tuning(self) -> None:
         grid = tables.tuned(self.results)

@@ -1,8 +1,9 @@
 """gRPC as both sides use it: the channel's settings, errors across a connection, and versions.
 
-Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``; nothing needs a message larger than a
-study's offer or a chunk; compression stays off so that the bytes on the wire can be accounted for. A server gives a
-handshake 10 s and a connection without a call 5 min.
+Why these settings: a frozen peer is noticed only with ``ping_timeout_ms``, 30 s after its last byte; a server whose
+``min_ping_interval_without_data_ms`` is longer than a client's ``keepalive_time_ms`` throws idle clients off; nothing
+needs a message larger than a study's offer or a chunk; compression stays off so that the bytes on the wire can be
+accounted for. A server gives a handshake 10 s and a connection without a call 5 min.
 """
 
 import json
@@ -23,6 +24,7 @@ COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -35,7 +37,7 @@ SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_concurrent_streams", 32),  # on one connection
     ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]

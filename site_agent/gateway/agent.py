@@ -228,6 +228,7 @@ class Agent:
             self.commands.declare_all(connection, listed=listed)
             self._ledger.sign()
             self._was_connected = self._connected = True
+            self._session.note_connected()
             self._first_try.set()
             self._log.info("connected to the coordinator at %s", connection.address)
             self._inbox.resolve_uploads()

@@ -50,6 +50,7 @@ class Downloads:
         self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
         for tries, wait_s in enumerate(backoff(), 1):
             interrupt.check()
+            times_connected = self._session.times_connected
             try:
                 with durable.SpoolFile(path) as file:
                     if file.size() < len(header):
@@ -73,8 +74,8 @@ class Downloads:
                 interrupt.check()
                 if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
                     raise
-                log.warning("%s; trying again in %.1f s", error.message, wait_s)
-                interrupt.wait(wait_s)
+                log.warning("%s; trying again in %.1f s, or as soon as the coordinator is back", error.message, wait_s)
+                self._session.pause(wait_s, times_connected, interrupt)
         raise AssertionError("backoff never ends")
 
     def forget(self, study: str) -> None:

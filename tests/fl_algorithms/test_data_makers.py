@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_algorithms.lab.data import BREAST_CANCER, HEART_SOURCE, breast_cancer, heart_disease
+from fl_algorithms.lab.made_up import SURVIVAL, TEST_ROWS, survival
 from fl_algorithms.settings.tabular import TabularSettings
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
@@ -214,3 +215,42 @@ def test_a_missing_file_of_the_heart_disease_study_is_named(tmp_path: Path) -> N
         heart_disease(tmp_path, tmp_path / "out")
     assert caught.value.message == f"{tmp_path}: no `processed.cleveland.data`, nor in its folder `raw`"
     assert caught.value.hint == f"the four files are at {HEART_SOURCE}"
+
+
+# Survival: made up.
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("survival")
+    assert survival(out) == [(site, hospital.rows, TEST_ROWS) for site, hospital in SURVIVAL.items()]
+    return out
+
+
+def test_every_hospital_of_the_registry_has_events_and_patients_lost_from_sight(registry: Path) -> None:
+    for site in SURVIVAL:
+        for name in ("train.csv", "test.csv"):
+            events = Counter(row["died"] for row in rows_of(registry / site / name))
+            assert min(events.values()) >= 10
+            assert min(float(row["days"]) for row in rows_of(registry / site / name)) >= 1
+
+
+@pytest.mark.parametrize(("site", "higher"), [("alder", True), ("fir", False)])
+def test_the_marker_foretells_death_at_one_hospital_and_life_at_another(
+    site: str, higher: bool, registry: Path
+) -> None:
+    """Exponential times: events by days at risk, of the upper and the lower half of the marker, is the hazard."""
+    rows = rows_of(registry / site / "test.csv")
+
+    def hazard(half: list[dict[str, str]]) -> float:
+        return sum(row["died"] == "1" for row in half) / sum(float(row["days"]) for row in half)
+
+    upper, lower = ([row for row in rows if (float(row["marker"]) > 0) is side] for side in (True, False))
+    assert (hazard(upper) > 1.5 * hazard(lower)) is higher
+    assert (hazard(lower) > 1.5 * hazard(upper)) is not higher
+
+
+def test_the_registry_is_made_of_the_same_bytes_each_time(registry: Path, tmp_path: Path) -> None:
+    survival(tmp_path)
+    for site in SURVIVAL:
+        assert (tmp_path / site / "train.csv").read_bytes() == (registry / site / "train.csv").read_bytes()

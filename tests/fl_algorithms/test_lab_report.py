@@ -155,6 +155,39 @@ def test_what_the_protocol_measured_is_meant_over_the_runs(
     assert_is_mean_of(cell(made, table, "fenda", "latest", column), values)
 
 
+CHOOSING = """
+[[row]]
+name = "choosing"
+label = "Choosing"
+variant = "fedavg"
+set = ["checkpoints.alone=true", 'checkpoints.selection="hedged"']
+"""
+
+
+def test_what_each_site_chose_is_counted_and_weighed_against_what_it_did_not_choose(tmp_path: Path) -> None:
+    data = hospitals(tmp_path / "data")
+    suite = suite_file(tmp_path, HEAD.replace('"fedavg"', '"choosing"') + CHOOSING)
+    assert not compared(suite, data, tmp_path / "out", seeds=3).failed
+    report.write(tmp_path / "out", tmp_path / "made")
+    at = {seed: run(tmp_path / "out", "choosing", seed)["checkpoints"] for seed in SEEDS}
+    for kind in ("alone", "best_global"):
+        differences = [
+            sum(sites[site]["selected"]["score"] - sites[site][kind]["score"] for site in SITES) / 2
+            for sites in at.values()
+        ]
+        assert_is_mean_of(cell(tmp_path / "made", "selection", "choosing", kind, "mean: selected minus"), differences)
+        at_birch = [sites["birch"]["selected"]["score"] - sites["birch"][kind]["score"] for sites in at.values()]
+        assert_is_mean_of(cell(tmp_path / "made", "selection", "choosing", kind, "birch: selected minus"), at_birch)
+    names = [sites[site]["selected"]["why"].split(":")[0] for sites in at.values() for site in SITES]
+    said = (tmp_path / "made" / "report.md").read_text()
+    for name in set(names):
+        assert f"| Choosing | {name} | {names.count(name)} |" in said
+
+
+def test_a_report_of_rows_without_a_choice_does_not_speak_of_one(made: Path) -> None:
+    assert "What each site chose" not in (made / "report.md").read_text()
+
+
 def test_scores_csv_holds_every_defined_score_once(made: Path, compared_once: Path) -> None:
     found = {
         (line["row"], int(line["seed"]), line["site"], line["checkpoint"], line["metric"]): line

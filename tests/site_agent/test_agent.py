@@ -1,18 +1,24 @@
 """The gateway through whole rounds, with a line that breaks, a coordinator that misbehaves and a trainer that lies."""
 
+import itertools
 import json
 import threading
 import time
+from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
+from site_agent.gateway import downloads
 from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.connection.upload import ChangedOnTheWay
 from site_agent.gateway.consent.rows import study_rows
+from site_agent.gateway.exit import egress
 from site_agent.state.directory import study_state
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
@@ -123,6 +129,39 @@ def test_a_broken_upload_goes_on_where_it_broke(world: SiteWorld) -> None:
     assert (again["upload_id"], again["try"], again["payload_bytes"]) == (upload["upload_id"], 2, SIZE)
     assert 1000 <= again["sent"] <= SIZE
     assert world.verdict().resends == 1
+
+
+@pytest.mark.parametrize("way", [egress, downloads], ids=["an upload", "a download"])
+def test_a_pause_ends_as_soon_as_the_coordinator_is_back(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch, way: ModuleType
+) -> None:
+    """However long it was to be."""
+    world.ready()
+    monkeypatch.setattr(way, "backoff", lambda: itertools.repeat(600.0))
+    setattr(world.coordinator, "break_upload_at" if way is egress else "break_download_at", 10)
+    paused = threading.Event()
+    pause = Session.pause
+
+    def noted(*given: Any) -> None:
+        paused.set()
+        pause(*given)
+
+    monkeypatch.setattr(Session, "pause", noted)
+    world.coordinator.assign(STUDY, 1)
+    assert paused.wait(20)
+    world.coordinator.stop()
+    world.coordinator.start()
+    world.coordinator.wait_receipts(1)
+
+
+def test_a_pause_ends_when_the_work_is_called_off() -> None:
+    session, interrupt = Session(lambda meter: Mock(bytes_up=0)), Interrupt()
+    threading.Timer(0.1, interrupt.throw).start()
+    with pytest.raises(Interrupted):
+        session.pause(600, session.times_connected, interrupt)
+    before = session.times_connected
+    session.note_connected()  # while the call was failing
+    session.pause(600, before, Interrupt())
 
 
 def test_a_line_that_is_down_writes_nothing_into_the_ledger(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,12 @@
 """Errors across the line, versions, messages."""
 
 import ast
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -290,3 +294,52 @@ def test_a_reply_is_no_longer_than_its_method_needs(method: str, most: int) -> N
             call(b"", timeout=20)
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     server.stop(0)
+
+
+def quicker(options: list[tuple[str, Any]], times: int) -> list[tuple[str, Any]]:
+    """The same settings of pings with each time divided."""
+    return [(name, value // times if "ping" in name or "keepalive_time" in name else value) for name, value in options]
+
+
+@contextmanager
+def held_call(options: list[tuple[str, Any]]) -> Iterator[Any]:
+    """A call on which nothing is said, from a client that pings each second to a server that only answers."""
+    gate = threading.Event()
+
+    def silent(messages: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"begun"
+        gate.wait(60)
+
+    others = [option for option in options if option[0] != "grpc.keepalive_time_ms"]  # else the two take turns
+    server = grpc.server(ThreadPoolExecutor(1), options=[*quicker(others, 20), ("grpc.http2.max_ping_strikes", 1)])
+    handler = grpc.method_handlers_generic_handler("s", {"m": grpc.stream_stream_rpc_method_handler(silent)})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", quicker(rpc.CHANNEL_OPTIONS, 20)) as channel:
+        call = channel.stream_stream("/s/m")(iter(()))
+        try:
+            assert next(call) == b"begun"
+            yield call
+        finally:
+            gate.set()
+            server.stop(0).wait(20)
+
+
+def test_an_agent_that_waits_for_work_is_not_thrown_off_for_its_pings() -> None:
+    """Under another name of the server's setting every connection on which nothing was said ended after some minutes,
+    with GOAWAY too_many_pings: gRPC passes over a setting that it does not know."""
+    strict = [option for option in rpc.SERVER_OPTIONS if "min_ping_interval" not in option[0]]
+    with held_call(rpc.SERVER_OPTIONS) as ours, held_call(strict) as other:
+        with pytest.raises(grpc.RpcError, match="Too many pings"):
+            next(other)
+        assert ours.is_active()
+
+
+def test_a_frozen_peer_is_noticed_within_35_seconds_by_either_side() -> None:
+    for options in map(dict, (rpc.CHANNEL_OPTIONS, rpc.SERVER_OPTIONS)):
+        noticed = options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"]
+        assert noticed <= 35_000
+        assert options["grpc.http2.ping_timeout_ms"] <= options["grpc.keepalive_timeout_ms"]
+    least = dict(rpc.SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"]
+    assert 2 * least <= dict(rpc.CHANNEL_OPTIONS)["grpc.keepalive_time_ms"]

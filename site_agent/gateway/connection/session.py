@@ -1,10 +1,11 @@
-"""The connection in use, which is replaced when the certificate is."""
+"""The connection in use, which is replaced when the certificate is; and the pause before a call is tried again."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from site_agent.gateway.connection.client import Connection
+from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
 
 
@@ -24,6 +25,8 @@ class Session:
         self._current = connect(self.meter)
         self._users: dict[Connection, int] = {self._current: 0}
         self._bytes_up = 0
+        self._change = threading.Condition()
+        self._times_connected = 0
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
@@ -45,6 +48,34 @@ class Session:
             self._users[fresh] = 0
             self._current = fresh
         self._close_unused()
+
+    @property
+    def times_connected(self) -> int:
+        """How often the coordinator was reached anew."""
+        return self._times_connected
+
+    def note_connected(self) -> None:
+        """The coordinator was reached anew: whoever pauses goes on at once."""
+        with self._change:
+            self._times_connected += 1
+            self._change.notify_all()
+
+    def pause(self, seconds: float, times_connected: int, interrupt: Interrupt) -> None:
+        """Wait before a call is tried again, or until the coordinator was reached anew.
+
+        Args:
+            times_connected: what it was when the call that failed began.
+
+        Raises:
+            Interrupted: the work was called off.
+        """
+        with interrupt.ending(self._wake), self._change:
+            self._change.wait_for(lambda: interrupt.thrown or self._times_connected != times_connected, seconds)
+        interrupt.check()
+
+    def _wake(self) -> None:
+        with self._change:
+            self._change.notify_all()
 
     def is_current(self, connection: Connection) -> bool:
         """Whether new calls would go this way. Once ``replace`` has returned, the old one is not."""

@@ -158,6 +158,7 @@ def send(
     sent = None if upload.line_spent else UploadTry()
     for tries, wait_s in enumerate(backoff(), 1):
         interrupt.check()
+        times_connected = session.times_connected
         if sent is None or sent.answered:
             _record_resend(header, sent, ledger, policy, consent)
         sent = UploadTry()
@@ -171,8 +172,8 @@ def send(
             interrupt.check()
             if error.code == refusals.TROUBLE and tries >= TRIES_IN_TROUBLE:
                 raise  # it stays unresolved, and is asked about with the next connection
-            log.warning("%s; trying again in %.1f s", error.message, wait_s)
-            interrupt.wait(wait_s)
+            log.warning("%s; trying again in %.1f s, or as soon as the coordinator is back", error.message, wait_s)
+            session.pause(wait_s, times_connected, interrupt)
     raise AssertionError("backoff never ends")
 
 
