@@ -159,6 +159,8 @@ class SiteStatus(Answer):
         rounds_contributed: the rounds whose model has its update in it.
         rounds_left_out: the rounds in which its update was accepted, and the model was made without it.
         rounds_capped: the rounds in which its update counted for less than its rows.
+        rounds_late: the rounds in which it was asked and did not answer in time.
+        always_late: it was late in each of the last three rounds in which it was asked.
     """
 
     state: str
@@ -167,6 +169,8 @@ class SiteStatus(Answer):
     rounds_contributed: tuple[int, ...]
     rounds_left_out: tuple[int, ...]
     rounds_capped: tuple[int, ...]
+    rounds_late: tuple[int, ...] = ()
+    always_late: bool = False
 
 
 class StudyStatus(Answer):
@@ -174,6 +178,7 @@ class StudyStatus(Answer):
 
     Attributes:
         why: why it paused, "" otherwise.
+        deadline: of the round that is open (UTC).
         incomplete: of a finished study, the sites that are not in every round.
     """
 
@@ -191,6 +196,7 @@ class StudyStatus(Answer):
     best: BestRound | None
     sites: Mapping[str, SiteStatus]
     incomplete: tuple[str, ...]
+    deadline: str | None = None
 
 
 class SiteFit(Answer):

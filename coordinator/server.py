@@ -115,6 +115,7 @@ class Coordinator:
         self.administration = Administration(
             context, after_revoke=self._after_revoke, undecided=self.uploads.receptions.judging
         )
+        context.engine.arriving = self.uploads.receptions.arriving
         context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)

@@ -63,6 +63,7 @@ class Engine:
             An error in one study pauses that study, and nothing else.
         wall_clock: Unix time, for the record. monotonic: a clock that does not jump, for deadlines.
         plugins: whose code may run here beside ours.
+        arriving: (study, round, attempt, site) of the updates that are being received; whoever receives them sets it.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Engine:
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams = Streams()
+        self.arriving: Callable[[], frozenset[tuple[str, int, int, str]]] = frozenset
         self._holding = Holding()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._workers: ThreadPoolExecutor | None = None
@@ -327,7 +329,7 @@ class Engine:
 
     def _step(self, name: str, event: Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
         before = self._studies[name]
-        now = Now(self._monotonic(), frozenset(self._streams))
+        now = Now(self._monotonic(), frozenset(self._streams), self._arriving_for(before))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
         if state is before.state and write is None:
@@ -348,6 +350,13 @@ class Engine:
             cleanup.forget(self._blobs, before, study, self._studies.values())
         self._streams.tell_followers(name)
         return result
+
+    def _arriving_for(self, study: Study) -> frozenset[str]:
+        """The sites whose update of the attempt under way is being received."""
+        if (current := study.state.open_round) is None or not study.rules.finish_late:
+            return frozenset()
+        under_way = (study.name, current.number, current.attempt)
+        return frozenset(site for *attempt, site in self.arriving() if tuple(attempt) == under_way)
 
     def _act(self, study: Study, action: Action) -> None:
         match action:
