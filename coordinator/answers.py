@@ -161,6 +161,8 @@ class SiteStatus(Answer):
         rounds_capped: the rounds in which its update counted for less than its rows.
         rounds_late: the rounds in which it was asked and did not answer in time.
         always_late: it was late in each of the last three rounds in which it was asked.
+        expected: when it expects to have trained the open round (UTC), as it says; None where it has not said.
+        expects_to_be_late: that is after the round's deadline.
     """
 
     state: str
@@ -171,6 +173,8 @@ class SiteStatus(Answer):
     rounds_capped: tuple[int, ...]
     rounds_late: tuple[int, ...] = ()
     always_late: bool = False
+    expected: str | None = None
+    expects_to_be_late: bool = False
 
 
 class StudyStatus(Answer):

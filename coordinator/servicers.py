@@ -20,6 +20,7 @@ from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
+from coordinator.studies.lifecycle import Expected
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
@@ -130,6 +131,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 fits.note(session, study, peer.site, declared, int(time.time()))
         elif declared.status == SiteStatus.HELD:
             self._engine.held(peer.site, study.name, declared.round, declared.attempt)
+        elif declared.status == SiteStatus.TRAINING:
+            expected = Expected(peer.site, declared.round, declared.attempt, declared.estimate_s)
+            self._engine.happened(study.name, expected)
         else:
             self._engine.declined(peer.site, study.name, declared.round, declared.attempt, declared.code)
         return pb.DeclareReply()

@@ -34,6 +34,8 @@ def print_status(status: StudyStatus) -> None:
             print(f"counted for less than its rows: {name} in {_rounds(site.rounds_capped)}")
         if site.rounds_late:
             print(f"did not answer in time: {name} in {_rounds(site.rounds_late)}")
+        if site.expects_to_be_late:
+            print(f"expects to be late: {name}, which expects to have trained at {site.expected}")
         if site.always_late:
             print(
                 f"always late: {name}, in each of its last rounds; ask its people why, and give rounds more time "

@@ -59,6 +59,16 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """A site that trains says how long it will still take."""
+
+    site: str
+    round_number: int
+    attempt: int
+    left_s: float
+
+
+@dataclass(frozen=True)
 class Start:
     pass
 
@@ -104,7 +114,7 @@ class Restarted:
     start_left_s: float
 
 
-Event = Ready | Gone | Answered | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
+Event = Ready | Gone | Answered | Expected | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,10 @@ def _recorded(state: StudyState, rules: Rules, event: Event, now: Now, actions: 
             return state
         case Answered(site, answer) if state.round and not state.aggregating:
             return _answered(_measured(state, site, answer, now), site, answer)
+        case Expected() if current := state.open_round:
+            if (current.number, current.attempt) == (event.round_number, event.attempt):
+                expecting = _expecting(current, rules, event, now)
+                return state if expecting is current else replace(state, round=expecting)
         case Start() if state.phase in (Phase.CREATED, Phase.PAUSED):
             start_by = now.time + rules.start_deadline_s
             return replace(state, phase=Phase.WAITING, start_by=start_by, tries=0, why="")
@@ -267,6 +281,18 @@ def _patience_s(state: StudyState, rules: Rules, asked: frozenset[str], *, again
     return min(max(wanted_s, LEAST_S), rules.round_deadline_s)
 
 
+def _expecting(current: Round, rules: Rules, event: Expected, now: Now) -> Round:
+    """Where deadlines follow what the sites need, a round waits twice as long as a site says, within its time."""
+    known = current.expected.get(event.site, 0.0)
+    if event.site not in current.unanswered or abs(now.time + event.left_s - known) < LEAST_S:
+        return current
+    expected = {**current.expected, event.site: now.time + event.left_s}
+    deadline = current.deadline
+    if rules.measured:
+        deadline = max(deadline, min(now.time + 2 * event.left_s, current.opened + rules.round_deadline_s))
+    return replace(current, expected=expected, deadline=deadline)
+
+
 def _measured(state: StudyState, site: str, answer: Answer, now: Now) -> StudyState:
     """Remember how long an accepted update took."""
     assert state.round
@@ -338,4 +364,6 @@ def _restarted(state: StudyState, rules: Rules, event: Restarted, now: Now, acti
         return state
     deadline = left(event.round_left_s, rules.round_deadline_s)
     opened = deadline - (state.round.deadline - state.round.opened)
-    return replace(state, round=replace(state.round, deadline=deadline, opened=opened))
+    later = opened - state.round.opened
+    expected = {site: time + later for site, time in state.round.expected.items()}
+    return replace(state, round=replace(state.round, deadline=deadline, opened=opened, expected=expected))

@@ -49,6 +49,8 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     made = accounts(session, study)
     left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
     capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
+    current = state.open_round
+    expected = {site: at for site, at in current.expected.items() if site in current.unanswered} if current else {}
     late = late_rounds(rounds_of(session, study))
     shown = state.round or state.last
     present = state.round.number if state.round else max(state.models, state.last.number if state.last else 0)
@@ -77,20 +79,21 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
                 rounds_capped=tuple(capped[site]),
                 rounds_late=tuple(number for number, missed in late.get(site, {}).items() if missed),
                 always_late=is_always_late(late.get(site, {})),
+                expected=_wall_clock(study, expected.get(site)),
+                expects_to_be_late=expected.get(site, 0.0) > (current.deadline if current else 0.0),
             )
             for site in study.rules.sites
         },
         incomplete=incomplete(study, contributed),
-        deadline=_deadline(study),
+        deadline=_wall_clock(study, current.deadline if current else None),
     )
 
 
-def _deadline(study: Study) -> str | None:
-    """When the open round ends at the latest, by the wall clock."""
-    current = study.state.open_round
-    if current is None or study.state.phase != Phase.RUNNING:
+def _wall_clock(study: Study, monotonic: float | None) -> str | None:
+    """A time of the engine's clock as people read it."""
+    if monotonic is None:
         return None
-    return tables.utc_text(study.saved.wall_clock + current.deadline - study.saved.monotonic)
+    return tables.utc_text(study.saved.wall_clock + monotonic - study.saved.monotonic)
 
 
 def full(

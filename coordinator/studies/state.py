@@ -76,7 +76,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Round:
-    """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors."""
+    """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors.
+
+    ``expected``: when a site that trains expects to be done, as it says.
+    """
 
     number: int
     attempt: int
@@ -85,6 +88,7 @@ class Round:
     deadline: float
     closing: bool = False
     opened: float = field(default=0.0, compare=False)
+    expected: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def accepted(self) -> tuple[str, ...]:

@@ -94,7 +94,9 @@ def _words(entry: Entry) -> str:
             return _receipt_words(entry)
         case DeclareEntry():
             counted = f", {entry.num_examples} rows" if entry.num_examples is not None else ""
-            return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip() + counted + _by_words(entry.by)
+            expected = f" for {entry.estimate_s} s" if entry.estimate_s else ""
+            said = f"{entry.study} {entry.standing} {entry.code or ''}".rstrip()
+            return said + counted + expected + _by_words(entry.by)
         case ConsentEntry():
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""

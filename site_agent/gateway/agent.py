@@ -67,7 +67,8 @@ class Agent:
         self._ledger.refuse_unbegun()
         self._session = open_session(self._site, self._identity)
         self.commands = CommandHandler(state, self._site, self._ledger, self._session)
-        self._rounds = Rounds(state, self._site, self._session, self._ledger, Trainer(state.root))
+        trainer = Trainer(state.root)
+        self._rounds = Rounds(state, self._site, self._session, self._ledger, trainer, self._declare)
         self._log = RateLimitedLog(log)
         self._stopping = Interrupt()
         self.stopped = Latch()
@@ -333,11 +334,10 @@ class Agent:
             self._log.error("%s; `status` will not say that round %d was declined", error.message, assignment.round)
         self._declare(assignment, SiteStatus.DECLINED, code)
 
-    def _declare(self, assignment: Assignment, status: SiteStatus, code: str = "") -> None:
+    def _declare(self, assignment: Assignment, status: SiteStatus, code: str = "", estimate_s: int = 0) -> None:
         """Declare where this site stands with one assignment. A coordinator that cannot be reached asks again."""
-        declaration = Declaration(
-            assignment.study, assignment.revision, assignment.digest, status, assignment.round, assignment.attempt, code
-        )
+        study = (assignment.study, assignment.revision, assignment.digest)
+        declaration = Declaration(*study, status, assignment.round, assignment.attempt, code, estimate_s=estimate_s)
         try:
             with self._session.use() as connection:
                 self.commands.declare(connection, declaration, often=True)

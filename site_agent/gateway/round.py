@@ -13,6 +13,7 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.downloads import Downloads
+from site_agent.gateway.estimate import Estimate
 from site_agent.gateway.exit import egress, receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
@@ -31,7 +33,7 @@ from site_agent.state.directory import Consent, Journal, Site, SiteState, now_te
 from wardround.errors import BadData, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import durable
 from wardround.records import trainer as records
-from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment
+from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.files import TensorFile
 
@@ -42,8 +44,18 @@ log = logging.getLogger(__name__)
 class Rounds:
     """Does assignments for one site, one at a time, in one thread."""
 
-    def __init__(self, state: SiteState, site: Site, session: Session, ledger: Ledger, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        state: SiteState,
+        site: Site,
+        session: Session,
+        ledger: Ledger,
+        trainer: Trainer,
+        declare: Callable[..., object],
+    ) -> None:
+        """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
+        self._declare = declare
         self._site = site
         self._session = session
         self._ledger = ledger
@@ -233,6 +245,7 @@ class Rounds:
         journal.phase = "training"
         self._state.save_journal(journal)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
+        estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
         with interrupt.ending(self._abort):
             try:
                 form = records.Train if assignment.kind == TRAIN else records.Validate
@@ -240,7 +253,7 @@ class Rounds:
                     study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
                     site=self._site.site, data=_approved(consent), round=assignment.round, base=base,
                     base_digest=assignment.base.digest,
-                ))  # fmt: skip
+                ), estimate.note)  # fmt: skip
             except WardroundError:
                 interrupt.check()  # it was ended from here
                 raise
@@ -323,10 +336,12 @@ class Rounds:
         if best is not None:
             self._staging.remove(best.file)
 
-    def _ask(self, request: records.Request[Answer]) -> Answer:
+    def _ask(
+        self, request: records.Request[Answer], progress: Callable[[records.Progress], None] | None = None
+    ) -> Answer:
         """Ask the trainer; when it cannot be reached, that is its failure, not the coordinator's."""
         try:
-            return self._trainer.ask(request)
+            return self._trainer.ask(request, progress)
         except Unavailable as error:
             raise NeedsPerson(
                 f"the trainer does not answer: {error.message}",

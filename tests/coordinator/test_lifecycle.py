@@ -15,6 +15,7 @@ from coordinator.studies.lifecycle import (
     Clock,
     Closed,
     Event,
+    Expected,
     Gone,
     Halted,
     Now,
@@ -472,3 +473,33 @@ def test_after_a_restart_a_round_opened_as_long_before_its_deadline_as_before() 
     assert state.round is not None
     assert state.round.deadline == 5380
     assert state.round.deadline - state.round.opened == 400
+
+
+def test_what_a_site_expects_moves_a_measured_deadline_within_the_studys_time() -> None:
+    story = two_rounds(100)
+    opened = story.time
+    story.happens(Expected("b", 3, 1, 600))
+    assert story.round.deadline == opened + 1200
+    story.happens(Expected("b", 3, 1, 9000))
+    assert story.round.deadline == opened + 3600
+    assert story.round.expected == {"b": opened + 9000}
+
+
+def test_what_a_site_expects_moves_no_fixed_deadline_and_is_kept_for_the_operator() -> None:
+    story = Story().begins().happens(Expected("b", 1, 1, 600))
+    assert story.round.deadline == 100
+    assert story.round.expected == {"b": 600}
+
+
+@pytest.mark.parametrize("event", [Expected("b", 1, 2, 600), Expected("b", 2, 1, 600), Expected("a", 1, 1, 600)])
+def test_an_expectation_of_another_attempt_or_after_an_answer_changes_nothing(event: Expected) -> None:
+    story = Story().begins().accepts("a")
+    before = story.state
+    assert story.happens(event).state is before
+
+
+def test_the_same_expectation_again_changes_nothing() -> None:
+    story = Story().begins().happens(Expected("b", 1, 1, 600))
+    before = story.state
+    story.time = 10
+    assert story.happens(Expected("b", 1, 1, 600)).state is before

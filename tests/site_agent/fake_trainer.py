@@ -60,6 +60,7 @@ class FakeTrainer:
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
         self.says: Any = None  # instead of any answer
+        self.progress: list[Any] = []  # what a round's training tells on its way
         self.honest = True  # else its failures have codes that are not its own
         self.asked: list[dict[str, Any]] = []
         self.bases: list[str] = []
@@ -91,6 +92,8 @@ class FakeTrainer:
             self.changed.notify_all()
         if self.says is not None:
             return self.says
+        for step in self.progress if request["command"] == "train" else ():
+            progress(step.model_dump())
         try:
             return getattr(self, "_" + request["command"])(request)
         except WardroundError as error:

@@ -135,14 +135,16 @@ class SiteStatus(StrEnum):
     HELD = "held"  # this one round and attempt waits for a person there; an update may still come
     FITS = "fits"  # before anybody approves: its data is what the study reads
     DOES_NOT_FIT = "does_not_fit"
+    TRAINING = "training"  # this one round and attempt is under way
 
 
 @dataclass(frozen=True)
 class Declaration:
     """A site's word on where it stands. ``digest`` (hex) is of the study that it approved, or looked at.
 
-    ``round`` and ``attempt`` are those of ``DECLINED`` and ``HELD``, ``code`` (one of ``DECLINE_CODES``) that of
-    ``DECLINED``; ``rows`` is that of ``FITS``, in the form of the study's counts.
+    ``round`` and ``attempt`` are those of ``DECLINED``, ``HELD`` and ``TRAINING``, ``code`` (one of ``DECLINE_CODES``)
+    that of ``DECLINED``; ``rows`` is that of ``FITS``, in the form of the study's counts; ``estimate_s`` that of
+    ``TRAINING``, the seconds until it ends.
     """
 
     study: str
@@ -153,6 +155,7 @@ class Declaration:
     attempt: int = 0
     code: str = ""
     rows: int = 0
+    estimate_s: int = 0
 
     @classmethod
     def from_message(cls, message: pb.DeclareRequest) -> "Declaration | None":
@@ -172,12 +175,14 @@ class Declaration:
         return cls(
             message.study, message.revision, message.digest.hex(), status, message.round, message.attempt,
             code if status == SiteStatus.DECLINED else "", message.rows if status == SiteStatus.FITS else 0,
+            message.estimate_s if status == SiteStatus.TRAINING else 0,
         )  # fmt: skip
 
     def to_message(self) -> pb.DeclareRequest:
         return pb.DeclareRequest(
             study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), status=self.status.upper(),
             round=self.round, attempt=self.attempt, code=self.code or "REFUSAL_UNSPECIFIED", rows=self.rows,
+            estimate_s=self.estimate_s,
         )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HELD: _ClassVar[SiteStatus]
     FITS: _ClassVar[SiteStatus]
     DOES_NOT_FIT: _ClassVar[SiteStatus]
+    TRAINING: _ClassVar[SiteStatus]
 REFUSAL_UNSPECIFIED: RefusalCode
 VERSION_UNSUPPORTED: RefusalCode
 CERTIFICATE_PROFILE: RefusalCode
@@ -119,6 +120,7 @@ DECLINED: SiteStatus
 HELD: SiteStatus
 FITS: SiteStatus
 DOES_NOT_FIT: SiteStatus
+TRAINING: SiteStatus
 
 class StudiesRequest(_message.Message):
     __slots__ = ("agent_version", "after")
@@ -155,7 +157,7 @@ class StudyOffer(_message.Message):
     def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., document: _Optional[bytes] = ..., initial_model: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class DeclareRequest(_message.Message):
-    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code", "rows")
+    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code", "rows", "estimate_s")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class DeclareRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_S_FIELD_NUMBER: _ClassVar[int]
     study: str
     revision: int
     digest: bytes
@@ -172,7 +175,8 @@ class DeclareRequest(_message.Message):
     attempt: int
     code: RefusalCode
     rows: int
-    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ..., rows: _Optional[int] = ...) -> None: ...
+    estimate_s: int
+    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ..., rows: _Optional[int] = ..., estimate_s: _Optional[int] = ...) -> None: ...
 
 class DeclareReply(_message.Message):
     __slots__ = ()
