@@ -54,7 +54,8 @@ CITED = forms("ledger_id", "lines", "head")
 ENVELOPE = forms("payload_type payload keyid signature")
 FORM_OF = forms(
     "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind",
-    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out",
+    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out"
+    " estimate_s",
     "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
     metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
     plugins=[forms("name version")],
