@@ -19,7 +19,7 @@ MOST_S = 30 * 86400
 class Estimate:
     """From a round's progress. ``tell`` gets the seconds that are left."""
 
-    def __init__(self, tell: Callable[[int], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tell: Callable[[int], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._clock = clock
         self._began = clock()

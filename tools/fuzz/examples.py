@@ -347,7 +347,7 @@ class CoordinatorWorld:
         uploads.ledgers._pages._times.clear()
         uploads.ledgers._turns.clear()
         engine._streams._of_sites.clear()
-        engine._held.clear()
+        engine._holding._said.clear()
         engine._later.clear()
         engine._streams._followers.clear()
 
