@@ -37,11 +37,12 @@ OF_A_STUDY = (
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
-    requests.CreateStudy, *OF_A_STUDY,
+    requests.CreateStudy, requests.ShowAuthority, requests.LeaveRoot, requests.RequestIntermediate,
+    requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
-    StudyStatus, StudyReport, answers.StudyFits,
+    StudyStatus, StudyReport, answers.StudyFits, answers.AuthorityStatus, answers.IntermediateRequested,
 )  # fmt: skip
 
 
