@@ -3,16 +3,15 @@
 ``Administration`` takes a record of ``coordinator.requests`` and gives one of ``coordinator.answers``.
 """
 
-import os
 import re
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import authority_commands, requests
+from coordinator import authority_commands, backups, creation, requests
 from coordinator.answers import (
     Answer,
     InvitationMade,
@@ -23,34 +22,32 @@ from coordinator.answers import (
     SiteRow,
     StudyCreated,
     StudyFits,
+    StudyList,
+    StudyRenewed,
     StudyReport,
+    StudyRow,
     StudyStatus,
 )
 from coordinator.context import Context
-from coordinator.models import public_data as public_data_sets
-from coordinator.models.aggregation import begin
-from coordinator.models.kept import add_model
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
 from coordinator.studies import fits, report
 from coordinator.studies.lifecycle import Start, Stop
-from coordinator.studies.plugins import admit_allowed
+from coordinator.studies.renewal import renewed
 from coordinator.studies.state import ENDED, Phase
-from coordinator.studies.study import Study, new_study
-from coordinator.updates.admission import values_refusal
+from coordinator.studies.study import Study, archived_studies
 from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
 from fl_algorithms.study import ResolvedStudy
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, Unavailable
-from wardround.records.messages import manifest_most_bytes
 from wardround.records.study import StudyFile
 from wardround.signing.dsse import Envelope, fingerprint
-from wardround.tensors.files import TensorFile
-from wardround.tensors.manifests import Manifest
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledger's lines and metrics beside it
+REST = 20  # times as long as one status took, a follower waits for the next: following costs a twentieth at most
+MAX_REST_S = 1.0
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 Progress = Callable[[Envelope | StudyStatus], None]
 
@@ -113,6 +110,14 @@ class Administration:
                 return self.start(request.study)
             case requests.StopStudy():
                 return self.stop(request.study)
+            case requests.RenewStudy():
+                return self.renew(request.study)
+            case requests.ArchiveStudy():
+                return self.archive(request.study)
+            case requests.ListStudies():
+                return self.list_studies(archived=request.archived)
+            case requests.MakeSnapshot():
+                return backups.snapshot(self._context)
             case requests.ShowStatus():
                 return self.status(request.study)
             case requests.ShowFits():
@@ -168,7 +173,8 @@ class Administration:
     def revoke(self, site: str) -> Revoked:
         """Refuse a site from its next call on, end its calls under way, and let its studies go on without it."""
         was_enrolled = self._context.enrolment.revoke(site)
-        self._engine.revoked(site)
+        for study in self._engine.studies():
+            self._engine.gone(site, study.name, "SITE_REVOKED")
         self._after_revoke(site)
         return Revoked(site=site, was_enrolled=was_enrolled)
 
@@ -220,71 +226,27 @@ class Administration:
     # Studies.
 
     def create(self, document: Mapping[str, object], initial: str, public_data: str | None = None) -> StudyCreated:
-        """Offer a resolved study to its sites. With exactly the content that is known here, nothing changes.
-
-        Args:
-            initial: path of the initial shared tensors, a safetensors file.
-            public_data: path of the public data set, where the coordinator distills on it.
-
-        Raises:
-            NeedsPerson: a study of that name goes on.
-            NotPermitted: a plug-in would run here that the configuration does not allow.
-            BadData: the document is no study, the tensors are not finite float32, what distilling needs is missing, or
-                a plug-in that would run here is not installed.
-        """
+        """Offer a resolved study to its sites. See ``creation.create``."""
         file = ResolvedStudy(StudyFile.from_document(document))
-        admit_allowed(file, self._context.config.plugins)
-        public_data_sets.prepare(file, self._context.blobs, None if public_data is None else Path(public_data))
-        with TensorFile(Path(initial)) as tensors:
-            _refuse_unusable(tensors)
-            digest = file.digest(tensors.manifest().digest())
-            present = self._known(file.study.name)
-            if present and present.digest == digest:
-                return self._created(present, new=False)
-            if present and present.state.phase in RUNS:
-                raise NeedsPerson(
-                    f"study `{present.name}` is {present.state.phase}, and this is another revision of it",
-                    hint=f"`coordinator study stop {present.name}` first; the sites must approve the new revision",
-                )
-            manifest = self._context.blobs.keep_model(tensors, f"initial-{file.study.name}-{os.getpid()}")
-        revision = present.revision + 1 if present else 1
-        return self._created(self._add(file, manifest, revision), new=True)
-
-    def _add(self, file: ResolvedStudy, manifest: Manifest, revision: int) -> Study:
-        now = int(self._context.wall_clock())
-        study = new_study(file, manifest, revision, now, self._context.config.plugins)
-        kept = begin(self._context.blobs, study.aggregator, manifest, f"kept-{study.name}-{os.getpid()}")
-        study = replace(study, newest=kept.digest())
-
-        def write(session: Session) -> None:
-            for model in (manifest, kept):
-                add_model(session, model, now)
-
-        self._engine.add(study, write)
-        return study
-
-    def _created(self, study: Study, *, new: bool) -> StudyCreated:
-        with self._store.read() as session:
-            known = set(session.scalars(sa.select(tables.Site.name).where(tables.Site.revoked_s.is_(None))))
-        return StudyCreated(
-            id=study.name, revision=study.revision, study_digest=study.digest, initial_digest=study.initial,
-            bytes_per_round=study.bytes_per_update, new=new,
-            not_enrolled=tuple(site for site in study.rules.sites if site not in known),
-        )  # fmt: skip
+        self._known(file.study.name)
+        return creation.create(self._context, file, Path(initial), None if public_data is None else Path(public_data))
 
     def start(self, study: str) -> StudyStatus:
         """Start a study, or continue a paused one.
 
         Raises:
             NeedsPerson: it has ended.
+            DamagedModel: its newest model is damaged.
         """
-        phase = self._study(study).state.phase
+        present = self._study(study)
+        phase = present.state.phase
         if phase in ENDED:
             raise NeedsPerson(
                 f"study `{study}` is {phase}: it cannot be started again",
                 hint="change the study file (a new title is enough) and create it as a new revision",
             )
         if phase in (Phase.CREATED, Phase.PAUSED):
+            self._context.blobs.whole_model(present.newest, again=True)
             self._engine.happened(study, Start())
         return self.status(study)
 
@@ -294,9 +256,60 @@ class Administration:
             self._engine.happened(study, Stop())
         return self.status(study)
 
+    def renew(self, study: str) -> StudyRenewed:
+        """Begin a new revision of a study from its newest model that is whole here; the one before is stopped.
+
+        Raises:
+            NeedsPerson: it is finished.
+            DamagedModel: none of its models is whole.
+        """
+        present = self._study(study)
+        if present.state.phase == Phase.FINISHED:
+            raise NeedsPerson(f"study `{study}` is finished: there is nothing to go on with")
+        new = renewed(present, self._context.blobs)
+        self.stop(study)
+        added = creation.add(self._context, new.file, new.manifest)
+        return StudyRenewed(
+            id=study, revision=added.revision, study_digest=added.digest, model=new.model, rounds=added.rules.rounds
+        )
+
+    def archive(self, study: str) -> StudyStatus:
+        """Tell nobody of an ended study any more: no site, and no list. Its models, receipts and report stay.
+
+        Raises:
+            NeedsPerson: it has not ended.
+        """
+        present = self._study(study)
+        if present.state.phase not in ENDED:
+            raise NeedsPerson(
+                f"study `{study}` is {present.state.phase}: only one that has ended can be archived",
+                hint=f"`coordinator study stop {study}` ends it for good",
+            )
+        status = self.status(study)
+        if self._engine.find(study) is not None:
+            self._engine.archive(study)
+        return status
+
+    def list_studies(self, *, archived: bool) -> StudyList:
+        """The studies here, with the archived ones if they are asked for."""
+        rows = [(study, False) for study in self._engine.studies()]
+        if archived:
+            with self._store.read() as session:
+                rows += [(study, True) for study in archived_studies(session, self._context.config.plugins)]
+        return StudyList(
+            studies=tuple(
+                StudyRow(
+                    id=study.name, revision=study.revision, state=study.state.phase.value, round=study.state.models,
+                    rounds=study.rules.rounds, archived=is_archived,
+                )
+                for study, is_archived in sorted(rows, key=lambda row: row[0].name)
+            )
+        )  # fmt: skip
+
     def status(self, study: str) -> StudyStatus:
         """How a study stands now."""
-        present, held = self._study(study), self._engine.holding(study)
+        present = self._study(study)
+        held = self._engine.holding(present)
         with self._store.read() as session:
             return report.status(present, session, self._busy(study), held)
 
@@ -308,12 +321,13 @@ class Administration:
 
     def report(self, study: str) -> StudyReport:
         """All that is known of a study."""
-        present, held = self._study(study), self._engine.holding(study)
+        present = self._study(study)
+        held = self._engine.holding(present)
         with self._store.read() as session:
             return report.full(present, session, self._busy(study), self._context.config.federation, held)
 
     def follow(self, study: str, progress: Progress) -> StudyStatus:
-        """Give the status now and after each change to ``progress``, until the study has ended or paused.
+        """Give the status now and after changes to ``progress``, until the study has ended or paused.
 
         Raises:
             Unavailable: the service goes down before.
@@ -322,11 +336,12 @@ class Administration:
         changes = self._engine.follow(study)
         try:
             while True:
+                began = time.monotonic()
                 status = self.status(study)
                 progress(status)
                 if status.state in (*ENDED, Phase.PAUSED):
                     return status
-                if not changes.get():
+                if not changes.wait(min(MAX_REST_S, REST * (time.monotonic() - began))):
                     raise Unavailable(
                         "the service is shutting down; the study goes on when it runs again",
                         hint=f"then: `coordinator study status {study} --follow`",
@@ -337,6 +352,9 @@ class Administration:
     def _study(self, name: str) -> Study:
         """Raises BadData: there is no such study. NeedsPerson: its record is damaged."""
         study = self._known(name)
+        if study is None:
+            with self._store.read() as session:
+                study = next(iter(archived_studies(session, self._context.config.plugins, name)), None)
         if study is None:
             known = ", ".join(study.name for study in self._engine.studies()) or "none yet"
             raise BadData(f"there is no study `{name[:64]}` here", hint=f"studies here: {known}")
@@ -355,22 +373,6 @@ class Administration:
 
     def _busy(self, study: str) -> frozenset[str]:
         return frozenset(site for name, site in self._undecided() if name == study)
-
-
-def _refuse_unusable(tensors: TensorFile) -> None:
-    """Raises BadData: these tensors cannot be a study's initial model."""
-    if not tensors.specs:
-        raise BadData(f"{tensors.path} holds no tensors: nothing would be shared")
-    for spec in tensors.specs:
-        if spec.dtype != "F32":
-            raise BadData(f"{tensors.path}: `{spec.key}` is {spec.dtype}, shared tensors are F32")
-    if manifest_most_bytes(tensors.specs) > MAX_MANIFEST:
-        raise BadData(
-            f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
-            hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",
-        )
-    if refusal := values_refusal(tensors, None):
-        raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")
 
 
 def _utc_or_none(seconds: float | None) -> str | None:

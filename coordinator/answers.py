@@ -143,6 +143,48 @@ class StudyCreated(Answer):
     not_enrolled: tuple[str, ...]
 
 
+class StudyRow(Answer):
+    """A study in the list of studies. ``round``: of its newest model. ``archived``: no site is told of it."""
+
+    id: str
+    revision: int
+    state: str
+    round: int
+    rounds: int
+    archived: bool
+
+
+class StudyList(Answer):
+    """The studies of a coordinator, by their names."""
+
+    studies: tuple[StudyRow, ...]
+
+
+class StudyRenewed(Answer):
+    """A new revision of a study. ``model``: the round of the old one that it begins from, 0 for its first model."""
+
+    id: str
+    revision: int
+    study_digest: str
+    model: int
+    rounds: int
+
+
+class SnapshotMade(Answer):
+    """A folder in the state directory with all that a backup is made of beside keys and settings.
+
+    Attributes:
+        made_s: Unix time of the copy.
+        models: their digests. uploads: each accepted update's id, and its manifest's digest.
+    """
+
+    folder: str
+    made_s: int
+    federation: str
+    models: tuple[str, ...]
+    uploads: Mapping[str, str]
+
+
 class BestRound(Answer):
     """The round of the best global model, its mean validation loss, and the model's digest."""
 

@@ -169,6 +169,10 @@ class Calls:
         with self._changed:
             return list(self._calls)
 
+    def peers(self) -> set[str]:
+        """Who has a call under way, as gRPC names the other end of a connection."""
+        return {call.context.peer() for call in self.all()}
+
     def cancel_invalid(self) -> None:
         """Cancel every call whose peer's certificate is no longer valid, also while it waits for its first message."""
         with self._changed:

@@ -46,6 +46,8 @@ class Context:
             self.store.refuse_other_schema()
             self.store.settle()
             self.blobs = Blobs(state.blobs)
+            self.blobs.sweep()
+            state.sweep(wall_clock())
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
             self.certificate_status.load()
             self.enrolment = Enrolment(

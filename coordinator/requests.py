@@ -136,6 +136,31 @@ class StopStudy(StudyRequest):
     command: Literal["stop"] = "stop"
 
 
+class RenewStudy(StudyRequest):
+    """Begin a new revision of a study from its newest model."""
+
+    command: Literal["renew"] = "renew"
+
+
+class ArchiveStudy(StudyRequest):
+    """Tell no site of an ended study any more."""
+
+    command: Literal["archive"] = "archive"
+
+
+class ListStudies(Request):
+    """List the studies; with ``archived`` also those that are."""
+
+    command: Literal["studies"] = "studies"
+    archived: bool = False
+
+
+class MakeSnapshot(Request):
+    """Keep what a backup is made of in a folder of the state directory."""
+
+    command: Literal["snapshot"] = "snapshot"
+
+
 class ShowStatus(StudyRequest):
     """The status of a study now."""
 
@@ -164,7 +189,8 @@ _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
-        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, ShowStatus, ShowFits, ShowReport, FollowStudy,
+        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
+        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot,
     )
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from cryptography import x509
 from coordinator.administration import Administration
 from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
+from coordinator.connections import Connections, room
 from coordinator.context import Context
 from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.servicers import EnrolmentServicer, FederationServicer
@@ -26,10 +27,10 @@ from wardround.local import memory
 from wardround.local.control import ControlServer
 from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
+from wardround.local.logs import log_to_stderr
 from wardround.records.event import CertificateFork
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
-from wardround.terminal import log_to_stderr
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
@@ -118,9 +119,12 @@ class Coordinator:
         context.engine.arriving = self.uploads.receptions.arriving
         context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
-        self._server = grpc.server(self._pool, options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=WORKERS)
+        self._room = room()
+        options = [*rpc.SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._room.connections)]
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=WORKERS)
         self._add_servicers()
         self._control: ControlServer | None = None
+        self._connections: Connections | None = None
 
     def start(self) -> None:
         """Begin to serve calls and commands.
@@ -143,12 +147,15 @@ class Coordinator:
             )
         self.engine.start()
         self._server.start()
+        self._connections = Connections(port, self.calls.peers, self._room)
         self._control = ControlServer(self.context.state.control, self.administration.run, fatal=self._fatal)
 
     def stop(self) -> None:
         """Say goodbye to the sites, let the calls under way end, make durable what has arrived, and end."""
         self.engine.say_goodbye()
         self._server.stop(GRACE_S).wait()
+        if self._connections is not None:
+            self._connections.close()
         if self._control is not None:
             self._control.close()
         self.engine.stop()

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
@@ -15,23 +16,26 @@ from coordinator.calls import Call, parsed, permitted
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
+from coordinator.models import downloads
 from coordinator.models.downloads import Downloads
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
 from coordinator.studies.lifecycle import Expected
+from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
+from coordinator.updates.returned import MAX_RETURNED
 from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
-from wardround.records.messages import envelope_message, manifest_message, manifest_most_bytes
+from wardround.records.messages import envelope_from, envelope_message, manifest_message, manifest_most_bytes
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
 from wardround.tensors.files import TensorFile, ViewFile
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
@@ -104,9 +108,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
-        listed = [study for study in self._engine.studies() if peer.site in study.rules.sites]
+        listed = [
+            study
+            for study in self._engine.studies()
+            if peer.site in study.rules.sites and study.state.phase not in ENDED
+        ]
         offers, more = translate.page_of_offers([study for study in listed if study.name > request.after])
-        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more)
+        last = bytes.fromhex(self._uploads.returned.last(peer.site))
+        return pb.StudiesReply(studies=offers, coordinator_version=__version__, more=more, last_receipt=last)
 
     @permitted("site", pb.DeclareRequest)
     def Declare(  # noqa: N802
@@ -165,14 +174,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.DownloadRequest, call: Call
     ) -> Iterator[pb.DownloadReply]:
         study = self._study(peer, request.study)
-        found = None
-        if request.revision == study.revision:
-            found = self._downloads.find(study.aggregator, study.offered, peer.site, request.model.digest.hex())
-        if found is None:
-            raise _not_offered(request)
+        found, path = self._wanted(peer, study, request)
         yield pb.DownloadReply(manifest=manifest_message(found.manifest))
         looked = time.monotonic()
-        with TensorFile(self._blobs.model(found.kept)) as file:  # while it is open, its room on the disk is taken
+        with TensorFile(path) as file:  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
@@ -218,6 +223,13 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             self._status.check(peer)
             yield pb.ReceiptsReply(envelopes=[envelope_message(envelope) for envelope in page])
 
+    @permitted("site", pb.ReturnRequest, most=MAX_PAGE)
+    def Return(self, peer: Peer, request: pb.ReturnRequest, call: Call) -> pb.ReturnReply:  # noqa: N802
+        if len(request.envelopes) > MAX_RETURNED:
+            raise BadData("more receipts than a message may have", code="MESSAGE_MALFORMED")
+        last = self._uploads.returned.take(peer.site, [envelope_from(message) for message in request.envelopes])
+        return pb.ReturnReply(last_receipt=bytes.fromhex(last))
+
     def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
         """Take chunks until the commit. The peer's certificate is checked again at each."""
         for data in messages:
@@ -252,6 +264,24 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if study is None or peer.site not in study.rules.sites:
             return STRANGE_TENSORS
         return 2 * len(study.shared) + 64
+
+    def _wanted(self, peer: Peer, study: Study, request: pb.DownloadRequest) -> tuple[downloads.Download, Path]:
+        """What a site asks to download, and the whole file that holds its tensors.
+
+        Raises:
+            BadData: it is not offered (REVISION_CHANGED).
+            DamagedModel: it is damaged here; a study that needs it is paused.
+        """
+        digest = request.model.digest.hex()
+        try:
+            if request.revision == study.revision:
+                found = self._downloads.find(study.aggregator, study.offered, peer.site, digest)
+                if found is not None:
+                    return found, self._blobs.whole_model(found.kept)
+        except DamagedModel as damaged:
+            self._engine.cannot_offer(study.name, damaged)
+            raise
+        raise _not_offered(request)
 
     def _study(self, peer: Peer, name: str) -> Study:
         study = self._engine.find(name)

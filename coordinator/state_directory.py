@@ -22,11 +22,12 @@ from coordinator.storage import database
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
-from wardround.local.durable import make_folder, write_file
+from wardround.local.durable import make_folder, remove, sweep, write_file
 from wardround.records.plugins import PluginTable
 from wardround.records.schema import Strict, check, read_toml, toml_bytes
 from wardround.signing.certificates import FEDERATION_NAME, private_key, refuse_readable
 
+SNAPSHOT_S = 86400  # within which a backup is copied
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
@@ -83,6 +84,19 @@ class State:
     @property
     def blobs(self) -> Path:
         return self.root / "blobs"
+
+    @property
+    def snapshots(self) -> str:
+        """How the folders begin that a backup is copied from."""
+        return ".backup-"
+
+    def sweep(self, now_s: float) -> None:
+        """Remove what killed processes left half written, and snapshots that nobody can still copy from."""
+        for folder in (self.root, self.authority, self.receipt_key_file.parent):
+            sweep(folder)
+        for folder in self.root.glob(f"{self.snapshots}*"):
+            if now_s - folder.stat().st_mtime > SNAPSHOT_S:
+                remove(folder)
 
     def config(self) -> Config:
         """What ``config.toml`` says.

@@ -25,7 +25,7 @@ def init(
 
 
 def upgrade(state: State) -> None:
-    """Bring the database of an older version to the form of this version. First copy the state directory."""
+    """Bring the database of an older version to the form of this version. A copy of the older one is kept."""
     from coordinator.state_directory import State as Place
     from coordinator.storage import database
     from wardround.local.durable import StateLock
@@ -33,7 +33,9 @@ def upgrade(state: State) -> None:
     place = Place(state)
     place.config()
     with StateLock(state, "coordinator upgrade"):
-        database.upgrade(place.database)
+        kept = database.upgrade(place.database)
+    if kept is not None:
+        say(f"the database as it was is kept as {kept}")
     say(f"{place.database} is ready for this version")
 
 

@@ -7,12 +7,23 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyCreated, StudyFits, StudyReport, StudyStatus
+from coordinator.answers import StudyCreated, StudyFits, StudyList, StudyReport, StudyStatus
 from coordinator.cli.asking import ask, refuse_no_coordinator
+from coordinator.cli.backups import renew_one
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.options import Force, Json, State
-from coordinator.cli.printing import print_fits, print_progress, print_report, print_status
-from coordinator.requests import CreateStudy, FollowStudy, ShowFits, ShowReport, ShowStatus, StartStudy, StopStudy
+from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_table
+from coordinator.requests import (
+    ArchiveStudy,
+    CreateStudy,
+    FollowStudy,
+    ListStudies,
+    ShowFits,
+    ShowReport,
+    ShowStatus,
+    StartStudy,
+    StopStudy,
+)
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import group, print_json, say
@@ -95,12 +106,46 @@ def stop(study: Study, state: State) -> None:
 
 
 @app.command()
+def archive(study: Study, state: State) -> None:
+    """Tell no site of an ended study any more. Its models, receipts and report stay here."""
+    status = ask(state, ArchiveStudy(study=study), StudyStatus)
+    say(f"Study `{study}`, which is {status.state}, is archived: no site is told of it, and `study list` leaves it out")
+    say(f"next: `coordinator study report {study}` still shows it")
+
+
+@app.command("list")
+def list_studies(
+    state: State,
+    as_json: Json = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Show the archived ones too.")] = False,
+) -> None:
+    """List the studies."""
+    answer = ask(state, ListStudies(archived=archived), StudyList)
+    if as_json:
+        print_json(answer.document())
+        return
+    rows = [
+        (row.id, str(row.revision), "archived" if row.archived else row.state, f"{row.round}/{row.rounds}")
+        for row in answer.studies
+    ]
+    print_table(("study", "revision", "state", "rounds"), rows)
+
+
+@app.command()
+def renew(study: Study, state: State) -> None:
+    """Begin a new revision from the newest model here, where its rounds cannot go on. Each site approves it again."""
+    renew_one(state, study)
+    say(f"next: each site runs `site-agent approve {study} --data NAME`")
+    say(f"then: `coordinator study start {study}`")
+
+
+@app.command()
 def status(
     study: Study,
     state: State,
     as_json: Json = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print it again after each change, until the study has ended or paused.")
+        bool, typer.Option("--follow", help="Print it again after changes, until the study has ended or paused.")
     ] = False,
 ) -> None:
     """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from cryptography import x509
 from sqlalchemy.orm import Session
 
+from coordinator.members.authority import BACKDATED_S
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from wardround.errors import BadData, NotPermitted, TryAgain
@@ -59,6 +60,8 @@ class CertificateStatus:
     _unused: set[str] = field(default_factory=set)  # serials
     _superseded: dict[str, int] = field(default_factory=dict)  # serial -> when its successor was first used
     _forks: dict[str, int] = field(default_factory=dict)  # site -> since when
+    _forgotten: tuple[int, int] = (0, 0)  # what was issued between these moments, a restore forgot
+    _members: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # held for moments only: every call asks
     _loading: threading.Lock = field(default_factory=threading.Lock)  # held while the record is read and put into use
 
@@ -68,6 +71,7 @@ class CertificateStatus:
             with self.store.read() as session:
                 rows = session.scalars(sa.select(tables.Certificate)).all()
                 sites = session.scalars(sa.select(tables.Site)).all()
+                restored = session.scalars(sa.select(tables.Restore).order_by(tables.Restore.restored_s.desc())).first()
             serials = {row.serial: row.site for row in rows}
             revoked = {site.name for site in sites if site.revoked_s is not None}
             unused = {row.serial for row in rows if row.used_s is None}
@@ -75,6 +79,8 @@ class CertificateStatus:
             with self._lock:
                 self._sites, self._revoked, self._unused = serials, revoked, unused
                 self._superseded, self._forks = superseded(rows), forks
+                self._forgotten = (restored.backup_s, restored.restored_s) if restored is not None else (0, 0)
+                self._members = {site.name for site in sites}
 
     def certificate_fork_since(self, site: str) -> int | None:
         """Since when two renewal chains of a site are in use (Unix time); None while there is one."""
@@ -107,8 +113,34 @@ class CertificateStatus:
                 f"the certificate is of another federation than `{self.federation}`", code="CERTIFICATE_PROFILE"
             )
         peer = Peer(name, f"{certificate.serial_number:x}", certificate, address)
+        if self._was_forgotten(peer):
+            self._take_up(peer)
         self.check(peer)  # 3, 4
         return peer
+
+    def _was_forgotten(self, peer: Peer) -> bool:
+        """Whether a member's certificate is not on record because the record was restored from an older copy.
+
+        TLS has checked that our authority signed it. What the copy knew and dropped since is not among these.
+        """
+        issued = peer.certificate.not_valid_before_utc.timestamp() + BACKDATED_S
+        with self._lock:
+            first, last = self._forgotten
+            unknown = peer.serial not in self._sites and peer.site in self._members - self._revoked
+            return peer.name.kind == "site" and unknown and first <= issued <= last
+
+    def _take_up(self, peer: Peer) -> None:
+        """Put a forgotten certificate on record."""
+        now = int(self.wall_clock())
+        with self.store.write() as session:
+            session.merge(
+                tables.Certificate(
+                    serial=peer.serial, site=peer.site, issued_s=now,
+                    not_after_s=int(peer.certificate.not_valid_after_utc.timestamp()), made_with="", used_s=now,
+                )
+            )  # fmt: skip
+        log.warning("site %s: its certificate was issued after the copy that this state was restored from", peer.site)
+        self.load()
 
     def check(self, peer: Peer) -> None:
         """Refuse a peer whose certificate is no longer valid. Asked again on every chunk.

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, is_whole
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
 from fl_algorithms.server.limits import Account, averaged
 from fl_algorithms.study import ResolvedStudy
@@ -26,7 +26,7 @@ def begin(blobs: Blobs, aggregator: ServerAggregator, initial: Manifest, label: 
     """
     if aggregator.passes:
         return initial
-    with TensorFile(blobs.model(initial.digest())) as model, blobs.new_model(aggregator.kept_specs, label) as new:
+    with TensorFile(blobs.whole_model(initial.digest())) as model, blobs.new_model(aggregator.kept_specs, label) as new:
         aggregator.start(model, new.write)
         return new.keep()
 
@@ -77,18 +77,14 @@ def aggregate(
     Raises:
         DamagedSpools: some updates are not what was accepted.
         TooFewLeft: fewer than the quorum are within the study's limits.
-        BadData: what was kept is damaged on disk, or what the aggregator needs is missing.
+        DamagedModel: what was kept is damaged on disk, in both copies.
+        BadData: what the aggregator needs is missing.
     """
     spooled = sorted(spooled, key=lambda update: update.site)
-    if damaged := [one.site for one in spooled if not _is_whole(blobs.spool(one.upload_id), one.manifest_sha256)]:
+    if damaged := [one.site for one in spooled if not is_whole(blobs.spool(one.upload_id), one.manifest_sha256)]:
         raise DamagedSpools(damaged)
     with ExitStack() as stack:
-        newest = stack.enter_context(TensorFile(blobs.model(kept)))
-        if newest.manifest().digest() != kept:
-            raise BadData(
-                f"{newest.path} no longer has the digest of its name",
-                hint="check the disk, and restore that file from a backup",
-            )
+        newest = stack.enter_context(TensorFile(blobs.whole_model(kept, again=True)))
         accepted = [
             Update(one.site, one.num_examples, stack.enter_context(TensorFile(blobs.spool(one.upload_id))))
             for one in spooled
@@ -101,12 +97,3 @@ def aggregate(
                 return new.keep()
 
         return averaged(study, aggregator, accepted, before, make, kept=newest, round_number=round_number)
-
-
-def _is_whole(path: Path, manifest_sha256: str) -> bool:
-    """Whether the file is there, bit for bit as it was accepted."""
-    try:
-        with TensorFile(path) as update:
-            return update.manifest().digest() == manifest_sha256
-    except BadData:
-        return False

@@ -35,7 +35,7 @@ class Downloads:
         """Digest of the site's view of model ``number``, of which ``kept`` is the digest.
 
         Raises:
-            BadData: the kept file cannot be read.
+            DamagedModel: the kept file is damaged, and so is its second copy.
         """
         return kept if aggregator.passes else self._view(aggregator, site, number, kept).manifest.digest()
 
@@ -57,7 +57,7 @@ class Downloads:
 
     def _view(self, aggregator: ServerAggregator, site: str, number: int, kept: str) -> Download:
         manifest = self._manifest(kept)
-        with TensorFile(self._blobs.model(kept)) as file:
+        with TensorFile(self._blobs.whole_model(kept)) as file:
             sources = aggregator.sources(file, site, number + 1)
         return Download(view(manifest, sources, aggregator.download_of(site)), kept, sources)
 

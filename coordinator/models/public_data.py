@@ -28,7 +28,7 @@ def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
         return
     assert study.public_data is not None
     require_torch(name)
-    if copy_of(study, blobs) is not None:
+    if (kept := _kept(study, blobs)) is not None and _digest(kept) == study.public_data.digest:
         return
     again = f"`coordinator study create STUDY.toml --public-data PATH` with the set of study `{study.study.name}`"
     if path is None:
@@ -52,8 +52,28 @@ def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
 
 
 def copy_of(study: ResolvedStudy, blobs: Blobs) -> Path | None:
-    """The copy that ``prepare`` kept; None where the study needs none, or has none."""
+    """The copy that ``prepare`` kept, hashed again; None where the study needs none, or has none.
+
+    Raises:
+        BadData: it is damaged.
+    """
+    path = _kept(study, blobs)
+    if path is not None and study.public_data is not None and _digest(path) != study.public_data.digest:
+        raise BadData(
+            f"{path} no longer has the digest of its name",
+            hint="check the disk; `coordinator study create STUDY.toml --public-data PATH` with the same study keeps "
+            "it anew, then `coordinator study start`",
+        )
+    return path
+
+
+def _kept(study: ResolvedStudy, blobs: Blobs) -> Path | None:
     if not study.distills or study.public_data is None:
         return None
     paths = [blobs.public_data / f"{study.public_data.digest}{suffix}" for suffix in SUFFIXES]
     return next((path for path in paths if path.exists()), None)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

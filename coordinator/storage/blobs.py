@@ -1,40 +1,98 @@
 """Models and spooled updates as safetensors files, all written through ``wardround.local.durable``.
 
 models/DIGEST.safetensors       a model, named by the digest of its manifest
+spare/DIGEST.safetensors        a second copy of it: a model is the one file here that nobody can send again
 uploads/ID.safetensors          an update on its way in: the header first, then the payload as it comes
 public_data/DIGEST.csv or .npz  a study's public data set, where the coordinator distills on it
 """
 
-from collections.abc import Collection
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from wardround.errors import BadData
-from wardround.local.durable import SpoolFile, make_folder, move, remove
+from wardround.local.durable import SpoolFile, make_folder, move, remove, write_file
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import CHUNK, Manifest, PayloadHasher, TensorSpec
 
 SUFFIX = ".safetensors"
+FRESH_S = 30.0
+log = logging.getLogger(__name__)
+
+
+class DamagedModel(BadData):
+    """A model that is needed is damaged or gone here, and so is its second copy."""
+
+    def __init__(self, digest: str, folder: Path) -> None:
+        super().__init__(
+            f"model {digest[:12]}… is damaged or gone in {folder / 'models'}, and so is its copy in {folder / 'spare'}",
+            hint=f"check the disk; restore {digest[:12]}…{SUFFIX} from a backup into {folder / 'models'}, then "
+            "`coordinator study start`; without a backup: `coordinator study renew`",
+        )
+        self.digest = digest
 
 
 class Blobs:
     """The files of one state directory."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._models = folder / "models"
+        self._spare = folder / "spare"
         self._uploads = folder / "uploads"
         self.public_data = folder / "public_data"
-        make_folder(self._models)
-        make_folder(self._uploads)
+        self._lock = threading.Lock()
+        self._seen_whole: dict[str, float] = {}  # when this process last hashed a model, by the monotonic clock
+        for place in (self._models, self._spare, self._uploads):
+            make_folder(place)
 
     def model(self, digest: str) -> Path:
         return self._models / f"{digest}{SUFFIX}"
 
+    def spare(self, digest: str) -> Path:
+        """The second copy of a model."""
+        return self._spare / f"{digest}{SUFFIX}"
+
     def spool(self, upload_id: str) -> Path:
         return self._uploads / f"{upload_id}{SUFFIX}"
 
+    def whole_model(self, digest: str, *, again: bool = False) -> Path:
+        """The file of a model whose bytes are those of its digest. A damaged one is made good from its second copy.
+
+        It is hashed before each use, but for those that follow within ``FRESH_S``: a round's sites download together.
+
+        Args:
+            again: hash it also if that was done just now.
+
+        Raises:
+            DamagedModel: neither copy is whole.
+        """
+        path, spare = self.model(digest), self.spare(digest)
+        with self._lock:
+            seen = self._seen_whole.get(digest)
+            if seen is not None and time.monotonic() - seen < FRESH_S and not again and path.exists():
+                return path
+            if is_whole(path, digest):
+                if not spare.exists():
+                    write_file(spare, _pieces(path))
+            elif is_whole(spare, digest):
+                log.error("%s was damaged or gone; it was made good from its second copy: check the disk", path)
+                write_file(path, _pieces(spare))
+            else:
+                raise DamagedModel(digest, self.folder)
+            self._seen_whole[digest] = time.monotonic()
+        return path
+
+    def doubt(self, digest: str) -> None:
+        """Somebody found other bytes in a model than those of its digest: it is hashed again before its next use."""
+        with self._lock:
+            self._seen_whole.pop(digest, None)
+
     def new_model(self, specs: tuple[TensorSpec, ...], label: str) -> "NewModel":
         """A model to be written; ``label`` keeps two that are written at the same time apart."""
-        return NewModel(self._models, specs, label)
+        return NewModel(self._models, self._spare, specs, label)
 
     def keep_model(self, source: TensorFile, label: str) -> Manifest:
         """Copy a model in. Returns its manifest."""
@@ -45,57 +103,75 @@ class Blobs:
 
     def drop_models(self, digests: Collection[str]) -> None:
         for digest in digests:
+            self.doubt(digest)
             remove(self.model(digest))
+            remove(self.spare(digest))
 
     def drop_spools(self, upload_ids: Collection[str]) -> None:
         for upload_id in upload_ids:
             remove(self.spool(upload_id))
 
-    def tidy(self, wanted_spools: Collection[str], stale_models: Collection[str]) -> None:
-        """Remove what a crash left: half-written models, models that were due, spools that nobody will ask for."""
-        for digest in stale_models:
-            if self.model(digest).exists():
-                self.drop_models([digest])
-        for path in self._models.iterdir():
-            if path.name.startswith("."):
-                remove(path)
-        for path in self._uploads.iterdir():
-            if path.name.removesuffix(SUFFIX) not in wanted_spools:
-                remove(path)
+    def sweep(self) -> None:
+        """Remove what a process that was killed had half written. Only where nobody else writes."""
+        for folder in (self._models, self._spare, self._uploads, self.public_data):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.name.startswith("."):
+                    remove(path)
+
+    def tidy(self, wanted_spools: Collection[str], wanted_models: Collection[str]) -> None:
+        """Remove what a crash left: models that were due, or that no round was closed with, and spools that nobody
+        will ask for.
+        """
+        for folder, wanted in (
+            (self._models, wanted_models), (self._spare, wanted_models), (self._uploads, wanted_spools),
+        ):  # fmt: skip
+            for path in folder.iterdir():
+                if path.name.removesuffix(SUFFIX) not in wanted:
+                    remove(path)
 
 
 class NewModel:
-    """A model's file, filled from its beginning and named when its digest is known."""
+    """A model's file and its second copy, filled from their beginning and named when their digest is known."""
 
-    def __init__(self, folder: Path, specs: tuple[TensorSpec, ...], label: str) -> None:
-        self._folder = folder
-        self._path = folder / f".{label}{SUFFIX}"
+    def __init__(self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str) -> None:
         self._hasher = PayloadHasher(specs)
         header = file_header(specs)
-        self._file = SpoolFile(self._path)
-        self._file.truncate(0)
-        self._file.write_at(0, header)
+        self._folders = folder, spare
+        self._paths = [place / f".{label}{SUFFIX}" for place in self._folders]
+        self._files: list[SpoolFile] = []
+        try:
+            for path in self._paths:
+                self._files.append(SpoolFile(path))
+                self._files[-1].truncate(0)
+                self._files[-1].write_at(0, header)
+        except BaseException:
+            self.__exit__()
+            raise
         self._end = len(header)
 
     def write(self, data: bytes) -> None:
         self._hasher.update(data)
-        self._file.write_at(self._end, data)
+        for file in self._files:
+            file.write_at(self._end, data)
         self._end += len(data)
 
     def keep(self) -> Manifest:
         """Make it durable under its digest. The same model twice is one file."""
         manifest = self._hasher.manifest()
-        self._file.sync()
-        move(self._path, self._folder / f"{manifest.digest()}{SUFFIX}")
+        for file, path, folder in zip(self._files, self._paths, self._folders, strict=True):
+            file.sync()
+            move(path, folder / f"{manifest.digest()}{SUFFIX}")
         return manifest
 
     def __enter__(self) -> "NewModel":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        if self._path.exists():
-            remove(self._path)
+        for file in self._files:
+            file.close()
+        for path in self._paths:
+            if path.exists():
+                remove(path)
 
 
 class Spool:
@@ -146,3 +222,18 @@ class Spool:
 
     def close(self) -> None:
         self._file.close()
+
+
+def is_whole(path: Path, digest: str) -> bool:
+    """Whether a file is there whose payload, hashed now, has this digest of its manifest."""
+    try:
+        with TensorFile(path) as file:
+            return file.manifest().digest() == digest
+    except BadData:
+        return False
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            yield data

@@ -1,9 +1,11 @@
 """The coordinator's database: SQLite in WAL mode with ``synchronous=FULL``, through SQLAlchemy sessions.
 
-What is committed is durable. A writing transaction takes the write lock at its beginning, so that what it read is still
-true when it writes. The tables are in ``coordinator.storage.tables``; errors of the database become ours here.
+What is committed is durable, in the file that the next process opens: see ``coordinator.storage.watched``. A writing
+transaction takes the write lock at its beginning, so that what it read is still true when it writes. The tables are in
+``coordinator.storage.tables``; errors of the database become ours here.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -17,9 +19,13 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.orm import Session
 
+from coordinator.storage.watched import WatchedFiles, damaged, way_back
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
-from wardround.local.durable import AFTER, StorageFailed
+from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_file
+
+log = logging.getLogger(__name__)
+SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0")
 
 
 class Store:
@@ -32,10 +38,11 @@ class Store:
         """Open an existing database. ``upgrade`` makes one."""
         self.path = path
         self._failed: StorageFailed | None = None
-        self._engine = sa.create_engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=8, max_overflow=-1)
+        self._engine = sa.create_engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=16, max_overflow=-1)
         sa.event.listen(self._engine, "connect", _settings)
         sa.event.listen(self._engine, "begin", _begin)
         self._writing = self._engine.execution_options(writes=True)
+        self._files = WatchedFiles(path, lambda: self._move_log("PASSIVE"))
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -50,20 +57,33 @@ class Store:
 
         Raises:
             CannotWrite: the disk is full; nothing was written.
-            StorageFailed: the disk failed; the process must end.
+            StorageFailed: the disk failed, or the database is lost or damaged; the process must end.
         """
         with self._sound(), Session(self._writing, expire_on_commit=False) as session, session.begin():
             session.connection()  # takes the write lock
             yield session
+        self._keep_log_short()
+
+    def _keep_log_short(self) -> None:
+        """Move the log, if it is long. What is committed stays so whatever comes of it."""
+        try:
+            with self._sound():
+                self._files.move_log()
+        except StorageFailed:
+            raise
+        except (CannotWrite, TryAgain) as error:
+            log.warning("%s; the log is moved into the database later", error.message)
 
     @contextmanager
     def _sound(self) -> Iterator[None]:
-        """Refuse after a failed disk, and remember one."""
+        """Refuse after a failed disk, and remember one. Nothing is read or written in a file that is another by now."""
         if self._failed is not None:
-            raise StorageFailed(self._failed.message, hint=self._failed.hint)
+            raise type(self._failed)(self._failed.message, hint=self._failed.hint)
         try:
+            self._files.refuse_changed()
             with _explained(self.path):
                 yield
+            self._files.refuse_changed()
         except StorageFailed as error:
             self._failed = error
             raise
@@ -75,13 +95,27 @@ class Store:
         them to the disk again.
         """
         with self._sound():
-            connection = self._engine.raw_connection()
+            self._move_log("TRUNCATE")
+        self._files.begin()
+
+    def _move_log(self, how: str) -> None:
+        connection = self._engine.raw_connection()
+        try:
+            connection.cursor().execute(f"PRAGMA wal_checkpoint({how})").close()
+        except sqlite3.DatabaseError as error:
+            raise sa.exc.DatabaseError("wal_checkpoint", None, error) from error
+        finally:
+            connection.close()
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of what is committed to a new file, whole and durable, while others read and write."""
+        with self._sound():
+            source = self._engine.raw_connection()
             try:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
-            except sqlite3.DatabaseError as error:
-                raise sa.exc.DatabaseError("wal_checkpoint", None, error) from error
+                assert isinstance(source.driver_connection, sqlite3.Connection)
+                copy_database(source.driver_connection, path)
             finally:
-                connection.close()
+                source.close()
 
     def refuse_other_schema(self) -> None:
         """Whether this database is sound and made for this program.
@@ -89,27 +123,36 @@ class Store:
         Raises:
             NeedsPerson: it is damaged, older or newer; the message names the command.
         """
+        present = self.schema()
+        needed = newest_schema()
+        if present == needed:
+            return
+        if present is not None:
+            refuse_newer(self.path, present)
+        raise NeedsPerson(
+            f"{self.path} has schema {present or 'none'}, this program needs {needed}",
+            hint=f"`coordinator upgrade --state {quoted(self.path.parent)}` changes it, and keeps a copy of it",
+        )
+
+    def schema(self) -> str | None:
+        """The schema of this database; None of one that has none. Raises StoreLost: it is damaged."""
         with _explained(self.path), self._engine.connect() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
             if found != "ok":
-                raise _damaged(self.path)
-            present = MigrationContext.configure(connection).get_current_revision()
-        script = ScriptDirectory.from_config(_alembic())
-        if present == script.get_current_head():
-            return
-        known = present in {row.revision for row in script.walk_revisions()}
-        if known or present is None:
-            raise NeedsPerson(
-                f"{self.path} has schema {present or 'none'}, this program needs {script.get_current_head()}",
-                hint=f"copy {self.path.parent}, then run `coordinator upgrade --state {quoted(self.path.parent)}`",
-            )
-        raise NeedsPerson(
-            f"{self.path} has schema {present}, which this program does not know: a newer one wrote it",
-            hint="install the newer version again, or restore the copy made before its `coordinator upgrade`",
-        )
+                raise damaged(self.path)
+            return MigrationContext.configure(connection).get_current_revision()
 
     def close(self) -> None:
-        self._engine.dispose()
+        """Close the database.
+
+        Raises:
+            StoreLost: what was committed last is in no file that the next process finds; nobody has heard of it yet.
+        """
+        try:
+            if self._failed is None:
+                self._files.refuse_changed()
+        finally:
+            self._engine.dispose()
 
 
 def changed(session: Session, statement: sa.Update | sa.Delete | sa.Insert, **values: object) -> int:
@@ -122,8 +165,16 @@ def changed(session: Session, statement: sa.Update | sa.Delete | sa.Insert, **va
     return session.connection().execute(statement, values or None).rowcount
 
 
-def upgrade(path: Path) -> None:
-    """Bring the database at ``path`` to this program's tables, or make it. Whole or not at all."""
+def upgrade(path: Path) -> Path | None:
+    """Bring the database at ``path`` to this program's tables, or make it. Whole or not at all.
+
+    Returns:
+        The copy of the older one that was kept beside it; None where there was none, or nothing to change.
+
+    Raises:
+        NeedsPerson: a newer program wrote it.
+    """
+    kept = _keep_older(path)
     engine = sa.create_engine(f"sqlite:///{path}")
     sa.event.listen(engine, "connect", _settings)
     sa.event.listen(engine, "begin", _begin)
@@ -135,6 +186,53 @@ def upgrade(path: Path) -> None:
         path.chmod(0o600)
     finally:
         engine.dispose()
+    return kept
+
+
+def _keep_older(path: Path) -> Path | None:
+    """Copy a database of an older schema, before it is changed. Raises NeedsPerson: it is of a newer one."""
+    if not path.exists():
+        return None
+    store = Store(path)
+    try:
+        present = store.schema()
+        if present is None or present == newest_schema():
+            return None
+        refuse_newer(path, present)
+        kept = path.with_name(f"{path.stem}-{present}{path.suffix}")
+        store.copy_to(kept)
+    finally:
+        store.close()
+    return kept
+
+
+def copy_database(source: sqlite3.Connection, path: Path) -> None:
+    """Write what ``source`` has committed to ``path``, whole or not at all, durably."""
+    temporary = path.with_name(f".{path.name}.copy")
+    remove(temporary)
+    target = sqlite3.connect(temporary)
+    try:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode=DELETE")  # one file and no log beside it
+    finally:
+        target.close()
+    temporary.chmod(0o600)
+    sync_file(temporary)
+    move(temporary, path)
+
+
+def newest_schema() -> str:
+    """The schema that this program works with."""
+    return str(ScriptDirectory.from_config(_alembic()).get_current_head())
+
+
+def refuse_newer(path: Path, present: str) -> None:
+    """Raises NeedsPerson: a newer program wrote the database at ``path``."""
+    if present not in {row.revision for row in ScriptDirectory.from_config(_alembic()).walk_revisions()}:
+        raise NeedsPerson(
+            f"{path} has schema {present}, which this program does not know: a newer one wrote it",
+            hint="install the newer version again, or put the copy back that its `coordinator upgrade` kept beside it",
+        )
 
 
 def _alembic() -> Config:
@@ -146,7 +244,13 @@ def _alembic() -> Config:
 
 def _settings(connection: sqlite3.Connection, record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy says when a transaction begins; see _begin
-    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for setting in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "busy_timeout=10000",
+        "wal_autocheckpoint=0",
+    ):
         connection.execute(f"PRAGMA {setting}")
 
 
@@ -173,13 +277,13 @@ def _explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_BUSY:
             raise TryAgain(f"{path} is being written by another process") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise _damaged(path) from error
+            raise damaged(path) from error
         if code == sqlite3.SQLITE_CANTOPEN and _no_descriptor_is_free():
             raise TryAgain(f"{path}: this process has no free file descriptor now", code="TOO_BUSY") from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise NeedsPerson(
                 f"{path}: the database is missing or cannot be opened",
-                hint="restore it from a backup; a new empty one would forget every site",
+                hint=f"if you have it, put it back; else {way_back(path)}",
             ) from error
         if code == sqlite3.SQLITE_READONLY:
             raise CannotWrite(f"{path}: may not be written", hint="check owner and mode of that place") from error
@@ -192,9 +296,3 @@ def _no_descriptor_is_free() -> bool:
     except OSError:
         return True
     return False
-
-
-def _damaged(path: Path) -> NeedsPerson:
-    return NeedsPerson(
-        f"{path} is damaged", hint=f"keep it aside, restore {path.parent} from a backup, and start again"
-    )

@@ -91,6 +91,16 @@ class Study(Base):
     best: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(Text)
     created_s: Mapped[int] = mapped_column(BigInteger)
+    archived_s: Mapped[int | None] = mapped_column(BigInteger)  # since when no site and no list is told of it
+
+
+class Restore(Base):
+    """A restore from a backup: what happened between the two moments was forgotten here."""
+
+    __tablename__ = "restores"
+
+    restored_s: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    backup_s: Mapped[int] = mapped_column(BigInteger)
 
 
 class Round(Base):

@@ -18,11 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class Assignments:
-    """The assignments of one coordinator's sites. Read from the store, never kept."""
+    """The assignments of one coordinator's sites. Read from the store; of finished studies once."""
 
     def __init__(self, store: Store, downloads: Downloads) -> None:
         self._store = store
         self._downloads = downloads
+        self._finished: dict[tuple[str, int], tuple[Contribution, ...]] = {}  # nothing in it changes any more
 
     def of(self, study: Study, site: str) -> Assignment | None:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
@@ -64,6 +65,12 @@ class Assignments:
         """Of a finished study each site's rounds: contributed, capped, left out."""
         if study.state.phase != Phase.FINISHED:
             return ()
+        key = (study.name, study.revision)
+        if key not in self._finished:
+            self._finished[key] = self._read_contributions(study)
+        return self._finished[key]
+
+    def _read_contributions(self, study: Study) -> tuple[Contribution, ...]:
         sites = study.rules.sites
         with self._store.read() as session:
             made = accounts(session, study)

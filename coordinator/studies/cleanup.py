@@ -18,11 +18,11 @@ def tidy(store: Store, blobs: Blobs, studies: Iterable[Study]) -> None:
     """At a start: remove what the last process left. ``studies``: all of them, or what is another's goes too."""
     with store.read() as session:
         undecided = session.scalars(sa.select(tables.Upload.id).where(tables.Upload.decision == ""))
-        spools = {*undecided, *_accepted_uploads(studies)}
-        models = set(session.scalars(sa.select(tables.Model.digest)))
+        spools = {*undecided, *accepted_uploads(studies)}
+        models: set[str] = set()
         for row in session.scalars(sa.select(tables.Study)):
-            models -= {row.initial, row.newest, json.loads(row.best)["digest"]}
-    blobs.tidy(spools, stale_models=models)
+            models |= {row.initial, row.newest, json.loads(row.best)["digest"]}
+    blobs.tidy(spools, models)
 
 
 def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) -> None:
@@ -39,7 +39,7 @@ def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) 
     blobs.drop_models(stale - {digest for one in studies for digest in one.models})
 
 
-def _accepted_uploads(studies: Iterable[Study]) -> Iterable[str]:
+def accepted_uploads(studies: Iterable[Study]) -> Iterable[str]:
     """The updates that a model is still to be made of."""
     for study in studies:
         for one in (study.state.round, study.state.last):

@@ -10,40 +10,26 @@ the next start.
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, overload
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import cleanup, lifecycle
+from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
-from coordinator.studies.conclusion import Conclusion, conclude
+from coordinator.studies.conclusion import Conclusion
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
 from coordinator.studies.history import write_down
-from coordinator.studies.holding import Holding
-from coordinator.studies.lifecycle import (
-    Action,
-    Aggregate,
-    Answered,
-    Clock,
-    Closed,
-    Event,
-    Gone,
-    Halted,
-    Now,
-    Opened,
-    Ready,
-    Restarted,
-    Tell,
-)
+from coordinator.studies.holding import Holding, arriving_for
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams
-from coordinator.studies.study import Study, load_studies
+from coordinator.studies.study import Study, last_revision, load_studies
 from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
@@ -79,11 +65,12 @@ class Engine:
         self._store, self._blobs, self._fatal = store, blobs, fatal
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
-        self._streams = Streams()
+        self._streams, self._holding = Streams(), Holding()
         self.arriving: Callable[[], frozenset[tuple[str, int, int, str]]] = frozenset
-        self._holding = Holding()
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
-        self._workers: ThreadPoolExecutor | None = None
+        self._aggregations = Aggregations(
+            store, blobs, is_wanted=self._waits_for, concluded=self._concluded, fatal=fatal
+        )
         self._later: dict[str, float] = {}  # study -> when a step that could not be written is tried again
         self._studies, self._unreadable = load_studies(store, plugins)
 
@@ -91,7 +78,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to own the studies, and take up what the last process left."""
-        self._workers = ThreadPoolExecutor(1, thread_name_prefix="aggregation")
+        self._aggregations.start()
         self._thread.start(self._take_up)
 
     def _take_up(self) -> None:
@@ -101,13 +88,11 @@ class Engine:
             if study.state.phase in (Phase.WAITING, Phase.RUNNING):
                 away_s = max(0.0, self._wall_clock() - study.saved.wall_clock)
                 left = study.saved.round_left(study.state), study.saved.start_left(study.state)
-                self._step_alone(study.name, Restarted(away_s, *left))
+                self._step_alone(study.name, lifecycle.Restarted(away_s, *left))
 
     def stop(self) -> None:
         """Wait for an aggregation, do the jobs that are queued, and end."""
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.shutdown()
+        self._aggregations.stop()
         self._thread.stop()
 
     def call(self, act: Callable[[], T]) -> T:
@@ -128,9 +113,9 @@ class Engine:
         for study in list(self._studies.values()):
             time = self._next_time(study)
             if time is not None and time <= now:
-                self._step_alone(study.name, Clock())
+                self._step_alone(study.name, lifecycle.Clock())
 
-    def _step_alone(self, name: str, event: Event) -> None:
+    def _step_alone(self, name: str, event: lifecycle.Event) -> None:
         """A step that nobody waits for: what goes wrong in it is that study's, and the others go on.
 
         Raises:
@@ -166,11 +151,19 @@ class Engine:
         """A new study, or a new revision of one that has ended or never ran; its sites hear of it.
 
         ``write`` writes what the study's row refers to, in the same transaction.
+
+        Raises:
+            TryAgain: another command added a study of that name at the same time.
         """
 
         def act() -> None:
             saved = study.saved_at(self._wall_clock(), self._monotonic())
             with self._store.write() as session:
+                if last_revision(session, study.name) != study.revision - 1:
+                    raise TryAgain(
+                        f"study `{study.name}` was created by another command at the same time; here nothing changed",
+                        hint=f"`coordinator study status {study.name}` shows which it is",
+                    )
                 write(session)
                 session.add(saved.row())
             self._studies[study.name] = saved
@@ -180,11 +173,11 @@ class Engine:
 
         self.call(act)
 
-    def happened(self, name: str, event: Event) -> None:
+    def happened(self, name: str, event: lifecycle.Event) -> None:
         """Let a study know what happened."""
         self.call(lambda: self._advance(name, event))
 
-    def happened_with(self, name: str, event: Event, write: Callable[[Session], T]) -> T:
+    def happened_with(self, name: str, event: lifecycle.Event, write: Callable[[Session], T]) -> T:
         """Let a study know, in one transaction with ``write``; what ``write`` returned, when all of it is durable."""
         return self.call(lambda: self._advance(name, event, write))
 
@@ -194,7 +187,7 @@ class Engine:
         def act() -> None:
             study = self._studies[name]
             if site not in study.state.ready and study.state.phase not in ENDED:
-                self._advance(name, Ready(site))
+                self._advance(name, lifecycle.Ready(site))
 
         self.call(act)
 
@@ -203,7 +196,7 @@ class Engine:
 
         def act() -> None:
             if site in self._studies[name].state.ready:
-                self._advance(name, Gone(site, code))
+                self._advance(name, lifecycle.Gone(site, code))
 
         self.call(act)
 
@@ -214,7 +207,9 @@ class Engine:
             current = self._studies[name].state.open_round
             if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
-                self._advance(name, Answered(site, Answer(Kind.DECLINED, code)))
+                if code == "DECLINED_MODEL_MISMATCH":
+                    self._blobs.doubt(self._studies[name].newest)
+                self._advance(name, lifecycle.Answered(site, Answer(Kind.DECLINED, code)))
 
         self.call(act)
 
@@ -222,20 +217,36 @@ class Engine:
         """The site's update waits for a person there: it may still come."""
 
         def act() -> None:
-            if self._holding.note(self._studies[name], site, round_number, attempt):
+            if self._holding.note(self._studies[name], site, round_number, attempt):  # said again, nobody is told
                 log.info("%s: site %s holds its update of round %d for a person", name, site, round_number)
                 self._streams.tell_followers(name)
 
         self.call(act)
 
-    def holding(self, name: str) -> frozenset[str]:
+    def holding(self, study: Study) -> frozenset[str]:
         """The sites whose update of the round under way waits for a person there."""
-        return self.call(lambda: self._holding.of(self._studies[name]))
+        return self.call(lambda: self._holding.of(study))
 
-    def revoked(self, site: str) -> None:
-        """Go on without a site in every study."""
-        for study in self.studies():
-            self.gone(site, study.name, "SITE_REVOKED")
+    def cannot_offer(self, name: str, damaged: DamagedModel) -> None:
+        """A model that the study offers is damaged in both copies: a study that needs it pauses and says so."""
+
+        def act() -> None:
+            if self._studies[name].newest == damaged.digest:
+                self._halt(name, damaged.message)
+
+        self.call(act)
+
+    def archive(self, name: str) -> None:
+        """Tell nobody of an ended study any more, and keep it in the store alone."""
+
+        def act() -> None:
+            table = tables.Study
+            with self._store.write() as session:
+                archived = sa.update(table).where(table.name == name, table.archived_s.is_(None))
+                session.execute(archived.values(archived_s=int(self._wall_clock())))
+            del self._studies[name]
+
+        self.call(act)
 
     def watch(self, site: str, stream: Stream) -> None:
         """Send a site's studies and its open assignments to ``stream``, and from now on the new ones.
@@ -247,7 +258,7 @@ class Engine:
             self._streams.open(site, stream)
             self._seen(site)
             for study in self._studies.values():
-                if site in study.rules.sites:
+                if site in study.rules.sites and study.state.phase not in ENDED:
                     stream.put(study)
             for study in self._studies.values():
                 if assignment := self._assignments.of(study, site):
@@ -270,7 +281,7 @@ class Engine:
         self.call(lambda: self._streams.push(site, item))
 
     def follow(self, name: str) -> Changes:
-        """A queue that gets True after each change of a study, and False when the service goes down."""
+        """Where the changes of a study are told from now on."""
         return self.call(lambda: self._streams.follow(name))
 
     def unfollow(self, changes: Changes) -> None:
@@ -288,13 +299,13 @@ class Engine:
     # One step of a study.
 
     @overload
-    def _advance(self, name: str, event: Event) -> None: ...
+    def _advance(self, name: str, event: lifecycle.Event) -> None: ...
 
     @overload
-    def _advance(self, name: str, event: Event, write: Callable[[Session], T], newest: str = "") -> T: ...
+    def _advance(self, name: str, event: lifecycle.Event, write: Callable[[Session], T], newest: str = "") -> T: ...
 
     def _advance(
-        self, name: str, event: Event, write: Callable[[Session], T] | None = None, newest: str = ""
+        self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None = None, newest: str = ""
     ) -> T | None:
         """Judge, write down, act. If the writing fails, nothing has happened. What fails in the study itself pauses it.
 
@@ -318,7 +329,7 @@ class Engine:
         if self._studies[name].state.phase not in (Phase.WAITING, Phase.RUNNING):
             return
         try:
-            self._step(name, Halted(why), None, "")
+            self._step(name, lifecycle.Halted(why), None, "")
         except StorageFailed:
             raise
         except Exception:
@@ -327,9 +338,9 @@ class Engine:
             self._studies[name] = replace(study, state=lifecycle.halted(study.state, why))
             self._streams.tell_followers(name)
 
-    def _step(self, name: str, event: Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
+    def _step(self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
         before = self._studies[name]
-        now = Now(self._monotonic(), frozenset(self._streams), self._arriving_for(before))
+        now = lifecycle.Now(self._monotonic(), frozenset(self._streams), arriving_for(before, self.arriving()))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
         if state is before.state and write is None:
@@ -351,43 +362,33 @@ class Engine:
         self._streams.tell_followers(name)
         return result
 
-    def _arriving_for(self, study: Study) -> frozenset[str]:
-        """The sites whose update of the attempt under way is being received."""
-        if (current := study.state.open_round) is None or not study.rules.finish_late:
-            return frozenset()
-        under_way = (study.name, current.number, current.attempt)
-        return frozenset(site for *attempt, site in self.arriving() if tuple(attempt) == under_way)
-
-    def _act(self, study: Study, action: Action) -> None:
+    def _act(self, study: Study, action: lifecycle.Action) -> None:
         match action:
-            case Opened(one):
+            case lifecycle.Opened(one):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
                 for site in one.unanswered:
                     self._streams.push(site, self._assignments.of(study, site))
-            case Aggregate(one):
-                if workers := self._workers:
-                    workers.submit(self._aggregate, study, one)
-            case Closed(one, outcome):
+            case lifecycle.Aggregate(one):
+                self._aggregations.submit(study, one)
+            case lifecycle.Closed(one, outcome):
                 log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
-            case Tell(phase):
+            case lifecycle.Tell(phase):
                 log.info("%s: %s %s", study.name, phase, study.state.why)
                 for site in study.state.ready:
                     self._streams.push(site, self._assignments.of(study, site))
 
-    def _aggregate(self, study: Study, current: Round) -> None:
-        """In the worker: make the next model, and let the study know."""
-        try:
-            end = conclude(self._store, self._blobs, study, current)
-            self.call(lambda: self._concluded(study, current, end))
-        except StorageFailed as error:
-            self._fatal(error)
+    def _waits_for(self, study: Study, current: Round) -> bool:
+        """Whether a study still waits for the aggregation of a round."""
+        now = self.find(study.name)
+        return now is not None and now.waits_for(study.revision, current)
 
     def _concluded(self, study: Study, current: Round, end: Conclusion) -> None:
-        """Let the study know, if it still waits for this aggregation."""
-        now = self._studies[study.name]
-        if now.revision != study.revision or not now.state.aggregating or now.state.round != current:
-            return
+        """From the worker: let the study know, if it still waits for this aggregation."""
+        self.call(lambda: self._conclude(study, current, end))
 
+    def _conclude(self, study: Study, current: Round, end: Conclusion) -> None:
+        if not self._waits_for(study, current):
+            return
         newest = end.manifest.digest() if end.manifest is not None else ""
         now_s = int(self._wall_clock())
         try:

@@ -1,9 +1,10 @@
-"""What is sent to connected sites, and to commands that follow a study: one queue each, and a thread waits at its end.
+"""What is sent to connected sites, and told to commands that follow a study; a thread waits at the other end of each.
 
 Only the thread that owns the studies changes who is connected.
 """
 
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -43,7 +44,38 @@ class Stream:
         return self._items.get()
 
 
-Changes = queue.SimpleQueue[bool]
+class Changes:
+    """What a follower of a study is told: that something changed, and that the service goes down."""
+
+    def __init__(self) -> None:
+        self._told = threading.Condition()
+        self._changed = False
+        self._ended = False
+
+    def tell(self) -> None:
+        """Something changed. Changes that the follower has not looked at are one."""
+        with self._told:
+            self._changed = True
+            self._told.notify_all()
+
+    def end(self) -> None:
+        """The service goes down."""
+        with self._told:
+            self._ended = True
+            self._told.notify_all()
+
+    def wait(self, rest_s: float = 0.0, timeout_s: float | None = None) -> bool:
+        """Rest, then wait for a change, unless there was one meanwhile. False: the service goes down.
+
+        Raises:
+            TimeoutError: there was none in ``timeout_s`` after the rest.
+        """
+        with self._told:
+            self._told.wait_for(lambda: self._ended, rest_s)
+            if not self._told.wait_for(lambda: self._changed or self._ended, timeout_s):
+                raise TimeoutError
+            self._changed = False
+            return not self._ended
 
 
 class Streams:
@@ -76,8 +108,8 @@ class Streams:
             stream.put(item)
 
     def follow(self, study: str) -> Changes:
-        """A queue that gets True after each change of a study, and False when the service goes down."""
-        changes: Changes = queue.SimpleQueue()
+        """Where the changes of a study are told from now on."""
+        changes = Changes()
         self._followers.append((study, changes))
         return changes
 
@@ -87,11 +119,11 @@ class Streams:
     def tell_followers(self, study: str) -> None:
         for followed, changes in self._followers:
             if followed == study:
-                changes.put(True)
+                changes.tell()
 
     def say_goodbye(self) -> None:
         """Tell everyone that the service goes down."""
         for stream in self._of_sites.values():
             stream.goodbye()
         for _, changes in self._followers:
-            changes.put(False)
+            changes.end()

@@ -119,6 +119,10 @@ class Study:
         """The model files that must stay."""
         return frozenset({self.initial, self.newest, self.best_digest} - {""})
 
+    def waits_for(self, revision: int, current: Round) -> bool:
+        """Whether the aggregation of this round of this revision is what the study waits for."""
+        return self.revision == revision and self.state.aggregating and self.state.round == current
+
     def saved_at(self, wall_clock: float, monotonic: float) -> "Study":
         return replace(self, saved=Saved(wall_clock, monotonic))
 
@@ -170,13 +174,29 @@ def new_study(
     )  # fmt: skip
 
 
+def last_revision(session: Session, name: str) -> int:
+    """The newest revision of a study that there ever was here; 0 for a name that is new."""
+    return session.scalar(sa.select(sa.func.max(tables.Study.revision)).where(tables.Study.name == name)) or 0
+
+
+def archived_studies(session: Session, allowed: PluginTable, name: str = "") -> list[Study]:
+    """The latest revision of each study that is archived, or of the one of that name alone."""
+    table = tables.Study
+    chosen = sa.select(table).where(table.archived_s.is_not(None), *([table.name == name] if name else []))
+    rows = session.scalars(chosen.order_by(table.name, table.revision)).all()
+    latest = [row for row in rows if last_revision(session, row.name) == row.revision]
+    return [study_from_row(session, row, allowed) for row in latest]
+
+
 def load_studies(store: Store, allowed: PluginTable = PluginTable()) -> tuple[dict[str, Study], dict[str, str]]:
-    """The latest revision of every study; and of those whose record is damaged, in what way."""
+    """The latest revision of every study that is not archived; and of those whose record is damaged, in what way."""
     studies: dict[str, Study] = {}
     unreadable: dict[str, str] = {}
     with store.read() as session:
         in_order = sa.select(tables.Study).order_by(tables.Study.name, tables.Study.revision)
         for row in session.scalars(in_order):  # the later revision replaces the earlier
+            if row.archived_s is not None:
+                continue  # and so are its earlier revisions
             try:
                 studies[row.name] = study_from_row(session, row, allowed)
                 unreadable.pop(row.name, None)

@@ -29,6 +29,7 @@ from coordinator.updates.allowance import HOUR_S, Allowance
 from coordinator.updates.ledgers import Judged, Ledgers, keep_head
 from coordinator.updates.receipts import Receipts, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
+from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
@@ -82,6 +83,7 @@ class Uploads:
         self.ledgers = Ledgers(store, wall_clock=wall_clock)
         self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
         self.receptions = Receptions()
+        self.returned = Returned(engine, store, federation, key.public_key(), wall_clock)
 
     def open(
         self, site: str, header: UploadHeader, is_active: Callable[[], bool] = lambda: True
@@ -285,19 +287,31 @@ def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
 
 def _first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
     """The training and validation rows that a site reported with its first accepted update of a revision."""
-    table = tables.Upload
-    chosen = sa.select(table.num_examples, table.num_validation).where(
-        table.study == header.study,
-        table.revision == header.revision,
-        table.site == site,
-        table.decision == ACCEPTED,
-    )
-    found = session.execute(chosen.order_by(table.decided_s).limit(1)).first()
-    return (found.num_examples, found.num_validation) if found else None
+    values = {"of_study": header.study, "of_revision": header.revision, "of_site": site}
+    row = session.connection().execute(_FIRST_ACCEPTED, values).first()
+    return (row.num_examples, row.num_validation) if row else None
 
 
 def _refused_since(session: Session, site: str, since_s: float) -> int:
     """How many uploads of a site were refused."""
+    return int(session.connection().execute(_REFUSED_SINCE, {"of_site": site, "since_s": since_s}).scalar_one())
+
+
+def _first_accepted() -> sa.Select[int, int]:
     table = tables.Upload
-    chosen = sa.select(sa.func.count()).where(table.site == site, table.decision == REFUSED, table.decided_s >= since_s)
-    return session.scalars(chosen).one()
+    chosen = sa.select(table.num_examples, table.num_validation).where(
+        table.study == sa.bindparam("of_study"), table.revision == sa.bindparam("of_revision"),
+        table.site == sa.bindparam("of_site"), table.decision == ACCEPTED,
+    )  # fmt: skip
+    return chosen.order_by(table.decided_s).limit(1)
+
+
+def _count_refused() -> sa.Select[int]:
+    table = tables.Upload
+    return sa.select(sa.func.count()).where(
+        table.site == sa.bindparam("of_site"), table.decision == REFUSED,
+        table.decided_s >= sa.bindparam("since_s"),
+    )  # fmt: skip
+
+
+_FIRST_ACCEPTED, _REFUSED_SINCE = _first_accepted(), _count_refused()

@@ -94,19 +94,14 @@ class Judged:
 
 def newest_head(session: Session, site: str, ledger_id: str) -> tuple[int, str] | None:
     """(lines, head) of the longest ledger that was seen."""
-    table = tables.LedgerHead
-    chosen = sa.select(table.lines, table.head).where(table.site == site, table.ledger_id == ledger_id)
-    found = session.execute(chosen.order_by(table.lines.desc()).limit(1)).first()
-    return (found.lines, found.head) if found else None
+    row = session.connection().execute(_NEWEST, {"of_site": site, "of_ledger": ledger_id}).first()
+    return (row.lines, row.head) if row else None
 
 
 def _heads(session: Session, site: str, ledger_id: str, first: int, last: int) -> dict[int, str]:
     """The known heads after ``first`` to ``last`` lines."""
-    table = tables.LedgerHead
-    chosen = sa.select(table.lines, table.head).where(
-        table.site == site, table.ledger_id == ledger_id, table.lines >= first, table.lines <= last
-    )
-    return {row.lines: row.head for row in session.execute(chosen)}
+    values = {"of_site": site, "of_ledger": ledger_id, "first": first, "last": last}
+    return {row.lines: row.head for row in session.connection().execute(_BETWEEN, values)}
 
 
 def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
@@ -114,6 +109,19 @@ def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool
     values = {"of_site": site, "of_ledger": head.ledger_id, "after_lines": head.lines}
     changed(session, _KEEP, **values, the_head=head.head, named=in_receipt)
     changed(session, _FORGET_OLDER, **values)
+
+
+def _newest() -> sa.Select[int, str]:
+    table = tables.LedgerHead
+    own = (table.site == sa.bindparam("of_site"), table.ledger_id == sa.bindparam("of_ledger"))
+    return sa.select(table.lines, table.head).where(*own).order_by(table.lines.desc()).limit(1)
+
+
+def _between() -> sa.Select[int, str]:
+    table = tables.LedgerHead
+    own = (table.site == sa.bindparam("of_site"), table.ledger_id == sa.bindparam("of_ledger"))
+    between = (table.lines >= sa.bindparam("first"), table.lines <= sa.bindparam("last"))
+    return sa.select(table.lines, table.head).where(*own, *between)
 
 
 def _keep() -> sa.Insert:
@@ -142,4 +150,5 @@ def _take_ledger() -> sa.Update:
     ).values(ledger_id=sa.bindparam("of_ledger"))  # fmt: skip
 
 
+_NEWEST, _BETWEEN = _newest(), _between()
 _KEEP, _FORGET_OLDER, _TAKE_LEDGER = _keep(), _forget_older(), _take_ledger()

@@ -13,3 +13,7 @@ __version__ = "0.1.0"
 # import this package before it, and later would be too late.
 TLS13_ONLY = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 os.environ.update(TLS13_ONLY)
+# Whether there is a proxy on the way is for the site's own file to say (``site_agent.gateway.connection.proxy``).
+os.environ.update({"no_grpc_proxy": ""})
+# gRPC's own core writes a line for each connection that does not shake hands, as many as strangers like.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -72,13 +72,6 @@ class OneLine(logging.Formatter):
         return "\n".join("  " + escaped(line) for line in super().formatException(ei).splitlines())
 
 
-def log_to_stderr(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
-    """Have this process log there from INFO on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine(form))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
 class Screen:
     """A text stream whose every ``write`` is escaped, but for line ends and tabs. All else is the stream's own."""
 

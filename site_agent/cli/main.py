@@ -52,15 +52,25 @@ def join(
             "operator read it to you.",
         ),
     ] = "",
+    proxy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with the HTTP proxy to go through, one line: http://[USER:PASSWORD@]HOST:PORT.",
+        ),
+    ] = None,
 ) -> None:
     """Join a federation, with the invitation that its operator gave you; again too, with all that is here kept."""
     import datetime
 
+    from site_agent.gateway.connection.proxy import proxy_from
     from site_agent.gateway.enrolment.join import join as redeem
     from site_agent.state.directory import SiteState
     from wardround.records.invitation import stamp
 
-    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC), authority)
+    way = proxy_from(_line_of(proxy), str(proxy)) if proxy is not None else None
+    now = datetime.datetime.now(datetime.UTC)
+    joined = redeem(SiteState(state), _invitation_text(invitation), now, way, authority)
     site = joined.site
     if joined.warning:
         say(f"warning: {joined.warning}")
@@ -130,6 +140,13 @@ app.command("predict")(predict)
 def main() -> None:
     """The command ``site-agent``."""
     run(app)
+
+
+def _line_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[:4096]
+    except OSError as error:
+        raise BadData(f"{path}: {error.strerror}", hint="--proxy FILE") from None
 
 
 def _invitation_text(source: str | None) -> str:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from site_agent.gateway.commands import CommandHandler, declaration_of
+from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
@@ -20,6 +20,8 @@ from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.renewal import LEAST_S, keep_renewed
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.returning import give_back_lost
+from site_agent.gateway.fitting import declaration_of
 from site_agent.gateway.inbox import Inbox, ResolveUploads, Work
 from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
@@ -40,13 +42,7 @@ from wardround.local import descriptors
 from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
 from wardround.local.rate_limit import RateLimitedLog
-from wardround.records.assignment import (
-    STOP,
-    Assignment,
-    Declaration,
-    SiteStatus,
-    StopReason,
-)
+from wardround.records.assignment import STOP, Assignment, Declaration, SiteStatus, StopReason
 from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
 from wardround.records.ledger.entries import SessionEntry
@@ -221,11 +217,11 @@ class Agent:
         self._stopping.check()
         if not self._session.is_current(connection):
             return  # replaced before there was a watch to interrupt
-        for offer in connection.studies(watching, patient=self._first_try.is_set()):
-            self.commands.keep(offer)
+        self.commands.keep_listed(connection.studies(watching, patient=self._first_try.is_set()))
         before = self._session.bytes_up()
         listed = self._ledger.append_often(SessionEntry(event="opened", peer=connection.address))
         try:
+            give_back_lost(connection, self._ledger)
             self.commands.declare_all(connection, listed=listed)
             self._ledger.sign()
             self._was_connected = self._connected = True

@@ -6,7 +6,7 @@ command, under the lock.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
-from site_agent.gateway.fitting import declaration_of_fit, fit_of, form_of
+from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
@@ -68,8 +68,7 @@ class CommandHandler:
         """
         with self._session.use() as connection:
             offered = connection.studies(interrupt, patient=False)
-        for offer in offered:
-            self.keep(offer)
+        self.keep_listed(offered)
         return offered
 
     def fetch_receipts(self, interrupt: Interrupt) -> int:
@@ -81,6 +80,15 @@ class CommandHandler:
         """
         with self._session.use() as connection:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
+
+    def keep_listed(self, offered: Sequence[Offer]) -> None:
+        """Keep what the coordinator lists, all that goes on; any other study is over until it says another word."""
+        listed = {offer.study for offer in offered}
+        for offer in offered:
+            self.keep(offer)
+        for kept in self._state.offers():
+            if kept.study not in listed and kept.state not in ENDED:
+                self.coordinator_says(kept.study, kept.digest, "stopped")
 
     def keep(self, offer: Offer) -> None:
         """Keep an offer; if it is not what was approved, say so."""
@@ -389,8 +397,3 @@ class CommandHandler:
     def _record(self, consent: Consent, event: str, person: Person) -> None:
         self._ledger.append(consent_entry(consent, event, person))
         self._ledger.sign()
-
-
-def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
-    """Where this site stands in the study of a consent."""
-    return Declaration(consent.study, consent.revision, consent.study_digest, status)

@@ -1,6 +1,7 @@
-"""What may be told of data that a study can or cannot take, before anybody approves. Judges only."""
+"""What is told of where this site stands in a study: what was approved, or whether its data fits. Judges only."""
 
 from site_agent.gateway.requests import Fit
+from site_agent.state.consent import Consent
 from site_agent.state.offer import Offer
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.study import ReportedSection, StudyFile
@@ -23,3 +24,8 @@ def declaration_of_fit(offer: Offer, fit: Fit) -> Declaration:
     """The same as the coordinator is told it."""
     status = SiteStatus.FITS if fit.fits else SiteStatus.DOES_NOT_FIT
     return Declaration(offer.study, offer.revision, offer.digest, status, rows=fit.rows)
+
+
+def declaration_of(consent: Consent, status: SiteStatus) -> Declaration:
+    """Where this site stands in the study of a consent."""
+    return Declaration(consent.study, consent.revision, consent.study_digest, status)

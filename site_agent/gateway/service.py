@@ -21,7 +21,7 @@ from site_agent.state.person import Person, behind
 from wardround.errors import Unavailable, UsageProblem
 from wardround.local import control, durable, memory
 from wardround.local.event import set_by_signals
-from wardround.terminal import log_to_stderr
+from wardround.local.logs import log_to_stderr
 
 PR_SET_PDEATHSIG = 1
 TRAINER_START_S = 60

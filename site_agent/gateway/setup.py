@@ -29,12 +29,12 @@ def is_fatal(error: WardroundError) -> bool:
 
 def open_session(site: Site, own: Identity) -> Session:
     """A session with the coordinator, under the site's certificate as it is on the disk."""
-    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site))
+    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site, own.proxy()))
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
     """What keeps the coordinator from being reached, looked at from here."""
-    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file, own.proxy())
     if why.code == "CERTIFICATE_EXPIRED" and own.renewal_credentials(datetime.datetime.now(datetime.UTC)):
         ended = stamp(own.certificate().not_valid_after_utc)
         return Unavailable(f"this site's certificate ended on {ended}; the agent tries to renew it with the same key")

@@ -20,10 +20,10 @@ from wardround.errors import TryAgain, WardroundError
 from wardround.local import control, durable
 from wardround.local.durable import StateLock, StorageFailed
 from wardround.local.event import Latch, set_by_signals
+from wardround.local.logs import log_to_stderr
 from wardround.records import trainer as records
 from wardround.records.trainer import Answer, AnyRequest, Progress
 from wardround.records.trainer.failures import own_code
-from wardround.terminal import log_to_stderr
 
 SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 8  # after a gateway was killed, its listener may still be ending a worker

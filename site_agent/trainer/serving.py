@@ -13,8 +13,8 @@ from site_agent.trainer.requests import Requests
 from wardround.errors import WardroundError
 from wardround.local import frames
 from wardround.local.durable import StorageFailed
+from wardround.local.logs import log_to_stderr
 from wardround.records.trainer import Answer, Failure, Hello, Progress, reply_document, request_from
-from wardround.terminal import log_to_stderr
 
 log = logging.getLogger(__name__)
 

@@ -99,7 +99,7 @@ class Place:
         deadline = time.monotonic() + WAIT_S
         try:
             while not true(status := self.status(study)):
-                changes.get(timeout=max(0.0, deadline - time.monotonic()))
+                changes.wait(timeout_s=max(0.0, deadline - time.monotonic()))
         finally:
             self.coordinator.engine.unfollow(changes)
         return status

@@ -23,6 +23,7 @@ from wardround.records.invitation import Invitation
 from wardround.records.messages import envelope_from, manifest_from, manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt
 from wardround.signing import certificates
+from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Entry, Manifest, PayloadHasher, TensorSpec
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
@@ -106,6 +107,7 @@ class FakeSite:
         self.events: queue.Queue[Any] = queue.Queue()
         self.offers: dict[str, Any] = {}
         self.receipts: list[Receipt] = []
+        self.envelopes: list[Envelope] = []  # of its chain of receipts
         self._watch: Any = None
         self._threads: list[threading.Thread] = []
         with self.bootstrap_channel() as channel:
@@ -279,8 +281,11 @@ class FakeSite:
         return None
 
     def take(self, message: Any) -> Receipt:
-        receipt = Receipt.verified(envelope_from(message), self.receipt_key)
+        envelope = envelope_from(message)
+        receipt = Receipt.verified(envelope, self.receipt_key)
         self.receipts.append(receipt)
+        if receipt.decision != receipts.NOT_RECEIVED:
+            self.envelopes.append(envelope)
         if receipt.ledger is not None:
             self.ledger.witnessed = receipt.ledger.lines
         if receipt.decision != receipts.NOT_RECEIVED:

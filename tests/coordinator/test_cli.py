@@ -366,15 +366,17 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0001",
+            "has schema none, this program needs 0002",
             "`coordinator upgrade --state",
             id="older",
         ),
-        pytest.param(lambda path: path.write_bytes(b"x" * 4096), "is damaged", "restore", id="no database"),
+        pytest.param(
+            lambda path: path.write_bytes(b"x" * 4096), "is damaged", "`coordinator restore BACKUP", id="no database"
+        ),
         pytest.param(
             lambda path: path.unlink(),
             "the database is missing or cannot be opened",
-            "restore it from a backup",
+            "if you have it, put it back; else keep",
             id="gone",
         ),
     ],
@@ -390,6 +392,37 @@ def test_a_database_that_is_not_ours_is_refused_and_never_made_anew(
         assert said in errors
         assert hint in errors
     assert (path.read_bytes() if path.exists() else None) == kept
+
+
+def test_a_backup_is_restored_and_each_study_that_went_on_has_a_new_revision(commands: Commands) -> None:
+    commands.create()
+    commands.run("study", "start", "trial")
+    backup = commands.folder / "backup"
+    _, said = commands.run("backup", "--out", backup)
+    assert re.match(r"\d+ files, as they were at \d{4}-.*Z, written to .*backup\nit holds the federation's keys", said)
+    _, said = commands.run("restore", backup, code=64)
+    assert f"{commands.state} is there already; nothing was changed" in said
+    assert f"hint: keep it aside first: `mv {commands.state} {commands.state}.old`" in said
+    commands.state.rename(commands.state.with_name("old"))
+    out, said = commands.run("restore", backup)
+    assert re.fullmatch(r"trial [0-9a-f]{64}\n", out)
+    assert re.search(r"restored what was backed up at \S+Z, \d+ files, all whole\n", said)
+    assert "Study `trial`, revision 2: begins from its first model, 2 rounds\n" in said
+    assert "sites that were invited or revoked since then: invite or revoke them again\n" in said
+    assert re.search(
+        r"next: `coordinator serve.*`\nthen: each site runs `site-agent approve trial --data NAME`, and ", said
+    )
+    assert "created" in commands.run("study", "list")[0]
+    _, said = commands.run("study", "renew", "trial")
+    assert "Study `trial`, revision 3: begins from its first model, 2 rounds\n" in said
+    commands.run("study", "stop", "trial")
+    _, said = commands.run("study", "archive", "trial")
+    assert said.startswith(
+        "Study `trial`, which is stopped, is archived: no site is told of it, and `study list` leaves"
+    )
+    assert "trial" not in commands.run("study", "list")[0]
+    (row,) = json.loads(commands.run("study", "list", "--archived", "--json")[0])["studies"]
+    assert row == {"id": "trial", "revision": 3, "state": "stopped", "round": 0, "rounds": 2, "archived": True}
 
 
 def test_upgrade_brings_an_older_database_to_this_version(commands: Commands) -> None:

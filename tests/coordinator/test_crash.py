@@ -19,12 +19,13 @@ from coordinator.context import Context, raise_fatal
 from coordinator.state_directory import State
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
+from coordinator.studies import conclusion
 from coordinator.studies.history import uploads_of
 from coordinator.updates.receipts import Receipts
 from tests.coordinator.conftest import Place, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
-from tests.coordinator.test_rounds import SPECS, expected_model
+from tests.coordinator.test_rounds import SPECS, expected_model, model_bytes
 from tests.coordinator.toy_half import toy_half
 from tools.world import free_port
 from wardround import __version__, rpc
@@ -253,18 +254,6 @@ def test_a_decision_that_cannot_be_written_is_no_decision(
     assert receipt.decision == "accepted"
 
 
-def test_a_base_model_damaged_on_disk_is_noticed_by_its_digest(place: Place) -> None:
-    (site,) = place.begin(sites=["alpha"])
-    assignment = site.next_assignment()
-    path = Blobs(place.state.blobs).model(assignment.base.digest.hex())
-    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    update = delta("alpha", 1, SPECS)
-    site.send(site.opening(assignment, update), update.payload)
-    status = place.until(lambda status: status["state"] == "paused")
-    assert status["why"].startswith("round 1 could not be aggregated: ")
-    assert status["why"].endswith("no longer has the digest of its name")
-
-
 def test_a_byte_that_changes_in_a_spool_is_never_averaged_and_its_site_is_asked_again(place: Place) -> None:
     """The receipt is given and stays true: the round waits for the same update once more and goes on without none."""
     sites = place.begin(rounds=1, quorum=2)
@@ -312,23 +301,48 @@ def test_a_disk_that_goes_on_changing_a_spool_pauses_the_study_and_says_whose(pl
     place.until(lambda status: status["round"] == 2)
 
 
-def test_a_full_disk_while_averaging_pauses_the_study_and_start_goes_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_while_averaging_is_waited_out_and_the_round_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ended the process before, and with it every other study."""
+    """It ended the process, and later paused the study until a person came."""
+    monkeypatch.setattr("coordinator.studies.aggregations.LATER_S", 0.05)
     sites = place.begin(sites=list(SITES), rounds=1)
+    tried: list[object] = []
+    real = conclusion.aggregate
 
-    def full(*_: object) -> None:
-        raise CannotWrite("blobs: no space left")
+    def full(*arguments: Any) -> Any:
+        tried.append(arguments)
+        if len(tried) < 3:
+            raise CannotWrite("blobs: no space left")
+        return real(*arguments)
 
-    monkeypatch.setattr("coordinator.studies.conclusion.aggregate", full)
+    monkeypatch.setattr(conclusion, "aggregate", full)
     for site in sites:
         site.answer(site.next_assignment())
-    status = place.until(lambda status: status["state"] == "paused")
-    assert status["why"] == "round 1 could not be aggregated: blobs: no space left"
-    monkeypatch.undo()
-    place.ask("start", study="trial")
     assert place.until(lambda status: status["closing"])["sites"]["alpha"]["rounds_contributed"] == [1]
+    said = "trial: round 1 cannot be aggregated now: blobs: no space left; trying again in 0.05 s, free some space"
+    assert caplog.text.count(said) == 2
+
+
+def test_a_service_that_waits_for_room_stops_at_once_and_the_next_one_aggregates(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = place.begin(sites=list(SITES), rounds=1)
+    asked = threading.Event()
+
+    def full(*_: object) -> None:
+        asked.set()
+        raise CannotWrite("blobs: no space left")
+
+    monkeypatch.setattr(conclusion, "aggregate", full)
+    for site in sites:
+        site.answer(site.next_assignment())
+    assert asked.wait(20)
+    place.coordinator.stop()
+    monkeypatch.undo()
+    place.serve()
+    place.until(lambda status: status["closing"])
+    assert model_bytes(place) == expected_model([SITES])
 
 
 def test_a_step_that_cannot_be_written_now_is_tried_again_and_stops_no_other_study(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import alembic.command
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
@@ -53,6 +54,54 @@ def test_upgrading_twice_changes_nothing(store: Store) -> None:
     with store.read() as session:
         rows = session.scalars(sa.select(tables.Model)).all()
     assert [(row.digest, row.manifest, row.made_s) for row in rows] == [("d", "[]", 1)]
+
+
+def test_an_older_database_is_brought_forward_and_a_copy_of_it_is_kept(tmp_path: Path) -> None:
+    path = older(tmp_path / "coordinator.db")
+    store = Store(path)
+    with pytest.raises(NeedsPerson) as refusal:
+        store.refuse_other_schema()
+    store.close()
+    assert refusal.value.message == f"{path} has schema 0001, this program needs {database.newest_schema()}"
+    assert refusal.value.hint == (f"`coordinator upgrade --state {tmp_path}` changes it, and keeps a copy of it")
+    assert database.upgrade(path) == tmp_path / "coordinator-0001.db"
+    assert database.upgrade(path) is None
+    opened, kept = Store(path), Store(tmp_path / "coordinator-0001.db")
+    opened.refuse_other_schema()
+    with opened.read() as session:
+        assert session.scalars(sa.select(tables.Model.digest)).all() == ["d"]
+    assert (kept.schema(), kept.path.stat().st_mode & 0o777) == ("0001", 0o600)
+    with kept.read() as session:
+        assert session.scalars(sa.select(tables.Model.digest)).all() == ["d"]
+    opened.close()
+    kept.close()
+
+
+def test_a_database_of_a_newer_program_is_not_changed(tmp_path: Path) -> None:
+    path = older(tmp_path / "coordinator.db", "0999")
+    before = path.read_bytes()
+    with pytest.raises(NeedsPerson) as refusal:
+        database.upgrade(path)
+    assert refusal.value.message == f"{path} has schema 0999, which this program does not know: a newer one wrote it"
+    assert refusal.value.hint == (
+        "install the newer version again, or put the copy back that its `coordinator upgrade` kept beside it"
+    )
+    assert path.read_bytes() == before
+
+
+def older(path: Path, schema: str = "0001") -> Path:
+    """A database as the first version made it, with one model."""
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    with engine.begin() as connection:
+        configuration = database._alembic()
+        configuration.attributes["connection"] = connection
+        alembic.command.upgrade(configuration, "0001")
+        connection.exec_driver_sql("INSERT INTO models VALUES ('d', '[]', 1)")
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{schema}'")
+    engine.dispose()
+    return path
 
 
 def test_what_is_committed_survives_a_power_cut_by_the_databases_own_settings(store: Store) -> None:

@@ -18,6 +18,7 @@ from coordinator.studies import conclusion
 from coordinator.studies.assignments import Assignments
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.test_damaged_files import damage
 from tests.coordinator.test_rounds import SPECS
 from tests.coordinator.toy_half import neighbour, toy_half
 from wardround.local.durable import StorageFailed
@@ -209,7 +210,8 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
     parts = place.coordinator.context
     assignments = Assignments(parts.store, Downloads(parts.store, parts.blobs))
     assert assignments.of(study, "alpha") is not None
-    parts.blobs.model(study.newest).write_bytes(b"rubbish")
+    damage(place, study.newest)
+    parts.blobs.doubt(study.newest)
     assert assignments.of(study, "alpha") is None
     assert "trial: the model for site alpha: " in caplog.text
 
@@ -217,11 +219,10 @@ def test_a_site_whose_model_cannot_be_read_is_asked_nothing_and_the_log_says_why
 def test_when_what_is_kept_is_damaged_the_study_pauses_and_the_sites_hear_it(place: Place) -> None:
     sites = place.begin()
     assignments = [site.next_assignment() for site in sites]
-    kept = place.coordinator.context.blobs.model(place.status()["model_digest"])
     for site, assignment in zip(sites[:2], assignments, strict=False):
         site.answer(assignment)
     update = delta(sites[2].name, 1, SPECS)
-    kept.write_bytes(b"rubbish")
+    damage(place, place.status()["model_digest"])
     sites[2].send(sites[2].opening(assignments[2], update), update.payload)
     place.until(lambda status: status["state"] == "paused")
     assert {site.next_assignment().stop.reason for site in sites} == {pb.Stop.PAUSED}

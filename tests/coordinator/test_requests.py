@@ -33,16 +33,17 @@ st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, 
 
 OF_A_STUDY = (
     requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
-    requests.FollowStudy,
+    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy,
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
-    requests.CreateStudy, requests.ShowAuthority, requests.LeaveRoot, requests.RequestIntermediate,
-    requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
+    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.ShowAuthority, requests.LeaveRoot,
+    requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
-    StudyStatus, StudyReport, answers.StudyFits, answers.AuthorityStatus, answers.IntermediateRequested,
+    StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
+    answers.AuthorityStatus, answers.IntermediateRequested,
 )  # fmt: skip
 
 

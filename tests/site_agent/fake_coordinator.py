@@ -22,7 +22,7 @@ from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.records import receipts
 from wardround.records.invitation import Invitation
-from wardround.records.messages import envelope_message, manifest_from, manifest_message
+from wardround.records.messages import envelope_from, envelope_message, manifest_from, manifest_message
 from wardround.records.receipt_copy import Statement
 from wardround.records.study import StudyFile, study_digest
 from wardround.signing import canonical, certificates
@@ -128,6 +128,8 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.witness = receipts.LedgerHead("", 0, receipts.EMPTY_HEAD)
         self.previous = receipts.EMPTY_HEAD
         self.chain: list[Envelope] = []  # every receipt of a decision
+        self.says_last_receipt = False
+        self.returned: list[int] = []  # how many receipts each page had that came back
         self.site = ""
         self.renewals: list[bytes] = []  # PEM of each renewed certificate
         self.watching_new = False  # a Watch came with the newest of them
@@ -325,8 +327,34 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         names = [name for name in sorted(self.offers) if name > request.after]
         page = names[: self.offers_a_page]
         return pb.StudiesReply(
-            studies=[self.offers[name] for name in page], coordinator_version=self.version, more=len(names) > len(page)
-        )
+            studies=[self.offers[name] for name in page], coordinator_version=self.version, more=len(names) > len(page),
+            last_receipt=bytes.fromhex(self.previous) if self.says_last_receipt else b"",
+        )  # fmt: skip
+
+    def Return(self, request: Any, context: Any) -> pb.ReturnReply:
+        self._hear(context, request)
+        self._admit(context)
+        with self.changed:
+            self.returned.append(len(request.envelopes))
+            for envelope in map(envelope_from, request.envelopes):
+                receipt = receipts.Receipt.verified(envelope, self.receipt_key.public_key())
+                if receipt.previous != self.previous or receipt.ledger is None:
+                    break
+                self._take_back(envelope)
+            return pb.ReturnReply(last_receipt=bytes.fromhex(self.previous))
+
+    def _take_back(self, envelope: Envelope) -> None:
+        receipt = receipts.Receipt.verified(envelope, self.receipt_key.public_key())
+        assert receipt.ledger is not None
+        self.previous, self.witness = hashlib.sha256(envelope.payload).hexdigest(), receipt.ledger
+        self.chain.append(envelope)
+
+    def restore(self, count: int) -> None:
+        """As if it was restored from a copy that knew the first ``count`` receipts."""
+        known = self.chain[:count]
+        self.forget()
+        for envelope in known:
+            self._take_back(envelope)
 
     def Declare(self, request: Any, context: Any) -> pb.DeclareReply:
         self._hear(context, request)

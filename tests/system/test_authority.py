@@ -166,7 +166,7 @@ def test_a_site_that_a_retired_root_locks_out_comes_back_with_an_invitation_and_
     text = place.invite("late")
     with pytest.raises(NeedsPerson, match="names another authority"):
         join(late.state, text, datetime.datetime.now(datetime.UTC))
-    join(late.state, text, datetime.datetime.now(datetime.UTC), fingerprint)
+    join(late.state, text, datetime.datetime.now(datetime.UTC), authority=fingerprint)
     again = Identity(late.state.identity)
     assert [certificates.fingerprint(root) for root in again.roots()] == [fingerprint]
 

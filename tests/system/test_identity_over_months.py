@@ -45,7 +45,7 @@ def live(place: Place, life_s: int, window_s: int) -> None:
 
 
 def redeem(state: SiteState, place: Place, authority: str = "") -> Joined:
-    return join(state, place.invite("alpha"), datetime.datetime.now(datetime.UTC), authority)
+    return join(state, place.invite("alpha"), datetime.datetime.now(datetime.UTC), None, authority)
 
 
 def until_ended(state: SiteState) -> None:

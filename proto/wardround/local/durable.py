@@ -9,6 +9,7 @@ the disk really has.
 import errno
 import fcntl
 import os
+import re
 import shutil
 import threading
 import time
@@ -132,6 +133,13 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
     if path.parent.is_dir():
         sync_folder(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process had half written in ``folder``. Only for whoever alone writes there."""
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        if _TEMPORARY.fullmatch(path.name):
+            remove(path)
 
 
 def sync_file(path: Path) -> None:
@@ -306,6 +314,9 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
 
 
 def _temporary(path: Path) -> Path:

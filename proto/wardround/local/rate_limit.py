@@ -1,4 +1,4 @@
-"""A rate limit (token bucket) for what a peer can cause without end, and a log that has one for each message."""
+"""A rate limit (token bucket) for what a peer can cause without end, and logs that have one for each message."""
 
 import logging
 import threading
@@ -48,3 +48,26 @@ class RateLimitedLog(logging.LoggerAdapter[logging.Logger]):
                 return
             left_out = self._left_out.pop(msg, 0)
         self.logger.log(level, f"{msg} ({left_out} more like it were not logged)" if left_out else msg, *args, **more)
+
+
+class LimitedLibrary(logging.Filter):
+    """Lets what a library logs through with a ``RateLimit`` for each of its lines of code, the kind of an exception in
+    place of its traceback: a peer that sends what cannot be decoded would fill the disk. All other records pass."""
+
+    def __init__(self, library: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(library)
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._limits: dict[object, RateLimit] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is written."""
+        if not super().filter(record):
+            return True
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is not None:
+            record.msg, record.args = f"{record.getMessage()} ({kind.__name__})", None
+        record.exc_info = record.exc_text = record.stack_info = None
+        with self._lock:
+            limit = self._limits.setdefault((record.name, record.lineno), RateLimit(self._monotonic))
+            return limit.take()

@@ -131,14 +131,16 @@ class StudiesRequest(_message.Message):
     def __init__(self, agent_version: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
 class StudiesReply(_message.Message):
-    __slots__ = ("studies", "coordinator_version", "more")
+    __slots__ = ("studies", "coordinator_version", "more", "last_receipt")
     STUDIES_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LAST_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     studies: _containers.RepeatedCompositeFieldContainer[StudyOffer]
     coordinator_version: str
     more: bool
-    def __init__(self, studies: _Optional[_Iterable[_Union[StudyOffer, _Mapping]]] = ..., coordinator_version: _Optional[str] = ..., more: _Optional[bool] = ...) -> None: ...
+    last_receipt: bytes
+    def __init__(self, studies: _Optional[_Iterable[_Union[StudyOffer, _Mapping]]] = ..., coordinator_version: _Optional[str] = ..., more: _Optional[bool] = ..., last_receipt: _Optional[bytes] = ...) -> None: ...
 
 class StudyOffer(_message.Message):
     __slots__ = ("study", "revision", "digest", "document", "initial_model", "state")
@@ -423,3 +425,15 @@ class ReceiptsReply(_message.Message):
     ENVELOPES_FIELD_NUMBER: _ClassVar[int]
     envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
     def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+
+class ReturnRequest(_message.Message):
+    __slots__ = ("envelopes",)
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
+    def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+
+class ReturnReply(_message.Message):
+    __slots__ = ("last_receipt",)
+    LAST_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    last_receipt: bytes
+    def __init__(self, last_receipt: _Optional[bytes] = ...) -> None: ...

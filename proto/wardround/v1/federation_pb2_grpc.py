@@ -69,6 +69,11 @@ class FederationStub:
                 request_serializer=wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.SerializeToString,
                 response_deserializer=wardround_dot_v1_dot_federation__pb2.ReceiptsReply.FromString,
                 _registered_method=True)
+        self.Return = channel.unary_unary(
+                '/wardround.v1.Federation/Return',
+                request_serializer=wardround_dot_v1_dot_federation__pb2.ReturnRequest.SerializeToString,
+                response_deserializer=wardround_dot_v1_dot_federation__pb2.ReturnReply.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -125,6 +130,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Return(self, request, context):
+        """Receipts that the coordinator signed for this site and lost: it was restored from an older copy. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +174,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Receipts,
                     request_deserializer=wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.FromString,
                     response_serializer=wardround_dot_v1_dot_federation__pb2.ReceiptsReply.SerializeToString,
+            ),
+            'Return': grpc.unary_unary_rpc_method_handler(
+                    servicer.Return,
+                    request_deserializer=wardround_dot_v1_dot_federation__pb2.ReturnRequest.FromString,
+                    response_serializer=wardround_dot_v1_dot_federation__pb2.ReturnReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +370,33 @@ class Federation:
             '/wardround.v1.Federation/Receipts',
             wardround_dot_v1_dot_federation__pb2.ReceiptsRequest.SerializeToString,
             wardround_dot_v1_dot_federation__pb2.ReceiptsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Return(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wardround.v1.Federation/Return',
+            wardround_dot_v1_dot_federation__pb2.ReturnRequest.SerializeToString,
+            wardround_dot_v1_dot_federation__pb2.ReturnReply.FromString,
             options,
             channel_credentials,
             insecure,

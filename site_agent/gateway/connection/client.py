@@ -5,7 +5,7 @@ Messages become records here; whoever calls never sees protobuf or gRPC. A faile
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
@@ -23,7 +24,7 @@ from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
-from wardround.records.messages import envelope_from, manifest_from
+from wardround.records.messages import envelope_from, envelope_message, manifest_from
 from wardround.records.offer import StudyOffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.update import LedgerStatement, UploadHeader
@@ -52,6 +53,7 @@ class Connection:
 
     Args:
         site: whose certificate it is; "" before it has joined.
+        proxy: the HTTP proxy on the way, if there is one.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class Connection:
         certificate: bytes,
         meter: Meter | None = None,
         site: str = "",
+        proxy: Proxy | None = None,
     ) -> None:
         self.address = address
         self.site = site
         self.meter = meter or Meter()
         self.bytes_up = 0
+        self.last_receipt = ""  # of this site at the coordinator, as it last listed the studies
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-        self._channel = grpc.secure_channel(address, credentials, rpc.CHANNEL_OPTIONS)
+        self._channel = grpc.secure_channel(address, credentials, _options(proxy))
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -125,6 +129,7 @@ class Connection:
             rpc.refuse_other_version(reply.coordinator_version, "coordinator")
             page = [_event_or_none(pb.Event(offer=message), self.site) for message in reply.studies]
             offers += [offer for offer in page if isinstance(offer, Offer)]
+            self.last_receipt = reply.last_receipt.hex()
             if not reply.more:
                 return offers
             after = _last_of_page(reply, after)
@@ -217,6 +222,13 @@ class Connection:
             reply = self._federation.Ledger(self._counted("Ledger", request), timeout=CALL_S)
         return int(reply.lines)
 
+    def give_back(self, envelopes: Sequence[Envelope]) -> str:
+        """Give receipts back that the coordinator lost. SHA-256 of the last one that it knows then."""
+        request = pb.ReturnRequest(envelopes=[envelope_message(envelope) for envelope in envelopes])
+        with _explained("giving receipts back"):
+            reply = self._federation.Return(self._counted("Return", request), timeout=CALL_S)
+        return str(reply.last_receipt.hex())
+
     def receipts(self, interrupt: Interrupt) -> Iterator[Envelope]:
         """The coordinator's copy of this site's receipts, oldest first; the last envelope is its statement about them.
 
@@ -234,6 +246,13 @@ class Connection:
         self.meter.call(method)
         self.meter.message(method, request)
         return request
+
+
+def _options(proxy: Proxy | None) -> list[tuple[str, Any]]:
+    if proxy is None:
+        return rpc.CHANNEL_OPTIONS
+    others = [option for option in rpc.CHANNEL_OPTIONS if option[0] != "grpc.enable_http_proxy"]
+    return [*others, ("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy.url)]
 
 
 def offer_from(message: pb.StudyOffer, site: str) -> Offer:

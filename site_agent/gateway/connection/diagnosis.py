@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from site_agent.gateway.connection.proxy import Proxy
 from wardround.errors import NeedsPerson, Unavailable, WardroundError
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
@@ -14,13 +15,17 @@ TIMEOUT_S = 10
 
 
 def diagnose(
-    address: str, authority: bytes, certificate: Path | None = None, key: Path | None = None
+    address: str,
+    authority: bytes,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    proxy: Proxy | None = None,
 ) -> WardroundError:
     """What keeps the coordinator from being reached, by a TLS handshake in which the authority is verified.
 
     Nothing is sent. With ``certificate`` and ``key`` it also finds out whether the coordinator takes them.
     """
-    host, _, port = address.rpartition(":")
+    host = address.rpartition(":")[0]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
@@ -28,8 +33,10 @@ def diagnose(
     if certificate is not None and key is not None:
         context.load_cert_chain(certificate, key)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S) as plain:
+        with _connected(address, proxy) as plain:
             accepted = _is_accepted(context, plain, host.strip("[]"))
+    except WardroundError as error:
+        return error
     except ssl.SSLCertVerificationError as error:
         return _not_verified(address, error)
     except TimeoutError:
@@ -60,6 +67,13 @@ def diagnose(
             hint="check this machine's clock, then ask the coordinator's operator for a new invitation",
         )
     return Unavailable(f"the coordinator at {address} is there, but did not answer the call")
+
+
+def _connected(address: str, proxy: Proxy | None) -> socket.socket:
+    if proxy is not None:
+        return proxy.connect(address, TIMEOUT_S)
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
 
 
 def _ended(path: Path) -> str:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from site_agent.gateway.connection.proxy import Proxy, read_proxy
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
 from wardround.records.enrolment import IssuedCertificate
@@ -42,6 +43,7 @@ class Identity:
         self.certificate_file = folder / "certificate.pem"
         self.authority_file = folder / "authority.pem"
         self.ledger_key_file = folder / "ledger_key.pem"
+        self.proxy_file = folder / "proxy"
         self._next_key = folder / "next-key.pem"
         self._next_certificate = folder / "next-certificate.pem"
         self._renewal = folder / "renewal.pem"
@@ -95,6 +97,13 @@ class Identity:
         if now >= certificates.load_certificate(pem, str(self._renewal)).not_valid_after_utc:
             return None
         return _read(self.authority_file), _read(self.key_file), pem
+
+    def proxy(self) -> Proxy | None:
+        """The HTTP proxy on the way to the coordinator; None: there is none. Raises as ``read_proxy``."""
+        return read_proxy(self.proxy_file)
+
+    def save_proxy(self, proxy: Proxy) -> None:
+        durable.write_file(self.proxy_file, proxy.url.encode() + b"\n")
 
     def begin_renewal(self) -> bytes:
         """A signing request (DER) for a new key, which is durable before this returns."""

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.enrolment.identity import Identity, Joining, check_clock, check_issued, check_renewal
 from site_agent.gateway.exit.egress import record_control
 from site_agent.gateway.exit.ledger import Ledger
@@ -51,10 +52,13 @@ class Joined:
     again: bool = False
 
 
-def join(state: SiteState, text: str, now: datetime.datetime, authority: str = "") -> Joined:
+def join(
+    state: SiteState, text: str, now: datetime.datetime, proxy: Proxy | None = None, authority: str = ""
+) -> Joined:
     """Redeem the invitation in ``text`` for ``state``.
 
     Args:
+        proxy: the HTTP proxy on the way, which is kept; None: the one that is kept already, or none.
         authority: the fingerprint that another authority must have than the one this site trusts.
 
     Raises:
@@ -74,6 +78,8 @@ def join(state: SiteState, text: str, now: datetime.datetime, authority: str = "
     with durable.StateLock(state.root, "site-agent join"):
         state.make_folders()
         own = Identity(state.identity)
+        if proxy is not None:
+            own.save_proxy(proxy)
         ledger_key = own.ledger_key() if already else own.make_keys()[1]  # 2
         ledger = Ledger(state.ledger, ledger_key)
         try:
@@ -83,7 +89,7 @@ def join(state: SiteState, text: str, now: datetime.datetime, authority: str = "
             meter = Meter()
             proof = ledger_key.sign(enrolment_proof(invitation, request))
             try:
-                reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter)
+                reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter, own.proxy())
             finally:
                 record_control(ledger, meter)
             issued = reply.issued
@@ -177,16 +183,21 @@ def record_identity(ledger: Ledger, event: str, site: Site, issued: IssuedCertif
 
 
 def _enrol(
-    invitation: Invitation, request: bytes, ledger_key: Ed25519PublicKey, proof: bytes, meter: Meter
+    invitation: Invitation,
+    request: bytes,
+    ledger_key: Ed25519PublicKey,
+    proof: bytes,
+    meter: Meter,
+    proxy: Proxy | None,
 ) -> Enrolled:
     """Steps 3 and 4. A connection that fails is looked into, and the error says why."""
     authority = invitation.authority.encode()
     bootstrap = invitation.key.encode(), invitation.certificate.encode()
-    connection = Connection(invitation.address, authority, *bootstrap, meter)
+    connection = Connection(invitation.address, authority, *bootstrap, meter, proxy=proxy)
     try:
         return connection.enrol(invitation.id, request, ledger_key.public_bytes_raw(), proof)
     except Unavailable:
-        raise diagnose(invitation.address, authority) from None
+        raise diagnose(invitation.address, authority, proxy=proxy) from None
     finally:
         connection.close()
 

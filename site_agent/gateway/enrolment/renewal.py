@@ -84,7 +84,7 @@ def _reply(own: Identity, site: Site, session: Session, request: bytes) -> Issue
         except RefusedForGood as error:
             if error.code != "CERTIFICATE_EXPIRED" or renewal is None:
                 raise
-    connection = Connection(site.address, *renewal, session.meter, site.site)
+    connection = Connection(site.address, *renewal, session.meter, site.site, own.proxy())
     try:
         return connection.renew(request)
     finally:
@@ -97,7 +97,7 @@ def refuse_ended(own: Identity, site: Site) -> None:
     Raises:
         NeedsPerson: the coordinator is there, and does not take the certificate.
     """
-    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file)
+    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file, own.proxy())
     if why.code == "CERTIFICATE_EXPIRED":
         raise why
 

@@ -242,6 +242,16 @@ class Ledger:
     def head(self) -> LedgerHead:
         return self._state.head
 
+    def show_again(self) -> None:
+        """Show the coordinator all lines again that no receipt names."""
+        with self._lock:
+            self._shown = 0
+
+    @property
+    def last_receipt(self) -> str:
+        """SHA-256 of the payload of the last receipt of a decided upload; "" where it lies in an earlier ledger."""
+        return self._state.last_receipt
+
     @property
     def unresolved(self) -> dict[str, UploadEntry]:
         """Uploads without a receipt, by their id. They may have left."""

@@ -84,6 +84,11 @@ class LedgerState:
         return len(self.hashes)
 
     @property
+    def last_receipt(self) -> str:
+        """SHA-256 of the payload of the last receipt of a decided upload; "" where it lies in an earlier ledger."""
+        return self._previous or ""
+
+    @property
     def head(self) -> LedgerHead:
         return LedgerHead(self.ledger_id, self.lines, self.heads[-1])
 

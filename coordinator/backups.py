@@ -1,0 +1,254 @@
+"""A copy of a coordinator's state, made while it serves, and a state directory made of one.
+
+BACKUP/backup.json                          of when and of whom, and the SHA-256 of every other file
+BACKUP/config.toml, authority/, keys/       the federation's identity: as secret as the state directory itself
+BACKUP/coordinator.db                       what was committed at one moment
+BACKUP/blobs/{models,uploads,public_data}/  the files that it names
+
+The files are linked at the moment of the database's copy, by the thread that alone removes any, and copied after it.
+"""
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coordinator.answers import SnapshotMade
+from coordinator.context import Context, raise_fatal
+from coordinator.creation import RUNS
+from coordinator.state_directory import State
+from coordinator.storage import tables
+from coordinator.storage.blobs import SUFFIX, Blobs, DamagedModel, is_whole
+from coordinator.storage.database import Store
+from coordinator.studies.cleanup import accepted_uploads
+from wardround import __version__
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.local import directory
+from wardround.local.directory import quoted
+from wardround.local.durable import StateLock, make_folder, move, remove, write_file
+from wardround.records.schema import Strict, check
+from wardround.tensors.manifests import CHUNK
+
+LIST = "backup.json"
+DATABASE = "coordinator.db"
+log = logging.getLogger(__name__)
+
+
+class Contents(Strict):
+    """``backup.json``. ``made_s``: Unix time of the copy. ``files``: path below the backup -> SHA-256."""
+
+    federation: str
+    wardround: str
+    made_s: int
+    files: dict[str, str]
+
+
+def snapshot(context: Context) -> SnapshotMade:
+    """Put a copy of the database, and links to the files that it names, into a new folder of the state directory.
+
+    It takes a moment, in the thread that alone removes such files. Whoever asked copies them and removes the folder; so
+    the service, which may write nowhere else, need not.
+
+    Raises:
+        DamagedModel: a model that a study needs is gone, and so is its second copy.
+    """
+    folder = context.state.root / f"{context.state.snapshots}{uuid.uuid4().hex}"
+    make_folder(folder)
+    try:
+        return context.engine.call(lambda: _snapshot(context, folder))
+    except BaseException:
+        remove(folder)
+        raise
+
+
+def make(state: State, made: SnapshotMade, out: Path) -> Contents:
+    """Make the new folder ``out`` of a snapshot, which is removed, and of the keys and settings beside it.
+
+    Raises:
+        UsageProblem: ``out`` is there already, or inside the state directory.
+        DamagedModel: a model is damaged, and so is its second copy.
+        CannotWrite: there is no room; ``out`` is not made.
+    """
+    folder = Path(made.folder)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        refuse_unfit(state, out)
+        remove(partial)
+        make_folder(partial)
+        _copy(folder / DATABASE, partial / DATABASE)
+        _copy_named(state, made, partial)
+        for source in _plain_files(state):
+            _copy(source, partial / source.relative_to(state.root))
+        files = {str(path.relative_to(partial)): sha256(path) for path in _files_of(partial)}
+        contents = Contents(federation=made.federation, wardround=__version__, made_s=made.made_s, files=files)
+        write_file(partial / LIST, json.dumps(contents.model_dump(), indent=1, sort_keys=True).encode())
+        move(partial, out)
+    except BaseException:
+        remove(partial)
+        raise
+    finally:
+        remove(folder)
+    return contents
+
+
+def refuse_unfit(state: State, out: Path) -> None:
+    """Raises UsageProblem: no backup of ``state`` can be made at ``out``."""
+    if out.exists():
+        raise UsageProblem(f"{out} is there already", hint="give a folder that is not there yet")
+    if out.is_relative_to(state.root.resolve()):
+        raise UsageProblem(f"{out} is inside the state directory", hint="give a folder on another disk")
+
+
+def put_back(backup: Path, state: State) -> Contents:
+    """Make a new state directory of a backup, each of whose files is hashed first.
+
+    Raises:
+        UsageProblem: there is something at ``state`` already.
+        BadData: it is no backup, or a file of it is damaged or missing; nothing was made.
+        NeedsPerson: a newer program made it.
+    """
+    if directory.exists(state.root) and (not state.root.is_dir() or any(state.root.iterdir())):
+        raise UsageProblem(
+            f"{state.root} is there already; nothing was changed",
+            hint=f"keep it aside first: `mv {quoted(state.root)} {quoted(state.root)}.old`",
+        )
+    contents = _contents(backup)
+    partial = state.root.with_name(f".{state.root.name}.partial")
+    remove(partial)
+    make_folder(partial)
+    for name, wanted in contents.files.items():
+        path = partial / name
+        _copy(backup / name, path)
+        if sha256(path) != wanted:
+            remove(partial)
+            raise BadData(f"{backup / name} is damaged; nothing was restored", hint="take another backup")
+    store = Store(partial / DATABASE)
+    try:
+        store.refuse_other_schema()
+        with store.write() as session:
+            session.merge(tables.Restore(restored_s=int(time.time()), backup_s=contents.made_s))
+    except NeedsPerson:
+        remove(partial)
+        raise
+    finally:
+        store.close()
+    move(partial, state.root)
+    return contents
+
+
+def going_on(state: State) -> list[str]:
+    """The studies of a state directory that have begun and not ended."""
+    with StateLock(state.root, "coordinator restore"):
+        context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
+        try:
+            return [study.name for study in context.engine.studies() if study.state.phase in RUNS]
+        finally:
+            context.close()
+
+
+def _contents(backup: Path) -> Contents:
+    """The list of a backup. Raises BadData: it is none, or a file that it names is not there."""
+    path = backup / LIST
+    try:
+        contents = check(Contents, json.loads(path.read_bytes()), str(path))
+    except (OSError, ValueError):
+        raise BadData(f"{backup} is no backup: it has no {LIST} that can be read") from None
+    for name in contents.files:
+        inside = (backup / name).resolve().is_relative_to(backup.resolve())
+        if not inside or not (backup / name).is_file():
+            raise BadData(f"{backup} is not whole: it has no {name}; nothing was restored", hint="take another backup")
+    return contents
+
+
+def _snapshot(context: Context, folder: Path) -> SnapshotMade:
+    """Copy the database, and link the files that it names. Where the studies are owned: there alone one is removed."""
+    context.store.copy_to(folder / DATABASE)
+    blobs = context.blobs
+    studies = context.engine.studies()
+    accepted = tables.Upload.id.in_(set(accepted_uploads(studies)))
+    needed = {digest for study in studies for digest in study.models}
+    digests: set[str] = set()
+    with context.store.read() as session:
+        for row in session.scalars(sa.select(tables.Study)):
+            digests |= {row.initial, row.newest, json.loads(row.best)["digest"]} - {""}
+        uploads = {row.id: row.manifest_sha256 for row in session.scalars(sa.select(tables.Upload).where(accepted))}
+    for digest in sorted(digests):
+        linked = [_link(source, folder / place) for place, source in _copies(blobs, digest)]
+        if digest in needed and not any(linked):
+            raise DamagedModel(digest, blobs.folder)
+    kept = {upload: sha for upload, sha in uploads.items() if _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")}
+    return SnapshotMade(
+        folder=str(folder), made_s=int(context.wall_clock()), federation=context.config.federation,
+        models=tuple(sorted(digests)), uploads=kept,
+    )  # fmt: skip
+
+
+def _copies(blobs: Blobs, digest: str) -> tuple[tuple[str, Path], ...]:
+    """A model's file and its second copy, each with its name in a snapshot."""
+    return (f"{digest}{SUFFIX}", blobs.model(digest)), (f"{digest}.spare{SUFFIX}", blobs.spare(digest))
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Keep a file's bytes under another name, whatever becomes of it. Whether it is there."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        return False
+    except OSError:  # this file system has no links
+        _copy(source, target)
+    return True
+
+
+def _copy_named(state: State, made: SnapshotMade, folder: Path) -> None:
+    """Copy models and updates, and hash the copies: a damaged one is no backup.
+
+    Raises:
+        DamagedModel: no copy of a model is whole. A damaged update is left out: its site is asked for it again.
+    """
+    source, models, uploads = Path(made.folder), folder / "blobs" / "models", folder / "blobs" / "uploads"
+    for digest in made.models:
+        names = (f"{digest}{SUFFIX}", f"{digest}.spare{SUFFIX}")
+        present = [source / name for name in names if (source / name).exists()]
+        if present and not any(_copied_whole(path, models / names[0], digest) for path in present):
+            raise DamagedModel(digest, state.blobs)
+    for upload, manifest in made.uploads.items():
+        path = uploads / f"{upload}{SUFFIX}"
+        if not _copied_whole(source / path.name, path, manifest):
+            remove(path)
+            log.error("%s is damaged and not in the backup: its site is asked for it again", path.name)
+
+
+def _copied_whole(source: Path, target: Path, digest: str) -> bool:
+    _copy(source, target)
+    return is_whole(target, digest)
+
+
+def _plain_files(state: State) -> Iterator[Path]:
+    """Configuration, keys and public data sets."""
+    yield state.config_file
+    for folder in (state.authority, state.receipt_key_file.parent, state.blobs / "public_data"):
+        yield from _files_of(folder) if folder.is_dir() else ()
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """The files below a folder, but for those that are only being written."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            yield path
+
+
+def _copy(source: Path, target: Path) -> None:
+    make_folder(target.parent)
+    with source.open("rb") as file:
+        write_file(target, iter(lambda: file.read(CHUNK), b""))
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,60 @@
+"""``coordinator backup`` and ``restore``: a copy of the state while it serves, and the way back for all sites."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.answers import SnapshotMade, StudyRenewed
+from coordinator.cli.asking import ask, refuse_no_coordinator
+from coordinator.cli.options import State
+from coordinator.requests import MakeSnapshot, RenewStudy
+from wardround.cli import say
+
+SNAPSHOT_S = 600  # it copies the database, and nothing else
+
+
+def backup(
+    state: State,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new folder to make, on another disk.")],
+) -> None:
+    """Copy the whole state to a new folder, while the service runs or not. It holds the keys: encrypt the copy."""
+    refuse_no_coordinator(state)
+    from coordinator import backups
+    from coordinator.state_directory import State as Place
+    from coordinator.storage.tables import utc_text
+
+    place, target = Place(state), out.resolve()
+    backups.refuse_unfit(place, target)
+    contents = backups.make(place, ask(state, MakeSnapshot(), SnapshotMade, timeout_s=SNAPSHOT_S), target)
+    say(f"{len(contents.files)} files, as they were at {utc_text(contents.made_s)}, written to {target}")
+    say("it holds the federation's keys: encrypt it, and keep it where nobody else reads")
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `coordinator backup` made.")],
+    state: State,
+) -> None:
+    """Make a state directory of a backup, and a new revision of each study that went on. Give a new --state."""
+    from coordinator import backups
+    from coordinator.state_directory import State as Place
+    from coordinator.storage.tables import utc_text
+    from wardround.local import directory
+
+    directory.refuse_other(state, "coordinator")
+    contents = backups.put_back(folder, Place(state))
+    say(f"restored what was backed up at {utc_text(contents.made_s)}, {len(contents.files)} files, all whole")
+    renewed = [renew_one(state, study) for study in backups.going_on(Place(state))]
+    say("sites that were invited or revoked since then: invite or revoke them again")
+    say("next: `coordinator serve`")
+    for study in renewed:
+        say(f"then: each site runs `site-agent approve {study} --data NAME`, and `coordinator study start {study}`")
+
+
+def renew_one(state: Path, study: str) -> str:
+    """Begin a new revision of one study, and say what it is. Returns its name."""
+    made = ask(state, RenewStudy(study=study), StudyRenewed)
+    begins = f"the model of round {made.model}" if made.model else "its first model"
+    say(f"Study `{made.id}`, revision {made.revision}: begins from {begins}, {made.rounds} rounds")
+    print(f"{made.id} {made.study_digest}", flush=True)
+    return made.id
