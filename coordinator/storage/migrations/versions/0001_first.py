@@ -41,7 +41,6 @@ def upgrade() -> None:
         sa.Column("not_after_s", sa.BigInteger, nullable=False),
         sa.Column("made_with", sa.String(64), nullable=False),
         sa.Column("used_s", sa.BigInteger),
-        sa.Column("root", sa.String(64), nullable=False),
     )
     op.create_table(
         "models",
