@@ -221,6 +221,12 @@ def dated(
     )
 
 
+def issued_s(certificate: x509.Certificate) -> float:
+    """When a certificate of ours was issued (Unix time), but for a second or so: it is dated back as ``dated`` does."""
+    begins = certificate.not_valid_before_utc.timestamp()
+    return begins + min(BACKDATED_S, (certificate.not_valid_after_utc.timestamp() - begins) / 11)
+
+
 def key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     """What the key of a leaf, or of an authority, is for."""
     return x509.KeyUsage(

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from cryptography import x509
 from sqlalchemy.orm import Session
 
-from coordinator.members.authority import BACKDATED_S
+from coordinator.members.authority import issued_s
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from wardround.errors import BadData, NotPermitted, TryAgain
@@ -123,7 +123,7 @@ class CertificateStatus:
 
         TLS has checked that our authority signed it. What the copy knew and dropped since is not among these.
         """
-        issued = peer.certificate.not_valid_before_utc.timestamp() + BACKDATED_S
+        issued = issued_s(peer.certificate)
         with self._lock:
             first, last = self._forgotten
             unknown = peer.serial not in self._sites and peer.site in self._members - self._revoked
