@@ -164,6 +164,7 @@ class Administration:
                     site=site, state=state, certificate_expires=_utc_or_none(ends.get(site)),
                     last_seen=_utc_or_none(row.last_seen_s),
                     certificate_fork_since=_utc_or_none(row.certificate_fork_s),
+                    copied_since=_utc_or_none(self._context.instances.copied_since(site)),
                     ledger_key=fingerprint(bytes.fromhex(row.ledger_key)),
                 )
             )  # fmt: skip

@@ -56,6 +56,7 @@ class SiteRow(Answer):
         certificate_expires: when its newest certificate does (UTC).
         last_seen: when it last connected or disconnected (UTC).
         certificate_fork_since: since when two machines hold its keys (UTC).
+        copied_since: since when two programs with its identity were connected in turn (UTC).
         ledger_key: SHA-256 fingerprint of the key that signs its ledger.
     """
 
@@ -64,6 +65,7 @@ class SiteRow(Answer):
     certificate_expires: str | None = None
     last_seen: str | None = None
     certificate_fork_since: str | None = None
+    copied_since: str | None = None
     ledger_key: str | None = None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import CertificateStatus
 from coordinator.members.enrolment import Enrolment
+from coordinator.members.instances import Instances
 from coordinator.state_directory import State
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
@@ -50,6 +51,7 @@ class Context:
             state.sweep(wall_clock())
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
             self.certificate_status.load()
+            self.instances = Instances(wall_clock)
             self.enrolment = Enrolment(
                 self.store, self.authority, self.certificate_status, self.config.address, self.config.certificates
             )

@@ -168,7 +168,9 @@ class Coordinator:
         authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
         receipt_key = context.receipt_key.public_key().public_bytes_raw()
         enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority, receipt_key)
-        federation = FederationServicer(authenticator, context.engine, self.uploads, context.store, context.blobs)
+        federation = FederationServicer(
+            authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
+        )
         self._server.add_generic_rpc_handlers(
             (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation))
         )

@@ -16,6 +16,7 @@ from coordinator.calls import Call, parsed, permitted
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
+from coordinator.members.instances import Instances
 from coordinator.models import downloads
 from coordinator.models.downloads import Downloads
 from coordinator.storage.blobs import Blobs, DamagedModel
@@ -93,7 +94,13 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     """Studies, assignments, models down and updates up."""
 
     def __init__(
-        self, authenticator: Authenticator, engine: Engine, uploads: Uploads, records: Store, blobs: Blobs
+        self,
+        authenticator: Authenticator,
+        engine: Engine,
+        uploads: Uploads,
+        records: Store,
+        blobs: Blobs,
+        instances: Instances,
     ) -> None:
         self.authenticator = authenticator
         self._status = authenticator.certificate_status
@@ -102,12 +109,14 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._records = records
         self._downloads = Downloads(records, blobs)
         self._blobs = blobs
+        self._instances = instances
 
     @permitted("site", pb.StudiesRequest)
     def Studies(  # noqa: N802
         self, peer: Peer, request: pb.StudiesRequest, call: Call
     ) -> pb.StudiesReply:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
+        self._instances.refuse_copy(peer.site, _instance(request))
         listed = [
             study
             for study in self._engine.studies()
@@ -152,6 +161,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self, peer: Peer, request: pb.WatchRequest, call: Call
     ) -> Iterator[pb.Event]:
         rpc.refuse_other_version(request.agent_version[:40], "agent")
+        with self._instances.connected(peer.site, _instance(request)):
+            yield from self._watch(peer, call)
+
+    def _watch(self, peer: Peer, call: Call) -> Iterator[pb.Event]:
         stream = Stream()
         if not call.context.add_callback(stream.end):
             return  # the peer is gone
@@ -288,6 +301,17 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if study is None or peer.site not in study.rules.sites:
             raise BadData(f"no study `{name[:64]}` lists site `{peer.site}`", code="STUDY_UNKNOWN")
         return study
+
+
+def _instance(request: pb.StudiesRequest | pb.WatchRequest) -> str:
+    """The random number of the agent's process, in hex; "" of one that does not name itself.
+
+    Raises:
+        BadData: MESSAGE_MALFORMED, another length.
+    """
+    if len(request.instance) not in (0, 16):
+        raise BadData("an agent names itself with 16 bytes", code="MESSAGE_MALFORMED")
+    return request.instance.hex()
 
 
 def _not_offered(request: pb.DownloadRequest) -> BadData:

@@ -6,6 +6,9 @@
 Requests and answers are the classes of ``wardround.records.trainer``, as lines of JSON over a Unix socket; tensors
 cross as safetensors files in ``STATE/staging``. Nothing here imports torch, and nobody's pickle is read.
 
+Both a listener and its worker say every few seconds, while a request lasts, that they are alive. A worker that does not
+is ended by its listener, a listener by the gateway whose child it is; whoever asked hears of it within 25 s.
+
 What a trainer sends is checked at the worker's end and again at the gateway's: it runs code of others. Of a failure
 only ``code`` may go further than the hospital, and a failure's sentences are shown as the trainer's.
 """
@@ -19,13 +22,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from wardround.errors import BadData, TryAgain, WardroundError
-from wardround.local import control, frames
+from wardround.errors import BadData, TryAgain, Unavailable, WardroundError
+from wardround.local import control, frames, liveness
 from wardround.records import trainer as records
 from wardround.records.trainer import TRAINING_FAILED, Answer, Request
 from wardround.terminal import escaped
@@ -34,6 +38,8 @@ MAX_PRINTED = 4096  # bytes of one line that a worker prints; a longer one is se
 OUTPUT_END_S = 5  # a process that it started may hold its output open
 HELLO_TIMEOUT_S = 60  # a worker says hello before it imports torch
 ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy machine
+AT_ONCE_S = 1.5  # the listener answers by itself, however busy its worker is
+LOOK_S = 2.0  # between two looks at a worker that was asked something
 ROUND_REQUESTS = (records.Train, records.Validate, records.Finish)
 READING_REQUESTS = (
     records.Inspect,
@@ -74,40 +80,79 @@ class Trainer:
         """Whether a listener is there. Says nothing about its worker, which starts with the first request."""
         return control.is_listening(trainer_socket(self._state))
 
-    def ask(self, request: Request[A], progress: OnProgress | None = None) -> A:
+    def answers(self) -> bool:
+        """Whether the listener answers at once, whatever it says, as it does unless it is stopped or hung."""
+        try:
+            return self.status() is not None
+        except WardroundError:
+            return True
+
+    def status(self) -> records.Status | None:
+        """What the listener says of itself; None where none is there, or it does not answer at once."""
+        try:
+            return self.ask(records.GetStatus(), timeout_s=AT_ONCE_S)
+        except Unavailable:
+            return None
+
+    def ask(
+        self,
+        request: Request[A],
+        progress: OnProgress | None = None,
+        *,
+        ending: control.Ending = lambda stop: nullcontext(),
+        timeout_s: float | None = None,
+    ) -> A:
         """Ask the listener; what reads patients may take as long as it takes, anything else five minutes.
 
+        Args:
+            ending: of an ``Interrupt``: ends the waiting, and not what the trainer does.
+            timeout_s: of the answer, if it is less.
+
         Raises:
-            Unavailable: no listener is there, or it went away.
+            Unavailable: no listener is there, it went away, or it is stopped or hung.
             BrokenProtocol: it sent something that its protocol does not have.
             WardroundError: what the trainer said, marked as its words; ``code`` is a DECLINED name or "".
         """
-        timeout_s = None if isinstance(request, ROUND_REQUESTS + READING_REQUESTS) else ANSWER_TIMEOUT_S
+        if timeout_s is None and not isinstance(request, ROUND_REQUESTS + READING_REQUESTS):
+            timeout_s = ANSWER_TIMEOUT_S
         try:
             answer = control.call(
                 trainer_socket(self._state), request.to_document(), _as_document(progress), timeout_s=timeout_s,
-                most=frames.MAX_LINE, parse=partial(_parsed, request.answer_class().max_parts),
+                silent_s=liveness.SILENT_S, ending=ending, most=frames.MAX_LINE,
+                parse=partial(_parsed, request.answer_class().max_parts),
                 failure=lambda document: records.marked(records.error_from(document)),
             )  # fmt: skip
         except frames.Garbled as error:
             raise records.broken(error.message) from None
         return request.answer_from(answer)
 
-    def abort(self) -> None:
-        """End the round that is being trained, at once. What was not committed is trained again when asked again.
+    def abort(self, study_digest: str, revision: int, round_: int) -> None:
+        """End one round's training at once. What was not committed is trained again when asked again.
 
         Raises:
-            Unavailable: no listener is there.
+            Unavailable: no listener is there, or it does not answer at once.
         """
-        self.ask(records.Abort())
+        abort = records.Abort(study_digest=study_digest, revision=revision, round=round_)
+        self.ask(abort, timeout_s=AT_ONCE_S)
 
 
 def ask(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:
-    """Ask the listener if there is one, else a one-shot worker. Raises as they do."""
+    """Ask the listener if there is one, else a one-shot worker. Raises as they do.
+
+    Raises:
+        Unavailable: besides, at once where the listener is stopped or hung.
+    """
     trainer = Trainer(state)
-    if trainer.available():
-        return trainer.ask(request, progress)
-    return one_shot(state, request, progress)
+    if not trainer.available():
+        return one_shot(state, request, progress)
+    if not trainer.answers():
+        raise Unavailable(
+            "the trainer does not answer",
+            hint="`site-agent run` ends it and starts another; try again in a minute. One that runs alone (`--only "
+            "trainer`) must be started again by you",
+            code=TRAINING_FAILED,
+        )
+    return trainer.ask(request, progress)
 
 
 def one_shot(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:
@@ -173,9 +218,12 @@ class Worker:
         self._connection = ours
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
+        self._watch: liveness.Watch | None = None
+        self._frozen = ""
         ours.settimeout(HELLO_TIMEOUT_S)
         try:
-            hello = self._read()
+            with self._watched():
+                hello = self._read()
         except TimeoutError:
             hello = None
         except WardroundError:
@@ -183,7 +231,8 @@ class Worker:
             raise
         if not isinstance(hello, records.Hello):
             self.close()
-            raise Died("the trainer's worker did not start", hint="its log says why", code=TRAINING_FAILED)
+            why = f": it {self._frozen}" if self._frozen else ""
+            raise Died(f"the trainer's worker did not start{why}", hint="its log says why", code=TRAINING_FAILED)
         ours.settimeout(None)
         self.isolation: str = hello.isolation
         self.missing = tuple(hello.missing)
@@ -198,16 +247,17 @@ class Worker:
         return self._process.pid
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether it can be asked: it has not ended, and is not stopped."""
+        return self._process.poll() is None and not liveness.is_stopped(self.pid)
 
     def ask(self, request: Request[A], progress: OnProgress | None = None) -> A:
         """One request, its progress and its result. Others wait for their turn.
 
         Raises:
-            TryAgain: the worker died, or was ended.
+            TryAgain: the worker died, or was ended: from here too, because it was stopped or hung.
             WardroundError: what it said.
         """
-        with self._turn:
+        with self._turn, self._watched():
             try:
                 self._stream.write(json.dumps(request.to_document(), separators=(",", ":")).encode() + b"\n")
                 self._stream.flush()
@@ -220,6 +270,8 @@ class Worker:
                         case records.Progress():
                             if progress is not None:
                                 progress(reply)
+                        case records.Alive():
+                            pass  # ``_read`` has noted it
                         case records.Hello():
                             self.kill()
                             raise records.broken("its first words, for the second time")
@@ -227,10 +279,14 @@ class Worker:
                 pass  # it died before it had read the request
         raise self._died(request.command)
 
-    def kill(self) -> None:
-        """End it at once, and wait for its end. Whoever waits for its answer gets ``TryAgain``."""
-        if self.alive():
+    def end(self) -> None:
+        """End it at once. Whoever waits for its answer gets ``TryAgain``."""
+        if self._process.poll() is None:
             self._process.kill()
+
+    def kill(self) -> None:
+        """The same, and wait for its end."""
+        self.end()
         self._process.wait()
 
     def close(self) -> None:
@@ -249,6 +305,8 @@ class Worker:
     def _read(self, max_parts: int = Answer.max_parts) -> records.Reply | None:
         """Its next reply; None where it died before the end of it."""
         line = self._stream.readline(records.LONGEST)
+        if self._watch is not None:
+            self._watch.heard()
         if not line.endswith(b"\n") and len(line) < records.LONGEST:
             return None
         try:
@@ -257,8 +315,33 @@ class Worker:
             self.kill()  # which request its next line would answer is not known any more
             raise error if isinstance(error, records.BrokenProtocol) else records.broken(error.message) from None
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While the block lasts, it is ended if it is stopped or hung."""
+        self._watch, self._frozen, over = liveness.Watch(self.pid), "", threading.Event()
+
+        def watch(judge: liveness.Watch) -> None:
+            while not over.wait(LOOK_S):
+                if frozen := judge.frozen():
+                    self._frozen = frozen
+                    log.error("the trainer's worker (process %d) %s: it is ended", self.pid, frozen)
+                    self.end()
+                    return
+
+        threading.Thread(target=watch, args=(self._watch,), name="worker-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
     def _died(self, command: str) -> "Died":
         code = self._process.wait()
+        if self._frozen:
+            return Died(
+                f"the trainer's worker {self._frozen} while it was asked to {command}, and was ended",
+                hint="did somebody stop it, or is its data on a disk that does not answer?",
+                code=TRAINING_FAILED,
+            )
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return Died(
             f"the trainer's worker ended ({how}) while it was asked to {command}",

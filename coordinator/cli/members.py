@@ -46,6 +46,9 @@ def sites(state: State, as_json: Json = False) -> None:
                 f"Site `{row.site}`: two machines hold its keys since {row.certificate_fork_since} (a copy, or a theft)"
             )
             say(f"next: ask its people; if nobody there knows of a copy, `coordinator revoke {row.site}`")
+        if row.copied_since:
+            say(f"Site `{row.site}`: two programs run with its identity, seen since {row.copied_since}")
+            say("next: ask its people which of the two machines goes on, and have the other one stopped")
         if row.ledger_key:
             print(f"ledger key of {row.site}: {row.ledger_key}")
     print(f"receipt key: {answer.receipt_key}")

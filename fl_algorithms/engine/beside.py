@@ -62,9 +62,9 @@ class Beside:
         """As ``SiteSession.finish``."""
         return self.federated.finish(best_round, best)
 
-    def export_state(self) -> SessionState:
-        """Of both."""
-        state, alone = self.federated.export_state(), self._alone.export_state()
+    def export_state(self, *, copies: bool = True) -> SessionState:
+        """Of both, as ``SiteSession.export_state``."""
+        state, alone = self.federated.export_state(copies=copies), self._alone.export_state(copies=copies)
         tensors = state.tensors | {f"{ALONE}/{name}": tensor for name, tensor in alone.tensors.items()}
         return SessionState(tensors, {**state.meta, ALONE: alone.meta})
 

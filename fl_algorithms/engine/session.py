@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
-from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic
+from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic, seen_at_home
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.judging import reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
@@ -240,6 +240,8 @@ class SiteSession:
         """What leaves, once every phase has been trained."""
         context = opened.context
         context.algorithm.after_round(context)
+        for network in context.networks.values():
+            network.zero_grad(set_to_none=True)  # a gradient is as large as the model, and what follows needs room
         checkpoints = opened.checkpoints + self._compete(context.round_number)
         uplink = context.algorithm.to_send(context)
         sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
@@ -281,16 +283,19 @@ class SiteSession:
         validated = self._judge(context.networks)
         return (self._checkpoint("best_global", best_round, context.networks, validated),)
 
-    def export_state(self) -> SessionState:
-        """Copies of all that the next round needs beside the download."""
+    def export_state(self, *, copies: bool = True) -> SessionState:
+        """All that the next round needs beside the download. Without ``copies`` it shares the session's memory where it
+        can, for a reader who is done before that goes on.
+        """
         context = self._context
+        taken = at_home if copies else seen_at_home
         tensors = {
-            f"private/{flat_key(key)}": at_home(tensor)
+            f"private/{flat_key(key)}": taken(tensor)
             for key, tensor in all_tensors(context.networks).items()
             if key not in self._brought
         }
-        tensors |= {f"optimizer/{key}": tensor for key, tensor in context.optimizers.export().items()}
-        tensors |= {f"kept/{key}": at_home(tensor) for key, tensor in context.kept.items()}
+        tensors |= {f"optimizer/{key}": moment for key, moment in context.optimizers.export(copies=copies).items()}
+        tensors |= {f"kept/{key}": taken(tensor) for key, tensor in context.kept.items()}
         meta = {
             "algorithm": context.study.method.name,
             "round": context.round_number,
@@ -340,15 +345,18 @@ class SiteSession:
         validated = self._judge(context.networks)
         checkpoints: list[Checkpoint] = []
         if round_number > 1:
-            checkpoints.append(self._checkpoint("latest", round_number - 1, context.networks, validated))
-            checkpoints += self._compete(round_number - 1, validated)
+            latest = self._checkpoint("latest", round_number - 1, context.networks, validated)
+            checkpoints += [latest, *self._compete(round_number - 1, validated, latest)]
         return {VAL_LOSS: validated.loss, **validated.metrics}, checkpoints
 
-    def _compete(self, model_round: int, downloaded: _Judgement | None = None) -> list[Checkpoint]:
+    def _compete(
+        self, model_round: int, downloaded: _Judgement | None = None, latest: Checkpoint | None = None
+    ) -> list[Checkpoint]:
         """Let the method's candidates compete to be the site's best. A later equal loss replaces.
 
         Args:
             downloaded: what was said of the session's networks, which are as they came; None after training.
+            latest: the checkpoint of these; the best one, if it is of them, shares its tensors.
         """
         context, best = self._context, list[Checkpoint]()
         for candidate in context.algorithm.candidates(context, downloaded is None):
@@ -358,7 +366,9 @@ class SiteSession:
                 self._best_pool, self._best_loss = candidate.pool, None
             if validated.loss is not None and (self._best_loss is None or validated.loss <= self._best_loss):
                 self._best_loss = validated.loss
-                best = [self._checkpoint("best_local", model_round, candidate.networks, validated)]
+                same = latest if candidate.networks is context.networks else None
+                found = same or self._checkpoint("best_local", model_round, candidate.networks, validated)
+                best = [replace(found, kind="best_local")]
         return best
 
     def _judge(self, networks: Networks) -> _Judgement:

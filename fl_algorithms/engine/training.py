@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fl_algorithms.engine.batches import Batch as Batch
 from fl_algorithms.engine.batches import Batches as Batches
-from fl_algorithms.engine.device import CPU, Device, at_home, like
+from fl_algorithms.engine.device import CPU, Device, at_home, like, seen_at_home
 from fl_algorithms.engine.diverged import Diverged
 from fl_algorithms.tasks.base import Inputs
 from wardround.errors import BadData
@@ -102,14 +102,19 @@ class Optimizers:
         for optimizer, _ in self._made.values():
             _scale(optimizer, factor)
 
-    def export(self) -> dict[str, Tensor]:
-        """Every moment as a tensor on the CPU: "KEY..SLOT..PARAMETER.MOMENT"."""
-        tensors = {name: value.clone() for name, value in self._kept.items()}
+    def export(self, *, copies: bool = True) -> dict[str, Tensor]:
+        """Every moment as a tensor on the CPU: "KEY..SLOT..PARAMETER.MOMENT".
+
+        Args:
+            copies: False shares memory where it can, for a reader who is done before the next step.
+        """
+        taken = at_home if copies else seen_at_home
+        tensors = {name: taken(value) for name, value in self._kept.items()}
         for key, (optimizer, parameters) in self._made.items():
             for name, parameter in parameters.items():
                 for moment, value in optimizer.state.get(parameter, {}).items():
                     if value is not None:
-                        tensors[f"{_kept_name(key, name)}.{moment}"] = at_home(torch.as_tensor(value))
+                        tensors[f"{_kept_name(key, name)}.{moment}"] = taken(torch.as_tensor(value))
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

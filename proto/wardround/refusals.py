@@ -16,7 +16,9 @@ from wardround.errors import Refused, RefusedForGood, TryAgain, WardroundError
 TROUBLE = "COORDINATOR_TROUBLE"
 ENDED_LEDGERS = frozenset({"LEDGER_ROLLBACK", "LEDGER_FORK"})
 FOR_GOOD = frozenset({"SITE_REVOKED", "CERTIFICATE_EXPIRED", "VERSION_UNSUPPORTED"}) | ENDED_LEDGERS
-LATER = frozenset({TROUBLE, "TOO_BUSY", "CERTIFICATE_UNKNOWN", "CERTIFICATE_PROFILE", "CALL_NOT_ALLOWED"})
+LATER = frozenset({
+    TROUBLE, "TOO_BUSY", "CERTIFICATE_UNKNOWN", "CERTIFICATE_PROFILE", "CALL_NOT_ALLOWED", "SITE_CONNECTED_TWICE",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ MEANINGS: dict[str, Meaning] = {
     "SITE_REVOKED": Meaning("the coordinator's operator has revoked this site", f"nothing here was deleted; {_ASK}"),
     "CALL_NOT_ALLOWED": Meaning("the coordinator does not let this identity make the call", _ASK),
     "MESSAGE_MALFORMED": Meaning("the coordinator cannot read the message", _VERSIONS),
+    "SITE_CONNECTED_TWICE": Meaning(
+        "another program with this site's identity is connected, which started later",
+        "was this machine, or its state directory, copied? stop one of the two",
+    ),
     TROUBLE: Meaning(
         "the coordinator has trouble of its own", f"nothing is wrong here; its operator's log says why: {_ASK}"
     ),

@@ -36,11 +36,12 @@ def ask_service(
     here: "SiteState", request: "Request[A]", progress: Callable[[Any], Any] | None = None
 ) -> "A | None":  # fmt: skip
     """Ask the running service; None where none runs."""
-    from wardround.local import control
+    from wardround.local import control, liveness
 
     if not control.is_listening(here.control):
         return None
-    return request.answer_from(control.call(here.control, request.document(), progress, timeout_s=SERVICE_S))
+    answer = control.call(here.control, request.document(), progress, timeout_s=SERVICE_S, silent_s=liveness.SILENT_S)
+    return request.answer_from(answer)
 
 
 def ask_or_do(

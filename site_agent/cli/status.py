@@ -110,6 +110,9 @@ def _print_status(shown: "SiteStatus") -> None:
         print("If nobody here knows of a copy, tell the coordinator's operator; then join again with a new invitation")
     print(f"Ledger key {shown.ledger_key}")
     print(f"Coordinator's receipt key {shown.receipt_key}")
+    if shown.trainer_problem is not None:
+        text = f"THE TRAINER DOES NOT ANSWER: {shown.trainer_problem}; rounds wait"
+        console.print(Text(text, style="bold red"), soft_wrap=True)
     isolation = f"Trainer's isolation: {shown.isolation}"
     console.print(Text(isolation, style="bold red" if shown.isolation == "none" else ""))
     for measure in shown.isolation_missing:
@@ -118,7 +121,7 @@ def _print_status(shown: "SiteStatus") -> None:
     console.print(f"Gateway runs as {shown.users.gateway}, trainer as {shown.users.trainer}", markup=False)
     if shown.users.root:
         console.print(Text("RUNNING AS ROOT: give gateway and trainer users of their own", style="bold red"))
-    elif not shown.users.separate:
+    elif shown.trainer_problem is None and not shown.users.separate:
         print("One user for both: the kernel does not keep the gateway from the patients' files")
     _print_studies(shown.studies)
     _print_disputed(shown.disputed)

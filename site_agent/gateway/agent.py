@@ -9,6 +9,7 @@ Three threads, each asleep until something happens:
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from site_agent.gateway.commands import CommandHandler
@@ -47,13 +48,15 @@ from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
 from wardround.records.ledger.entries import SessionEntry
 
+STEADY_S = 10  # a connection that lasted longer is tried again at once when it ends
+STOP_S = 15  # of which one call to a coordinator that does not answer takes ten
 FIRST_TRY_S = 5  # how long `ready` waits for the first connection, which may well not come
 STUDY_STATES = (StopReason.FINISHED, StopReason.STOPPED, StopReason.FAILED, StopReason.PAUSED)
 log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One site's gateway while it runs. ``wait`` returns when it has stopped, with the reason if that is an error.
+    """One site's gateway while it runs. ``wait`` returns when it is to stop, with the reason if that is an error.
     ``least_renewal_s``: between two renewals of the certificate, whatever the coordinator says."""
 
     def __init__(self, state: SiteState, least_renewal_s: float = LEAST_S) -> None:
@@ -66,12 +69,10 @@ class Agent:
         trainer = Trainer(state.root)
         self._rounds = Rounds(state, self._site, self._session, self._ledger, trainer, self._declare)
         self._log = RateLimitedLog(log)
-        self._stopping = Interrupt()
-        self.stopped = Latch()
+        self._stopping, self.stopped = Interrupt(), Latch()
         self._first_try = threading.Event()
         self._error: WardroundError | None = None
-        self._connected = False
-        self._was_connected = False  # since ``_watch`` last looked
+        self._connected = self._was_connected = False  # now; since ``_watch`` last looked
         self.certificate_fork_since = ""  # since when the coordinator sees two certificates renewed from one
         self._watching = Interrupt()
         self._inbox = Inbox()
@@ -87,30 +88,37 @@ class Agent:
         self._first_try.wait(FIRST_TRY_S)
 
     def stop(self) -> None:
-        """Stop all that is under way; the ledger's head is signed when this returns."""
+        """Stop all that is under way; the ledger's head is signed when this returns.
+
+        A thread that does not end (a disk that does not answer) could still write into the ledger: then it is left
+        open, as a crash leaves it, and its next start takes up what is there. Safe to repeat.
+        """
         self._stopping.throw()
         self._inbox.close()
         self._watching.throw()
+        until = time.monotonic() + STOP_S
         for thread in self._threads:
-            thread.join(timeout=30)
+            if thread.ident is not None:
+                thread.join(timeout=max(0.0, until - time.monotonic()))
         self._session.close()
+        if still := [thread.name.strip("_") for thread in self._threads if thread.is_alive()]:
+            log.critical("the agent's thread %s does not end; the ledger is left as it is", " and ".join(still))
+            return
         try:
-            if not self._ledger.failed:  # what was sent since the last connection ended
+            if not (self._ledger.failed or self._ledger.closed):  # what was sent since the last connection ended
                 egress.record_control(self._ledger, self._session.meter)
         finally:
             self._ledger.close()
 
     def wait(self) -> WardroundError | None:
-        """Wait until something ends the agent: a call of ``end``, or an error that no retry helps."""
+        """Wait until something ends the agent: ``stopped`` is set, or an error that no retry helps."""
         self.stopped.wait()
         return self._error
 
     def fail(self, error: WardroundError) -> None:
-        """Let ``wait`` return with an error."""
-        self._fail(error)
-
-    def end(self) -> None:
-        """Let ``wait`` return."""
+        """Let ``wait`` return with an error, the first one."""
+        self._error = self._error or error
+        self._first_try.set()
         self.stopped.set()
 
     @property
@@ -164,7 +172,7 @@ class Agent:
         approved = [consent.study for consent in self.commands.approved()]
         unreported = [study for study in approved if not self.withdraw(study, person)]
         self.commands.leave(person)
-        self._fail(NeedsPerson(f"site `{self._site.site}` left federation `{self._site.federation}`"))
+        self.fail(NeedsPerson(f"site `{self._site.site}` left federation `{self._site.federation}`"))
         return unreported
 
     def _refuse_unconnected(self) -> None:
@@ -190,21 +198,23 @@ class Agent:
         waits = backoff()
         logged = ""
         while not self._stopping.thrown:
+            began = time.monotonic()
             try:
                 with self._session.use() as connection:
                     self._watch_once(connection)
-                waits, logged = backoff(), ""
+                logged = ""
             except Interrupted:
                 if self._stopping.thrown:
                     return
                 continue  # the certificate was renewed while this connection began
             except (Unavailable, TryAgain, Refused) as error:
                 if self._was_connected:
-                    self._was_connected, waits, logged = False, backoff(), ""
+                    self._was_connected, logged = False, ""
                 if self._stopping.thrown:
                     return
                 logged = self._log_if_new(error, logged)
             self._first_try.set()
+            waits = backoff() if time.monotonic() - began > STEADY_S else waits
             self._stopping.wait(next(waits))
 
     def _watch_once(self, connection: Connection) -> None:
@@ -374,10 +384,10 @@ class Agent:
         except Interrupted:
             return
         except WardroundError as error:
-            self._fail(as_needs_person(error, self._site) if is_fatal(error) else error)
+            self.fail(as_needs_person(error, self._site) if is_fatal(error) else error)
         except Exception as error:
             log.exception("the agent's %s thread failed", name)
-            self._fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))
+            self.fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))
 
     def _ran_out(self, act: Callable[[], None]) -> bool:
         """Whether a thread's work ended because there was no file descriptor; False when it is done."""
@@ -388,8 +398,3 @@ class Agent:
                 raise
             return True
         return False
-
-    def _fail(self, error: WardroundError) -> None:
-        self._error = self._error or error
-        self._first_try.set()
-        self.stopped.set()

@@ -49,11 +49,13 @@ class ServiceStatus(Answer):
 
     Attributes:
         certificate_fork_since: since when the coordinator sees two holders of this site's keys; "" if it sees one.
+        trainer_problem: why its trainer does not answer now; "" while it does, or is not this service's child.
     """
 
     connected: bool
     uid: int
     certificate_fork_since: str
+    trainer_problem: str
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.backoff import backoff
+from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.downloads import Downloads
@@ -30,7 +31,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
-from wardround.errors import BadData, NeedsPerson, NotPermitted, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.local import durable
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
@@ -38,6 +39,7 @@ from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.files import TensorFile
 
 Answer = TypeVar("Answer", bound=records.Answer)
+TRAINER_TRIES = 8  # some 40 s of waiting in all: a listener is started again in less
 log = logging.getLogger(__name__)
 
 
@@ -94,7 +96,7 @@ class Rounds:
             Unavailable: the connection broke; the next one asks again.
         """
         for consent in self._state.consents():
-            self._settle(self._caught_up(self._state.journal(consent.study)))
+            self._settle(self._caught_up(self._state.journal(consent.study), interrupt), interrupt)
         entries = self._ledger.unresolved
         for upload_id in entries:
             interrupt.check()
@@ -113,16 +115,16 @@ class Rounds:
                 log.info("upload %s of `%s`: %s", decided[:12], entries[decided].study, receipt.decision)
                 journal = self._state.journal(entries[decided].study)
                 if journal.upload_id == decided:
-                    self._decide(journal, receipt)
+                    self._decide(journal, receipt, interrupt)
 
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """An update's way, from what is asked to its receipt. Returns whether it waits for a person."""
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
         self._refuse_disputed(assignment)
-        last = self._caught_up(self._state.journal(assignment.study))
+        last = self._caught_up(self._state.journal(assignment.study), interrupt)
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
-        journal = self._begin(assignment, last, consent)
+        journal = self._begin(assignment, last, consent, interrupt)
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
@@ -141,7 +143,7 @@ class Rounds:
         journal.phase, journal.upload_id = "uploading", upload.header.upload_id
         self._state.save_journal(journal)
         receipt = egress.send(upload, self._session, self._ledger, self._policy, consent, interrupt)
-        self._decide(journal, receipt)
+        self._decide(journal, receipt, interrupt)
         receipts.refuse_if_ledger_refused(receipt)
         return False
 
@@ -191,10 +193,10 @@ class Rounds:
                 journal.study, journal.round,
             )  # fmt: skip
 
-    def _begin(self, assignment: Assignment, last: Journal, consent: Consent) -> Journal:
+    def _begin(self, assignment: Assignment, last: Journal, consent: Consent, interrupt: Interrupt) -> Journal:
         """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
         consent, perhaps from other data, never goes on."""
-        self._settle(last)
+        self._settle(last, interrupt)
         same_study = last.study_digest == assignment.digest and last.revision == assignment.revision
         same_consent = last.consent == consent.digest
         same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
@@ -209,7 +211,7 @@ class Rounds:
                 declined_at="",
             )  # fmt: skip
         if same_study and last.update and not last.decision and last.round != assignment.round:
-            self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round))
+            self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
         self._forget_files(last)
         return self._fresh(assignment, base, consent)
 
@@ -246,17 +248,16 @@ class Rounds:
         self._state.save_journal(journal)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
-        with interrupt.ending(self._abort):
-            try:
-                form = records.Train if assignment.kind == TRAIN else records.Validate
-                result = self._ask(form(
-                    study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-                    site=self._site.site, data=_approved(consent), round=assignment.round, base=base,
-                    base_digest=assignment.base.digest,
-                ), estimate.note)  # fmt: skip
-            except WardroundError:
-                interrupt.check()  # it was ended from here
-                raise
+        form = records.Train if assignment.kind == TRAIN else records.Validate
+        request = form(
+            study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
+            data=_approved(consent), round=assignment.round, base=base, base_digest=assignment.base.digest,
+        )  # fmt: skip
+        try:
+            result = self._ask(request, interrupt, estimate.note)
+        except Interrupted:
+            self._abort(request)
+            raise
         self._take_result(journal, result, consent)
         journal.phase = "trained"
         self._state.save_journal(journal)
@@ -271,15 +272,15 @@ class Rounds:
             own = self._state.own_copy(journal.study)
             journal.update_digest = egress.take(self._staging, journal.update, consent, own)
 
-    def _caught_up(self, journal: Journal) -> Journal:
+    def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
         """The journal with what the ledger knows and it does not: the process ended between the two."""
         if journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved:
             receipt = self._ledger.receipt(journal.upload_id)
             if receipt is not None:
-                self._decide(journal, receipt)
+                self._decide(journal, receipt, interrupt)
         return journal
 
-    def _decide(self, journal: Journal, receipt: Receipt) -> None:
+    def _decide(self, journal: Journal, receipt: Receipt, interrupt: Interrupt) -> None:
         if receipt.decision == NOT_RECEIVED:
             journal.phase, journal.upload_id = "trained", ""
             self._state.save_journal(journal)
@@ -291,14 +292,14 @@ class Rounds:
         journal.phase, journal.decision = "decided", receipt.decision
         journal.applied = not journal.update
         self._state.save_journal(journal)
-        self._settle(journal)
+        self._settle(journal, interrupt)
 
-    def _settle(self, journal: Journal) -> None:
+    def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear a decision that it has not heard."""
         if journal.applied or not journal.decision:
             return
         form = records.Commit if journal.decision == ACCEPTED else records.Discard
-        self._ask(form(study=journal.study, revision=journal.revision, round=journal.round))
+        self._ask(form(study=journal.study, revision=journal.revision, round=journal.round), interrupt)
         journal.applied = True
         self._state.save_journal(journal)
 
@@ -309,7 +310,7 @@ class Rounds:
         journal = self._state.journal(assignment.study)
         if journal.study_digest != assignment.digest:
             journal = Journal(assignment.study, assignment.revision, assignment.digest)
-        self._settle(self._caught_up(journal))
+        self._settle(self._caught_up(journal, interrupt), interrupt)
         if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
             return
         if assignment.reason == "finished" and consent.state == "approved":
@@ -332,26 +333,49 @@ class Rounds:
             contributors={row.site: list(row.rounds) for row in rows},
             capped={row.site: list(row.capped) for row in rows if row.capped},
             left_out={row.site: list(row.left_out) for row in rows if row.left_out},
-        ))  # fmt: skip
+        ), interrupt)  # fmt: skip
         if best is not None:
             self._staging.remove(best.file)
 
     def _ask(
-        self, request: records.Request[Answer], progress: Callable[[records.Progress], None] | None = None
+        self,
+        request: records.Request[Answer],
+        interrupt: Interrupt,
+        progress: Callable[[records.Progress], None] | None = None,
     ) -> Answer:
-        """Ask the trainer; when it cannot be reached, that is its failure, not the coordinator's."""
-        try:
-            return self._trainer.ask(request, progress)
-        except Unavailable as error:
-            raise NeedsPerson(
-                f"the trainer does not answer: {error.message}",
-                hint="`site-agent status`; is `site-agent run --only trainer` running?",
-                code="DECLINED_TRAINING_FAILED",
-            ) from None
+        """Ask the trainer; again where its worker or its listener ended under the request. A deadline that passes
+        meanwhile calls the round off.
 
-    def _abort(self) -> None:
+        Raises:
+            Interrupted: called off; the trainer may still be at it.
+            NeedsPerson: the trainer cannot be reached. That is its failure, not the coordinator's.
+            WardroundError: what it said.
+        """
+        for tries, wait_s in enumerate(backoff(0.5), 1):
+            interrupt.check()
+            try:
+                return self._trainer.ask(request, progress, ending=interrupt.ending)
+            except Unavailable as error:
+                interrupt.check()  # it was hung up from here
+                if tries >= TRAINER_TRIES:
+                    raise NeedsPerson(
+                        f"the trainer does not answer: {error.message}",
+                        hint="`site-agent status`; is `site-agent run --only trainer` running?",
+                        code=records.TRAINING_FAILED,
+                    ) from None
+                why = error.message
+            except TryAgain as error:
+                interrupt.check()
+                if tries >= TRAINER_TRIES or error.code != records.TRAINING_FAILED:
+                    raise
+                why = error.message
+            log.warning("%s; the trainer is asked to %s again in %.1f s", why, request.command, wait_s)
+            interrupt.wait(wait_s)
+        raise AssertionError("backoff never ends")
+
+    def _abort(self, request: records.Train | records.Validate) -> None:
         try:
-            self._trainer.abort()
+            self._trainer.abort(request.study_digest, request.revision, request.round)
         except WardroundError as error:
             log.warning("the trainer could not be told to stop: %s", error.message)
 

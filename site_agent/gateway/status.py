@@ -15,10 +15,12 @@ from site_agent.state.codec import STRICT
 from site_agent.state.directory import SiteState
 from site_agent.state.person import user_name
 from site_agent.state.site import Site
-from wardround.records.trainer import GetStatus
+from wardround.records.trainer import GetStatus, Status
 from wardround.signing.certificates import Name
 from wardround.signing.certificates import fingerprint as fingerprint_of
 from wardround.signing.dsse import fingerprint, keyid
+
+UNKNOWN = "unknown"  # of a trainer that does not answer
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class SiteStatus:
         coordinator: its address.
         running: whether the service runs; ``connected`` whether it reaches the coordinator.
         certificate_fork_since: since when the coordinator sees two holders of this site's keys.
+        trainer_problem: why the trainer does not answer now; None while it does. What it would say of itself is then
+            "unknown".
         isolation_missing: the measures that are not in force, by their names in ``trainer.isolation``.
     """
 
@@ -74,6 +78,7 @@ class SiteStatus:
     running: bool
     connected: bool
     certificate_fork_since: str | None
+    trainer_problem: str | None
     isolation: str
     isolation_missing: tuple[str, ...]
     device: str
@@ -86,7 +91,8 @@ class SiteStatus:
 
 def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> SiteStatus:
     """The status of a site. ``service`` is what the running service answers, None where none runs."""
-    isolated = handoff.ask(here.root, GetStatus())
+    trainer = _trainer(here, service)
+    problem = "" if trainer is not None else (service.trainer_problem if service is not None else "")
     gateway_uid = service.uid if service is not None else os.geteuid()
     own = Identity(here.identity)
     return SiteStatus(
@@ -96,12 +102,29 @@ def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> S
         certificate_expires=own.certificate().not_valid_after_utc.isoformat().replace("+00:00", "Z"),
         running=service is not None, connected=service is not None and service.connected,
         certificate_fork_since=(service.certificate_fork_since if service is not None else "") or None,
-        isolation=isolated.isolation, isolation_missing=tuple(isolated.missing), device=isolated.device,
-        users=Users(
-            user_name(gateway_uid), isolated.user, gateway_uid != isolated.uid, 0 in (gateway_uid, isolated.uid)
-        ),
-        studies=tuple(study_rows(here, Name(site.federation, "coordinator").uri)), disputed=_disputed(here),
+        trainer_problem=None if trainer is not None else problem or "it is stopped, hangs, or has ended",
+        isolation=trainer.isolation if trainer is not None else UNKNOWN,
+        isolation_missing=tuple(trainer.missing) if trainer is not None else (),
+        device=trainer.device if trainer is not None else UNKNOWN, users=_users(gateway_uid, trainer),
+        studies=tuple(study_rows(here, Name(site.federation, "coordinator").uri, ask_trainer=trainer is not None)),
+        disputed=_disputed(here),
     )  # fmt: skip
+
+
+def _trainer(here: SiteState, service: ServiceStatus | None) -> Status | None:
+    """What the trainer says of itself, at once; None where it should be there and does not answer."""
+    listener = handoff.Trainer(here.root)
+    if service is None and not listener.available():
+        return handoff.one_shot(here.root, GetStatus())
+    return listener.status()
+
+
+def _users(gateway_uid: int, trainer: Status | None) -> Users:
+    if trainer is None:
+        return Users(user_name(gateway_uid), UNKNOWN, separate=False, root=gateway_uid == 0)
+    return Users(
+        user_name(gateway_uid), trainer.user, separate=gateway_uid != trainer.uid, root=0 in (gateway_uid, trainer.uid)
+    )
 
 
 def _disputed(here: SiteState) -> tuple[DisputedUpload, ...]:

@@ -1,14 +1,16 @@
 """``site-agent run --only trainer``: waits for the gateway, and starts an isolated worker when there is work. No torch.
 
 The worker is started with the first request that needs it and stays warm between rounds. It serves one request at a
-time; what concerns no round (``check``, ``predict``, ...) gets a worker of its own while a round is being trained.
+time; what concerns no round (``check``, ``predict``, ...) gets a worker of its own while a round is being trained. A
+round that is called off is called off by its name: where the worker is at something else, that goes on.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from fl_algorithms.engine.hardware import Hardware
@@ -32,6 +34,23 @@ OF_NO_ROUND = (
     records.Predict,
 )  # fmt: skip
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Job:
+    """A request that waits for the worker or is being answered by it, and its answer to come."""
+
+    request: AnyRequest
+    answer: "Future[Answer]"
+    called_off: bool = False
+
+    def is_round(self, abort: records.Abort) -> bool:
+        """Whether it is the round that ``abort`` names."""
+        match self.request:
+            case records.Train() | records.Validate() as asked:
+                named = (asked.study_digest, asked.revision, asked.round)
+                return named == (abort.study_digest, abort.revision, abort.round)
+        return False
 
 
 def listen_forever(
@@ -83,7 +102,8 @@ class Listener:
         self._thread = ThreadPoolExecutor(1, "worker")
         self._worker: Worker | None = None
         self._closing = False
-        self._waiting = 0
+        self._jobs: list[Job] = []  # oldest first
+        self._current: Job | None = None
         self._lock = threading.Lock()
 
     def answer(self, document: object, progress: control.Reply) -> Mapping[str, object]:
@@ -105,7 +125,7 @@ class Listener:
             case records.GetStatus():
                 return self._status()
             case records.Abort():
-                self._end_worker()
+                self._call_off(request)
                 return records.Done()
         try:
             if isinstance(request, BOOKKEEPING):
@@ -130,32 +150,67 @@ class Listener:
 
     def _pass_on(self, request: AnyRequest, progress: OnProgress) -> Answer:
         with self._lock:
-            busy = self._waiting > 0
             if self._closing:
                 raise TryAgain("the trainer is stopping", hint="start it again", code="DECLINED_TRAINING_FAILED")
-            alone = busy and isinstance(request, OF_NO_ROUND)
-            self._waiting += not alone
+            alone = bool(self._jobs) and isinstance(request, OF_NO_ROUND)
+            if not alone:
+                job = Job(request, Future())
+                self._jobs.append(job)
+                self._thread.submit(self._work, job, progress)
         if alone:
             return ask_alone(self._state, request, progress)
         try:
-            return self._thread.submit(self._ask_worker, request, progress).result()
-        finally:
-            with self._lock:
-                self._waiting -= 1
+            return job.answer.result()
+        except CancelledError:
+            raise TryAgain(
+                f"this `{request.command}` was called off before it began", code="DECLINED_TRAINING_FAILED"
+            ) from None
 
-    def _ask_worker(self, request: AnyRequest, progress: OnProgress) -> Answer:
+    def _work(self, job: Job, progress: OnProgress) -> None:
+        """Have one job done, in the worker's thread, unless it was called off."""
+        with self._lock:
+            if not job.answer.set_running_or_notify_cancel():
+                return
+            self._current = job
+        try:
+            answer = self._ask_worker(job, progress)
+        except BaseException as error:  # whoever waits for it gets it
+            self._over(job)
+            job.answer.set_exception(error)
+        else:
+            self._over(job)
+            job.answer.set_result(answer)
+
+    def _over(self, job: Job) -> None:
+        with self._lock:
+            self._current = None
+            self._jobs.remove(job)
+
+    def _ask_worker(self, job: Job, progress: OnProgress) -> Answer:
         if self._worker is None or not self._worker.alive():
             if self._worker is not None:
+                log.info("the trainer's worker (process %d) ended or is stopped: another is started", self._worker.pid)
                 self._worker.close()
             self._worker = Worker(self._state, warm=True, options=self._options)
-            if self._closing:
-                self._worker.kill()
-        return self._worker.ask(request, progress)
+        with self._lock:
+            if job.called_off or self._closing:
+                raise TryAgain(f"this `{job.request.command}` was called off", code="DECLINED_TRAINING_FAILED")
+        return self._worker.ask(job.request, progress)
+
+    def _call_off(self, abort: records.Abort) -> None:
+        """End the round that ``abort`` names: the worker with it, if it is at that, else what waits of it."""
+        with self._lock:
+            for job in [job for job in self._jobs if job.is_round(abort)]:
+                job.called_off = True
+                if job is self._current:
+                    self._end_worker()
+                elif job.answer.cancel():
+                    self._jobs.remove(job)
 
     def _end_worker(self) -> None:
         worker = self._worker
         if worker is not None:
-            worker.kill()
+            worker.end()
 
     def __enter__(self) -> "Listener":
         return self
@@ -163,6 +218,8 @@ class Listener:
     def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._closing = True
+            for job in self._jobs:
+                job.answer.cancel()
         self._end_worker()
         self._thread.shutdown(cancel_futures=True)
         if self._worker is not None:

@@ -4,6 +4,9 @@ import json
 import logging
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedRWPair
 from pathlib import Path
 
@@ -13,8 +16,9 @@ from site_agent.trainer.requests import Requests
 from wardround.errors import WardroundError
 from wardround.local import frames
 from wardround.local.durable import StorageFailed
+from wardround.local.liveness import BEAT_S
 from wardround.local.logs import log_to_stderr
-from wardround.records.trainer import Answer, Failure, Hello, Progress, reply_document, request_from
+from wardround.records.trainer import Alive, Answer, Failure, Hello, Progress, reply_document, request_from
 
 log = logging.getLogger(__name__)
 
@@ -25,24 +29,56 @@ def serve(descriptor: int, state: str, in_force: InForce, hardware: Hardware, *,
     os.umask(0o027)
     requests = Requests(Path(state), hardware)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
+        replies = Replies(stream)
         try:
-            hello = Hello.model_validate({"isolation": in_force.kind, "missing": list(in_force.missing)})
-            _send(stream, hello)
-            if warm:
-                _preload(requests)
+            replies.send(Hello.model_validate({"isolation": in_force.kind, "missing": list(in_force.missing)}))
+            with replies.beating():
+                if warm:
+                    _preload(requests)
             while line := stream.readline(frames.MAX_LINE):
-                _answer(requests, line, stream)
+                with replies.beating():
+                    _answer(requests, line, replies)
         except (BrokenPipeError, ConnectionResetError):
             return  # whoever wanted the answer is gone
 
 
-def _answer(requests: Requests, line: bytes, stream: BufferedRWPair) -> None:
+class Replies:
+    """What is sent to whoever asked, by the thread that answers and by one that says that this process is alive."""
+
+    def __init__(self, stream: BufferedRWPair) -> None:
+        self._stream = stream
+        self._turn = threading.Lock()
+
+    def send(self, reply: Hello | Alive | Progress | Answer | Failure) -> None:
+        with self._turn:
+            self._stream.write(json.dumps(reply_document(reply), separators=(",", ":")).encode() + b"\n")
+            self._stream.flush()
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """While the block lasts, say every few seconds that this process is neither stopped nor hung."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT_S):
+                try:
+                    self.send(Alive())
+                except OSError:
+                    return  # whoever asked is gone, as the other thread will find
+
+        threading.Thread(target=beat, name="beat", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def _answer(requests: Requests, line: bytes, replies: Replies) -> None:
     try:
         request = request_from(frames.request_from(line))
-        answer = requests.answer(request, lambda step: _send(stream, step))
-        _send(stream, answer)
+        replies.send(requests.answer(request, replies.send))
     except WardroundError as error:
-        _send(stream, Failure.of(error))
+        replies.send(Failure.of(error))
         if isinstance(error, StorageFailed):
             raise SystemExit(error.exit_code) from None
 
@@ -52,8 +88,3 @@ def _preload(requests: Requests) -> None:
         requests.preload()
     except WardroundError as error:
         log.warning("%s; %s", error.message, error.hint)  # each request will say so too
-
-
-def _send(stream: BufferedRWPair, reply: Hello | Progress | Answer | Failure) -> None:
-    stream.write(json.dumps(reply_document(reply), separators=(",", ":")).encode() + b"\n")
-    stream.flush()

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.answers import SiteList, SiteRow
+from coordinator.cli import members
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
@@ -195,6 +197,18 @@ def test_sites_says_where_two_hold_the_keys(commands: Commands) -> None:
         "Site `alpha`: two machines hold its keys since 2026-09-21T14:13:20Z (a copy, or a theft)\n"
         "next: ask its people; if nobody there knows of a copy, "
         f"`coordinator revoke alpha --state {commands.state}`\n"
+    )
+
+
+def test_sites_says_where_two_programs_run_with_one_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = SiteRow(site="alpha", state="connected", copied_since="2026-09-21T14:13:20Z")
+    monkeypatch.setattr(members, "ask", lambda *_: SiteList(sites=(row,), receipt_key="ab"))
+    members.sites(tmp_path)
+    assert capsys.readouterr().err == (
+        "Site `alpha`: two programs run with its identity, seen since 2026-09-21T14:13:20Z\n"
+        "next: ask its people which of the two machines goes on, and have the other one stopped\n"
     )
 
 

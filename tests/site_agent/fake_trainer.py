@@ -59,6 +59,8 @@ class FakeTrainer:
         self.misfits: list[dict[str, Any]] = []  # what of the data does not fit
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
+        self.dies: list[WardroundError] = []  # of the next rounds, how each of them fails
+        self.deaf = threading.Event()  # while set, nothing is answered
         self.says: Any = None  # instead of any answer
         self.progress: list[Any] = []  # what a round's training tells on its way
         self.honest = True  # else its failures have codes that are not its own
@@ -66,11 +68,13 @@ class FakeTrainer:
         self.bases: list[str] = []
         self.hold = threading.Event()  # while set, training does not end by itself
         self.aborted = threading.Event()
+        self.heard = threading.Event()  # ends what is not answered
         self.changed = threading.Condition()
         self._server = control.ControlServer(state / "staging" / "trainer.sock", self.answer)
 
     def close(self) -> None:
         self.aborted.set()
+        self.heard.set()
         self._server.close()
 
     def commands(self, *names: str) -> list[dict[str, Any]]:
@@ -90,6 +94,8 @@ class FakeTrainer:
         with self.changed:
             self.asked.append(request)
             self.changed.notify_all()
+        if self.deaf.is_set():
+            self.heard.wait(WAIT_S)
         if self.says is not None:
             return self.says
         for step in self.progress if request["command"] == "train" else ():
@@ -132,6 +138,8 @@ class FakeTrainer:
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.failure is not None:
             raise self.failure
+        if self.dies:
+            raise self.dies.pop(0)
         with TensorFile(self.state / "staging" / request["base"]) as base:
             self.bases.append(base.manifest().digest())
         if self.hold.is_set():

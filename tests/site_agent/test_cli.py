@@ -271,6 +271,13 @@ def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     shown = shell.run("status", NO_COLOR="1").stdout
     assert "SOMEBODY ELSE HOLDS THIS SITE'S KEYS, or this machine was copied: since 2026-09-21 14:13 UTC" in shown
     assert "If nobody here knows of a copy, tell the coordinator's operator; then join again with a new" in shown
+    shell.trainer.deaf.set()
+    status = shell.json("status")
+    assert (status["trainer_problem"], status["isolation"]) == ("it is stopped, hangs, or has ended", "unknown")
+    shown = shell.run("status", NO_COLOR="1").stdout
+    assert "THE TRAINER DOES NOT ANSWER: it is stopped, hangs, or has ended; rounds wait\n" in shown
+    shell.trainer.deaf.clear()
+    assert shell.json("status")["trainer_problem"] is None
     shell.stop(service)
     assert shell.json("status")["connected"] is False
 

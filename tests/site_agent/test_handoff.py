@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from site_agent import handoff
 from site_agent.handoff import Trainer
 from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
-from tests.site_agent.trainer_world import NAME, Hospital, small_study
+from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study
 from wardround.errors import BadData, TryAgain, Unavailable
 from wardround.local import control, sockets
 from wardround.local.durable import StorageFailed
@@ -142,7 +143,7 @@ def test_abort_ends_a_round_at_once_and_another_can_begin(hospital: Hospital) ->
     with listening(hospital.state) as trainer:
         future, begun = ask_in_thread(trainer, request)
         assert begun.wait(WAIT_S)
-        trainer.abort()
+        trainer.abort(STUDY_DIGEST, 1, 1)
         with pytest.raises(
             TryAgain, match=r"the trainer's worker ended \(SIGKILL\) while it was asked to train"
         ) as told:
@@ -175,7 +176,7 @@ def test_what_concerns_no_round_is_answered_while_one_is_trained(hospital: Hospi
         assert (inspected.rows, inspected.columns) == (60, 4)
         assert trainer.ask(Discard(study=NAME, revision=1, round=9)) == Done()
         assert not future.done()
-        trainer.abort()
+        trainer.abort(STUDY_DIGEST, 1, 1)
         with pytest.raises(TryAgain):
             future.result(WAIT_S)
 
@@ -237,6 +238,7 @@ def test_worker_that_breaks_its_protocol_is_ended_for_its_next_line_could_answer
     worker = handoff.Worker.__new__(handoff.Worker)
     with ours, workers, ours.makefile("rwb") as stream:
         worker._stream, worker._turn = stream, threading.Lock()
+        worker._process = SimpleNamespace(pid=os.getpid())  # type: ignore[assignment]
         workers.sendall(line + b'\n{"result":{}}\n')
         with pytest.raises(BrokenProtocol, match=message):
             worker.ask(Commit(study=NAME, revision=1, round=1))

@@ -15,7 +15,7 @@ import torch
 
 from fl_algorithms.engine.hardware import Hardware
 from site_agent import handoff
-from site_agent.gateway import service
+from site_agent.gateway import trainer_process
 from site_agent.handoff import Trainer
 from site_agent.trainer.listener import Listener
 from site_agent.trainer.requests import Requests
@@ -118,9 +118,9 @@ def test_one_command_for_both_hands_the_choice_to_its_trainer(tmp_path: Path, mo
         started.append(line)
         raise OSError("seen")
 
-    monkeypatch.setattr(service.subprocess, "Popen", start)
+    monkeypatch.setattr(trainer_process.subprocess, "Popen", start)
     with pytest.raises(OSError, match="seen"):
-        service.TrainerProcess(tmp_path, Hardware("auto", 3).options)
+        trainer_process.TrainerProcess(tmp_path, Hardware("auto", 3).options)
     assert started[0][-4:] == ["--device", "auto", "--workers", "3"]
 
 

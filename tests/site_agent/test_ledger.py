@@ -201,6 +201,8 @@ def test_what_the_coordinator_does_not_know_is_shown_with_its_study_and_round(fo
 class Answers:
     """A session with a coordinator that answers one upload, and what it is asked about the others."""
 
+    times_connected = 1
+
     def __init__(self, receipt: Envelope, others: dict[str, Envelope | None]) -> None:
         self.receipt, self.others, self.uploads = receipt, others, 0
 

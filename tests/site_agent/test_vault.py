@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from fl_algorithms.engine.session import SessionState
 from site_agent.trainer.rounds import sessions
-from site_agent.trainer.rounds.tensorfiles import from_bytes, manifest_of, payload, specs_of, to_bytes
+from site_agent.trainer.rounds.tensorfiles import file_of, from_bytes, manifest_of, payload, specs_of
 from site_agent.trainer.vault import models
 from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Index, Origin
@@ -85,7 +85,7 @@ def answer(number: int) -> Trained:
 
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
-    state = StoredState(to_bytes(tensors(number)), canonical.dumps({"round": number}))
+    state = StoredState(tuple(file_of(tensors(number))), canonical.dumps({"round": number}))
     vault.keep_pending(number, state, ORIGIN, answer(number), DIGEST)
 
 
@@ -113,7 +113,7 @@ def current(vault: Vault, before: int = 100) -> int:
         return 0
     stored = vault.load(kept)
     assert canonical.loads(stored.meta) == {"round": kept.round}
-    assert torch.equal(from_bytes(stored.tensors)["private/w"], tensors(kept.round)["private/w"])
+    assert torch.equal(from_bytes(b"".join(stored.tensors))["private/w"], tensors(kept.round)["private/w"])
     return kept.round
 
 
@@ -129,8 +129,8 @@ def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
         "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
     }  # fmt: skip
-    kept = vault.keep_pending(1, StoredState(to_bytes(odd), b"{}"), ORIGIN, answer(1), DIGEST)
-    back = from_bytes(vault.load(kept).tensors)
+    kept = vault.keep_pending(1, StoredState(tuple(file_of(odd)), b"{}"), ORIGIN, answer(1), DIGEST)
+    back = from_bytes(b"".join(vault.load(kept).tensors))
     assert back.keys() == odd.keys()
     for name, tensor in odd.items():
         assert back[name].dtype == tensor.dtype

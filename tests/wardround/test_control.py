@@ -8,6 +8,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,42 @@ def test_an_answer_that_does_not_come_is_said_with_the_time(path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         call(path, {"command": "wait"}, timeout_s=0.2)
     assert caught.value.message == f"the service at {path.parent} gave no answer in 0.2 s"
+
+
+@contextmanager
+def beating(path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[Path]:
+    """A service that says so often that it is alive."""
+    monkeypatch.setattr(control, "BEAT_S", seconds)
+    server = ControlServer(path, service)
+    try:
+        yield path
+    finally:
+        service.release.set()
+        server.close()
+
+
+def test_a_service_that_says_that_it_is_alive_is_waited_for(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    with beating(tmp_path / "control.sock", service, monkeypatch, 0.02) as path:
+        threading.Timer(2, service.release.set).start()
+        assert call(path, {"command": "wait"}, said.append, silent_s=1) == "late"
+    assert not said  # it is no progress
+
+
+def test_a_silent_service_is_not_waited_for(tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = beating(tmp_path / "control.sock", service, monkeypatch, 3600)
+    with silent as path, pytest.raises(Unavailable, match=r"gave no answer in 0\.2 s"):
+        call(path, {"command": "wait"}, silent_s=0.2)
+
+
+def test_a_service_that_is_alive_and_does_not_answer_is_not_waited_for_without_end(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = beating(tmp_path / "control.sock", service, monkeypatch, 0.02)
+    with alive as path, pytest.raises(Unavailable, match=r"gave no answer in 0\.3 s"):
+        call(path, {"command": "wait"}, timeout_s=0.3)
 
 
 def test_nobody_listening_is_said(tmp_path: Path) -> None:

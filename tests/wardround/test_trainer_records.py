@@ -70,7 +70,8 @@ def test_any_json_is_a_request_or_of_another_release(document: object) -> None:
             {"command": "commit", "study": "s", "revision": 1, "round": "1"},
             'not a request `commit` to the trainer: "round": int_type',
         ),
-        ({"command": "abort", "now": True}, 'not a request `abort` to the trainer: "now": extra_forbidden'),
+        ({"command": "status", "now": True}, 'not a request `status` to the trainer: "now": extra_forbidden'),
+        ({"command": "abort"}, 'not a request `abort` to the trainer: "study_digest": missing'),
     ],
     ids=lambda value: None if isinstance(value, str) else json.dumps(value),
 )
@@ -92,6 +93,7 @@ def test_a_reply_of_a_worker_survives_being_sent(hello: object, progress: object
     for form, document in ((trainer.Hello, hello), (trainer.Progress, progress), (trainer.Failure, failure)):
         reply = form.model_validate(document)
         assert trainer.reply_from(sent(trainer.reply_document(reply))) == reply
+    assert trainer.reply_from(sent(trainer.reply_document(trainer.Alive()))) == trainer.Alive()
     answer = trainer.Device(device="cpu")
     assert trainer.reply_from(sent(trainer.reply_document(answer))) == trainer.Result(answer.to_document())
 
@@ -105,6 +107,7 @@ def test_a_reply_of_a_worker_survives_being_sent(hello: object, progress: object
         ({"hello": {"isolation": "strong", "missing": []}}, 'its first words: "isolation": literal_error'),
         ({"progress": {"step": -1, "steps": 1}}, 'its progress: "step": greater_than_equal'),
         ({"error": {}}, 'its failure: "message": missing'),
+        ({"alive": {"well": True}}, 'its beat: "well": extra_forbidden'),
     ],
     ids=json.dumps,
 )

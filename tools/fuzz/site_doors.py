@@ -85,7 +85,6 @@ from wardround.records.receipts import (
 )
 from wardround.records.study import StudyFile
 from wardround.records.trainer import (
-    Abort,
     AnyRequest,
     ApprovedData,
     Check,
@@ -94,6 +93,7 @@ from wardround.records.trainer import (
     DataFiles,
     Describe,
     Described,
+    Discard,
     DraftMapping,
     Examine,
     Export,
@@ -629,9 +629,9 @@ def _trainer(folder: Path) -> Door:
                     return handoff.Trainer(folder).ask(ASKED[kind.lower()], lambda item: None)
             worker = handoff.Worker.__new__(handoff.Worker)
             worker._stream, worker._turn = ours.makefile("rwb"), threading.Lock()
-            worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1)  # type: ignore[assignment]
+            worker._process = SimpleNamespace(wait=lambda: 1, poll=lambda: 1, pid=os.getpid())  # type: ignore[assignment]
             try:
-                return worker.ask(ASKED.get(kind, Abort()), lambda item: None)
+                return worker.ask(ASKED.get(kind, Discard(study="s", revision=1, round=1)), lambda item: None)
             finally:
                 worker._stream.close()
 

@@ -1,7 +1,7 @@
 """Commands speak to the service that owns a state directory over a Unix socket in it.
 
 One request, one line of JSON: ``{"command": ..., ...}``. Any number of answers: progress while it lasts, then a result
-or an error; ``frames`` has their form.
+or an error; ``frames`` has their form. While a request lasts the service also says every ``BEAT_S`` that it is alive.
 
 Who may connect is decided by the folder's mode and checked again by the peer's user id, before a request is waited for.
 A request must come within ``REQUEST_S``, and only so many are served at one time.
@@ -14,20 +14,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wardround.errors import NotPermitted, TryAgain, Unavailable, UsageProblem, WardroundError
 from wardround.local import frames
 from wardround.local.durable import StorageFailed
+from wardround.local.liveness import BEAT_S
 from wardround.local.sockets import accepted, connect, listen, peer_of, peer_user
 
 REQUEST_S = 10  # how long a connection may take to say what it wants
 MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
 Reply = Callable[[Any], None]
 Handler = Callable[[frames.Document, Reply], Any]
+Ending = Callable[[Callable[[], object]], AbstractContextManager[None]]  # while its block lasts, what ends it
+BEAT = b'{"alive":true}\n'
 _PEER: ContextVar[tuple[int, int] | None] = ContextVar("peer", default=None)
 log = logging.getLogger(__name__)
 
@@ -61,12 +65,16 @@ class ControlServer:
         self._closing = False
         self._lock = threading.Lock()
         self._served = 0
+        self._callers: set[_Caller] = set()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._beat, name="control-beat", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening. Answers under way are finished by their own threads."""
         self._closing = True
+        self._ended.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(timeout=5)
@@ -108,34 +116,65 @@ class ControlServer:
         finally:
             self._leave()
 
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with self._lock:
+                callers = list(self._callers)
+            for caller in callers:
+                caller.beat()
+
     def _answer(self, connection: socket.socket) -> None:
         gone = suppress(BrokenPipeError, ConnectionResetError)  # whoever asked may leave at any time
         with gone, connection:
+            caller = _Caller(connection)
             try:
                 line = _first_line(connection, time.monotonic() + REQUEST_S)
                 if not line:
                     return  # somebody tried whether we listen
                 asked_by = _PEER.set(peer_of(connection))
+                with self._lock:
+                    self._callers.add(caller)
                 try:
-                    result = self._handler(
-                        frames.request_from(line), lambda item: _send(connection, {"progress": item})
-                    )
+                    result = self._handler(frames.request_from(line), lambda item: caller.send({"progress": item}))
                 finally:
                     _PEER.reset(asked_by)
-                _send(connection, {"result": result})
+                    with self._lock:
+                        self._callers.discard(caller)
+                caller.send({"result": result})
             except StorageFailed as error:
                 try:
-                    _send(connection, frames.failure_of(error))
+                    caller.send(frames.failure_of(error))
                 finally:
                     self._fatal(error)
             except WardroundError as error:
-                _send(connection, frames.failure_of(error))
+                caller.send(frames.failure_of(error))
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception:
                 log.exception("a command failed")
                 failed = WardroundError("the service failed at this command", hint="its log says why")
-                _send(connection, frames.failure_of(failed))
+                caller.send(frames.failure_of(failed))
+
+
+class _Caller:
+    """The connection of one command: several threads may say something on it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._turn = threading.Lock()
+
+    def send(self, item: Any) -> None:
+        with self._turn:
+            _send(self._connection, item)
+
+    def beat(self) -> None:
+        """Say that the service is alive, unless something is being said, or is still to be read."""
+        if self._turn.acquire(blocking=False):
+            try:
+                with suppress(OSError):
+                    self._connection.send(BEAT, socket.MSG_DONTWAIT)
+            finally:
+                self._turn.release()
 
 
 def call(
@@ -144,6 +183,8 @@ def call(
     progress: Reply | None = None,
     *,
     timeout_s: float | None = 60,
+    silent_s: float | None = None,
+    ending: Ending = lambda stop: nullcontext(),
     most: int | None = None,
     parse: Callable[[bytes], frames.Document] | None = None,
     failure: Callable[[Any], WardroundError] | None = None,
@@ -151,18 +192,24 @@ def call(
     """Ask the service at ``path``.
 
     Args:
+        timeout_s: how long the answer may take, however often the service says that it is alive.
+        silent_s: how long the service may say nothing at all.
+        ending: of an ``Interrupt``: by what it gets, another thread ends the call.
         most: an answer of more bytes is refused, for a service that is not trusted with our memory.
         parse: reads an answer, if not ``parsed``.
         failure: makes what is raised of what the service says of an error, if not ``failure_from``.
 
     Raises:
-        Unavailable: nobody listens there, or no answer came in ``timeout_s``.
+        Unavailable: nobody listens there, no answer came in ``timeout_s``, or the service was silent for longer than a
+            service that is alive is.
         Garbled: what came is no answer, or is longer than ``most``.
         WardroundError: what the service's handler raised.
     """
     parse, failure = parse or frames.parsed, failure or frames.failure_from
-    with connect(path) as connection, connection.makefile("rb") as stream:
-        connection.settimeout(timeout_s)
+    deadline = time.monotonic() + timeout_s if timeout_s is not None else None
+    with connect(path) as connection, connection.makefile("rb") as stream, ending(partial(_hang_up, connection)):
+        limits = [limit for limit in (timeout_s, silent_s) if limit is not None]
+        connection.settimeout(min(limits, default=None))
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered already, and closed
                 connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
@@ -171,13 +218,21 @@ def call(
                     return answer["result"]
                 if "error" in answer:
                     raise failure(answer["error"])
-                if progress is not None:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError
+                if progress is not None and "alive" not in answer:
                     progress(answer.get("progress"))
         except TimeoutError:
-            raise Unavailable(f"the service at {path.parent} gave no answer in {timeout_s} s") from None
+            waited_s = timeout_s if deadline is not None and time.monotonic() >= deadline else silent_s
+            raise Unavailable(f"the service at {path.parent} gave no answer in {waited_s} s") from None
         except (BrokenPipeError, ConnectionResetError):
             pass  # raised below
     raise Unavailable(f"the service at {path.parent} went away before it answered")
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def is_listening(path: Path) -> bool:

@@ -19,6 +19,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CALL_NOT_ALLOWED: _ClassVar[RefusalCode]
     MESSAGE_MALFORMED: _ClassVar[RefusalCode]
     COORDINATOR_TROUBLE: _ClassVar[RefusalCode]
+    SITE_CONNECTED_TWICE: _ClassVar[RefusalCode]
     INVITATION_UNKNOWN: _ClassVar[RefusalCode]
     INVITATION_EXPIRED: _ClassVar[RefusalCode]
     INVITATION_USED: _ClassVar[RefusalCode]
@@ -76,6 +77,7 @@ SITE_REVOKED: RefusalCode
 CALL_NOT_ALLOWED: RefusalCode
 MESSAGE_MALFORMED: RefusalCode
 COORDINATOR_TROUBLE: RefusalCode
+SITE_CONNECTED_TWICE: RefusalCode
 INVITATION_UNKNOWN: RefusalCode
 INVITATION_EXPIRED: RefusalCode
 INVITATION_USED: RefusalCode
@@ -123,12 +125,14 @@ DOES_NOT_FIT: SiteStatus
 TRAINING: SiteStatus
 
 class StudiesRequest(_message.Message):
-    __slots__ = ("agent_version", "after")
+    __slots__ = ("agent_version", "after", "instance")
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     agent_version: str
     after: str
-    def __init__(self, agent_version: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+    instance: bytes
+    def __init__(self, agent_version: _Optional[str] = ..., after: _Optional[str] = ..., instance: _Optional[bytes] = ...) -> None: ...
 
 class StudiesReply(_message.Message):
     __slots__ = ("studies", "coordinator_version", "more", "last_receipt")
@@ -185,10 +189,12 @@ class DeclareReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("agent_version",)
+    __slots__ = ("agent_version", "instance")
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     agent_version: str
-    def __init__(self, agent_version: _Optional[str] = ...) -> None: ...
+    instance: bytes
+    def __init__(self, agent_version: _Optional[str] = ..., instance: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("offer", "assignment", "goodbye", "certificate_fork", "coordinator_version")

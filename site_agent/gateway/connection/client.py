@@ -5,6 +5,7 @@ Messages become records here; whoever calls never sees protobuf or gRPC. A faile
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
-from wardround.errors import BadData, Unavailable, WardroundError
+from wardround.errors import TryAgain, Unavailable, WardroundError
 from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
@@ -39,6 +40,7 @@ CONNECT_S = 15  # the first call after a connection broke: it may wait until the
 COPY_S = 300  # a copy of all receipts
 MAX_PAGES = 64  # of studies; each has at least one, and as many offers that nobody approved are kept
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
+INSTANCE = os.urandom(16)  # of this process: a coordinator tells a copy of this site by it
 LEFT_OUT = {"offer": "an offer", "assignment": "an assignment", "certificate_fork": "a warning"}
 log = logging.getLogger(__name__)
 
@@ -116,13 +118,15 @@ class Connection:
             patient: wait up to 15 s for a coordinator that cannot be reached.
 
         Raises:
-            BadData: the pages do not go on by name, or are more than ``MAX_PAGES``.
+            TryAgain: the pages do not go on by name, or are more than ``MAX_PAGES``.
         """
         offers: list[Offer] = []
         after = ""
         for _ in range(MAX_PAGES):
             with _explained("asking for studies"):
-                request = self._counted("Studies", pb.StudiesRequest(agent_version=__version__, after=after))
+                request = self._counted(
+                    "Studies", pb.StudiesRequest(agent_version=__version__, after=after, instance=INSTANCE)
+                )
                 call = self._federation.Studies.future(request, timeout=CONNECT_S, wait_for_ready=patient)
                 with interrupt.ending(call.cancel):
                     reply = call.result()
@@ -133,7 +137,7 @@ class Connection:
             if not reply.more:
                 return offers
             after = _last_of_page(reply, after)
-        raise BadData(f"the coordinator's list of studies has more than {MAX_PAGES} pages", code="MESSAGE_MALFORMED")
+        raise TryAgain(f"the coordinator's list of studies has more than {MAX_PAGES} pages")
 
     def declare(self, declaration: Declaration) -> None:
         """Tell the coordinator where this site stands."""
@@ -146,7 +150,9 @@ class Connection:
         What cannot be believed is logged and left out.
         """
         with _explained("waiting for assignments"):
-            call = self._federation.Watch(self._counted("Watch", pb.WatchRequest(agent_version=__version__)))
+            call = self._federation.Watch(
+                self._counted("Watch", pb.WatchRequest(agent_version=__version__, instance=INSTANCE))
+            )
             with interrupt.ending(call.cancel), _cancelled_after(call):
                 for message in call:
                     event = _event_or_none(message, self.site)
@@ -283,11 +289,11 @@ def _last_of_page(reply: pb.StudiesReply, before: str) -> str:
     """The name after which the next page of studies begins. It goes back to the coordinator, so it has a name's form.
 
     Raises:
-        BadData: there is none, or it is not after ``before``.
+        TryAgain: there is none, or it is not after ``before``.
     """
     last = reply.studies[-1].study if reply.studies else ""
     if not STUDY_NAME.fullmatch(last) or last <= before:
-        raise BadData("the coordinator's pages of studies do not go on by name", code="MESSAGE_MALFORMED")
+        raise TryAgain("the coordinator's pages of studies do not go on by name")
     return last
 
 

@@ -19,7 +19,9 @@ from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatF
 SOON_READ = 1 << 30  # bytes of data that are read again for a look, which takes seconds
 
 
-def hindrances(here: SiteState, coordinator: str, offer: Offer, consent: Consent, journal: Journal) -> list[str]:
+def hindrances(
+    here: SiteState, coordinator: str, offer: Offer, consent: Consent, journal: Journal, *, ask_trainer: bool = True
+) -> list[str]:
     """What changed since ``consent`` so that its next round would be declined; each with what to do."""
     changes = differences(consent, offer)
     if changes or consent.state != APPROVED or journal.ended:
@@ -31,7 +33,7 @@ def hindrances(here: SiteState, coordinator: str, offer: Offer, consent: Consent
             f"what it trains on is not what was approved, so round {journal.round} was declined; `site-agent data "
             f"check {consent.data.name} --study {offer.study}` looks at it",
         ]
-    return changes + _data(here.root, consent, begun=journal.round > 0)
+    return changes + _data(here.root, consent, begun=journal.round > 0) if ask_trainer else changes
 
 
 def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> list[str]:

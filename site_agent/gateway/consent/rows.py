@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from site_agent.gateway.consent.hindrances import hindrances
+from site_agent.handoff import Trainer
 from site_agent.state.codec import STRICT
 from site_agent.state.consent import Consent
 from site_agent.state.directory import SiteState
@@ -44,13 +45,22 @@ class StudyRow:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
-def study_rows(here: SiteState, coordinator: str) -> list[StudyRow]:
-    """A row for each study that is offered. ``coordinator`` is its URI name."""
+def study_rows(here: SiteState, coordinator: str, *, ask_trainer: bool = True) -> list[StudyRow]:
+    """A row for each study that is offered.
+
+    Args:
+        coordinator: its URI name.
+        ask_trainer: whether the data is looked at too; not by a trainer that is stopped or hung.
+    """
     rows = []
+    listener = Trainer(here.root)
+    ask_trainer = ask_trainer and (not listener.available() or listener.answers())
     for offer in here.offers():
         consent, journal = here.consent(offer.study), here.journal(offer.study)
         journal = journal if journal.study_digest == offer.digest else Journal(offer.study)
-        changes = hindrances(here, coordinator, offer, consent, journal) if consent is not None else []
+        changes = []
+        if consent is not None:
+            changes = hindrances(here, coordinator, offer, consent, journal, ask_trainer=ask_trainer)
         rows.append(study_row(offer, consent, journal, changes))
     return rows
 

@@ -25,7 +25,7 @@ from site_agent.gateway.exit.ledger_opening import FIRST_SEGMENT, HEADS, opened
 from site_agent.gateway.exit.ledger_state import Part, refuse_incomplete
 from site_agent.state.directory import now_text
 from wardround import __version__
-from wardround.errors import BadData, NeedsPerson
+from wardround.errors import BadData, NeedsPerson, TryAgain
 from wardround.local import durable
 from wardround.local.rate_limit import RateLimit
 from wardround.records.codes import REFUSAL_CODES
@@ -80,6 +80,7 @@ class Ledger:
         self._limits = {kind: RateLimit(monotonic) for kind in LIMITED}
         self._left_out: dict[str, tuple[int, Limited]] = {}  # by type: how many, and the last of them
         self._failed: durable.StorageFailed | None = None
+        self._closed = False
         durable.make_folder(folder)
         read = opened(folder)
         self._state, self._signed = read.state, read.signed
@@ -122,6 +123,7 @@ class Ledger:
             CannotWrite: the disk is full; the ledger is as it was, and nothing may be sent.
             StorageFailed: the disk failed, now or before; the process must end.
             BadData: the entry has not its form; the ledger is as it was.
+            TryAgain: the ledger is closed, because the service is stopping.
         """
         self.append_all([entry])
 
@@ -322,13 +324,16 @@ class Ledger:
                 self.append(PolicyEntry(event=event, sha256=sha256))
 
     def close(self) -> None:
-        """Say what was left out, sign and close; after a failed disk, only close."""
+        """Say what was left out, sign and close; after a failed disk, only close. Safe to repeat."""
         with self._lock:
+            if self._closed:
+                return
             try:
                 if self.ledger_id and self._failed is None:
                     self._say_left_out()
                     self.sign()
             finally:
+                self._closed = True
                 self._lines.close()
                 self._signatures.close()
 
@@ -346,12 +351,18 @@ class Ledger:
         return self._failed is not None
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def _segment(self) -> Path:
         return self._folder / FIRST_SEGMENT
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Refuse after a failed disk, and remember one: what the file holds from then on is not what memory says."""
+        if self._closed:
+            raise TryAgain("the ledger is closed: the service is stopping", hint="start it, then try again")
         if self._failed is not None:
             raise durable.StorageFailed(f"{self._failed.message}; nothing more is written", hint=self._failed.hint)
         try:

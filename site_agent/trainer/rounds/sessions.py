@@ -18,7 +18,7 @@ from fl_algorithms.tasks.base import SiteData
 from site_agent.trainer.data import sources
 from site_agent.trainer.rounds.installing import Installed, network_label
 from site_agent.trainer.rounds.reading import load, load_weights
-from site_agent.trainer.rounds.tensorfiles import from_bytes, to_bytes
+from site_agent.trainer.rounds.tensorfiles import file_of, from_bytes
 from site_agent.trainer.vault.index import Kept
 from site_agent.trainer.vault.states import StoredState, Vault
 from wardround.records.trainer import ApprovedData
@@ -117,15 +117,15 @@ class Sessions:
 
 
 def encoded(state: SessionState, network: str) -> StoredState:
-    """A session's state, of the network of that label, as the vault keeps it."""
+    """A session's state, of the network of that label, as the vault keeps it. It shares the state's memory."""
     meta = Meta(network=network, session=state.meta)
-    return StoredState(to_bytes(state.tensors), canonical.dumps(meta.model_dump()))
+    return StoredState(tuple(file_of(state.tensors)), canonical.dumps(meta.model_dump()))
 
 
 def decoded(stored: StoredState) -> tuple[SessionState, str]:
     """The state, and the label of its network. Its bytes are those that ``encoded`` made, by their digest."""
     meta = Meta.model_validate(canonical.loads(stored.meta))
-    return SessionState(from_bytes(stored.tensors), meta.session), meta.network
+    return SessionState(from_bytes(b"".join(stored.tensors)), meta.session), meta.network
 
 
 def _key(context: RoundContext, data: SiteData, state: Kept | None) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Tensors of torch in safetensors files: what a site keeps, and what it hands to the gateway."""
 
 import hashlib
+import json
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -100,13 +102,23 @@ def require_specs(specs: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...
         raise _mismatch(f"{what} has `{sorted(by_key)[0]}`, which this study does not share")
 
 
-def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """A safetensors file of any tensors under any names."""
-    return safetensors.torch.save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+def file_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file of any tensors under any names, in pieces that share their memory where they can."""
+    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))  # wide ones first: each lies aligned
+    header: dict[str, object] = {}
+    end = 0
+    for key in order:
+        begin, end = end, end + tensors[key].nbytes
+        shape, dtype = list(tensors[key].shape), DTYPES[tensors[key].dtype]
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    yield from (raw(tensors[key]) for key in order)
 
 
 def from_bytes(data: bytes) -> dict[str, Tensor]:
-    """The tensors of ``to_bytes``."""
+    """The tensors of a safetensors file."""
     return safetensors.torch.load(data)
 
 

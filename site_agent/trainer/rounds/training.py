@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -118,8 +119,7 @@ class Rounds:
             specs, download = read_download(staged(self._state, request.best.file))
             require_specs(specs, study.partition.download, "the best global model")
             session = self._sessions.resume(context, data)  # and not kept: it holds the best model now, not the last
-            for checkpoint in session.finish(request.best.round, download):
-                self._keep(context, checkpoint, data)
+            self._keep_all(context, session.finish(request.best.round, download), data)
         if selects:
             models: dict[str, Kept] = {
                 file.card.kind: Kept(file.card.round, from_bytes(file.model.read_bytes()))
@@ -165,12 +165,13 @@ class Rounds:
             result = session.train(number, base, progress)
             update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
             update_digest = write_update(staged(self._state, update), result.uplink, uploaded)
+            result.uplink.clear()  # it is as large as the model, and lies in its file now
             answer = records.Trained(update=update, **dict(_reported(study.file, result)))
 
         # 6. What is kept here.
-        for checkpoint in result.checkpoints:
-            self._keep(context, checkpoint, data)
-        state = encoded(session.export_state(), study.network)
+        self._keep_all(context, result.checkpoints, data)
+        del result  # its tensors are in files now
+        state = encoded(session.export_state(copies=False), study.network)
         after = vault.keep_pending(number, state, origin, answer, update_digest)
         self._sessions.remember(context, data, after, session)
         return answer
@@ -178,6 +179,10 @@ class Rounds:
     def _approved_study(self, request: records.Train | records.Validate | records.Finish) -> Installed:
         """The study of a request, with the network that a person approved."""
         return self._studies.at(request.study, request.site, request.data.network)
+
+    def _keep_all(self, context: RoundContext, checkpoints: Iterable[Checkpoint], data: SiteData) -> None:
+        for checkpoint in checkpoints:
+            self._keep(context, checkpoint, data)
 
     def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData) -> None:
         specs = specs_of(checkpoint.tensors)

@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoredState:
-    """A state as it was read and verified: the bytes of its two files, a safetensors file and canonical JSON."""
+    """A state as it was read and verified, or is to be written: a safetensors file in pieces, and canonical JSON."""
 
-    tensors: bytes
+    tensors: tuple[Buffer, ...]
     meta: bytes
 
 
@@ -139,13 +139,16 @@ class Vault:
                     hint=f"restore it from a backup; or, to go on from the state before it, delete {folder}",
                     code=TRAINING_FAILED,
                 )
-        return StoredState(tensors, meta)
+        return StoredState((tensors,), meta)
 
     def keep_pending(
         self, round_number: int, state: StoredState, origin: Origin, answer: Validated, update_digest: str
     ) -> Kept:
         """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped."""
-        hashes = hashlib.sha256(state.tensors).hexdigest(), hashlib.sha256(state.meta).hexdigest()
+        tensors = hashlib.sha256()
+        for piece in state.tensors:
+            tensors.update(piece)
+        hashes = tensors.hexdigest(), hashlib.sha256(state.meta).hexdigest()
         name = f"state-{round_number:05d}-{canonical.digest(list(hashes))[:12]}"
         folder = self.folder / name
         durable.make_folder(folder)

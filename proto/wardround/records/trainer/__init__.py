@@ -5,6 +5,7 @@ that it sends is more than data: lengths, counts and names are bounded, and unkn
 """
 
 from wardround.records.trainer.answers import (
+    Alive,
     Answer,
     Checked,
     Checkpoint,
@@ -77,6 +78,7 @@ __all__ = [
     "LONGEST",
     "TRAINING_FAILED",
     "Abort",
+    "Alive",
     "Answer",
     "AnyRequest",
     "ApprovedData",

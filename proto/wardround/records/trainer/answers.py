@@ -278,6 +278,15 @@ class Done(Answer):
     """It was done, and there is nothing to say of it."""
 
 
+class Alive(Strict):
+    """Every few seconds while a request lasts: the worker is not stopped, and not hung."""
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Raises BrokenProtocol: it has another form."""
+        return checked(cls, document, "its beat")
+
+
 class Hello(Strict):
     """What a worker sends first: what isolates it, and the measures that are not in force."""
 

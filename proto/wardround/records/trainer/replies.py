@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from wardround.records.trainer.answers import Answer, Hello, Progress
+from wardround.records.trainer.answers import Alive, Answer, Hello, Progress
 from wardround.records.trainer.failures import Failure, broken
 from wardround.terminal import quoted
 
@@ -15,14 +15,16 @@ class Result:
     document: object
 
 
-Reply = Hello | Progress | Result | Failure
+Reply = Hello | Alive | Progress | Result | Failure
 
 
-def reply_document(reply: Hello | Progress | Answer | Failure) -> dict[str, Any]:
+def reply_document(reply: Hello | Alive | Progress | Answer | Failure) -> dict[str, Any]:
     """A reply as it is sent: its kind, and what it holds."""
     match reply:
         case Hello():
             kind = "hello"
+        case Alive():
+            kind = "alive"
         case Progress():
             kind = "progress"
         case Failure():
@@ -44,6 +46,8 @@ def reply_from(document: dict[str, Any]) -> Reply:
     match kind:
         case "hello":
             return Hello.from_document(held)
+        case "alive":
+            return Alive.from_document(held)
         case "progress":
             return Progress.from_document(held)
         case "result":

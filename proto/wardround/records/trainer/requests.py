@@ -285,9 +285,12 @@ class GetStatus(Request[Status]):
 
 
 class Abort(Request[Done]):
-    """Ends the round that is being trained, at once."""
+    """Ends the training or validation of one round at once, or takes it out of the queue. Of another, nothing."""
 
     command: Literal["abort"] = "abort"
+    study_digest: Digest
+    revision: Count
+    round: Count
 
 
 AnyRequest = (
