@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import backups, creation, requests
+from coordinator import authority_commands, backups, creation, requests
 from coordinator.answers import (
     Answer,
     InvitationMade,
@@ -94,6 +94,14 @@ class Administration:
                 return self.sites()
             case requests.Revoke():
                 return self.revoke(request.site)
+            case (
+                requests.ShowAuthority()
+                | requests.LeaveRoot()
+                | requests.RequestIntermediate()
+                | requests.InstallIntermediate()
+                | requests.RetireRoot()
+            ):
+                return authority_commands.answer(self._context, request)
             case requests.CopyReceipts():
                 return self.receipts(request.site, progress)
             case requests.RollOver():

@@ -84,6 +84,36 @@ class Revoked(Answer):
     was_enrolled: bool
 
 
+class RootRow(Answer):
+    """A root that is trusted: its fingerprint, and when it ends (UTC)."""
+
+    fingerprint: str
+    expires: str
+
+
+class AuthorityStatus(Answer):
+    """What signs the sites' certificates.
+
+    Attributes:
+        signs: what does, in words; until when (UTC).
+        roots: those that are trusted, the newest first.
+        sites: site -> fingerprint of the root behind the newest certificate that it used.
+        behind: the sites that have not renewed since the newest root came.
+    """
+
+    signs: str
+    expires: str
+    roots: tuple[RootRow, ...]
+    sites: dict[str, str]
+    behind: tuple[str, ...]
+
+
+class IntermediateRequested(Answer):
+    """A request for an intermediate's certificate, PEM."""
+
+    request: str
+
+
 class ReceiptsCopied(Answer):
     """How many receipts of a site were copied."""
 
@@ -174,6 +204,10 @@ class SiteStatus(Answer):
         rounds_contributed: the rounds whose model has its update in it.
         rounds_left_out: the rounds in which its update was accepted, and the model was made without it.
         rounds_capped: the rounds in which its update counted for less than its rows.
+        rounds_late: the rounds in which it was asked and did not answer in time.
+        always_late: it was late in each of the last three rounds in which it was asked.
+        expected: when it expects to have trained the open round (UTC), as it says; None where it has not said.
+        expects_to_be_late: that is after the round's deadline.
     """
 
     state: str
@@ -182,6 +216,10 @@ class SiteStatus(Answer):
     rounds_contributed: tuple[int, ...]
     rounds_left_out: tuple[int, ...]
     rounds_capped: tuple[int, ...]
+    rounds_late: tuple[int, ...] = ()
+    always_late: bool = False
+    expected: str | None = None
+    expects_to_be_late: bool = False
 
 
 class StudyStatus(Answer):
@@ -189,6 +227,7 @@ class StudyStatus(Answer):
 
     Attributes:
         why: why it paused, "" otherwise.
+        deadline: of the round that is open (UTC).
         incomplete: of a finished study, the sites that are not in every round.
     """
 
@@ -206,6 +245,7 @@ class StudyStatus(Answer):
     best: BestRound | None
     sites: Mapping[str, SiteStatus]
     incomplete: tuple[str, ...]
+    deadline: str | None = None
 
 
 class SiteFit(Answer):

@@ -39,7 +39,7 @@ class Authenticator:
         self._enrolment = enrolment
         self._fatal = fatal
 
-    def peer(self, context: grpc.ServicerContext, kind: str) -> Peer:
+    def peer(self, context: grpc.ServicerContext, kind: str | tuple[str, ...]) -> Peer:
         """The peer of a call. See ``CertificateStatus.admit`` for the checks.
 
         Raises:
@@ -53,7 +53,7 @@ class Authenticator:
         except BadData as error:
             raise NotPermitted(error.message, code="CERTIFICATE_PROFILE") from None
         peer = self.certificate_status.admit(certificate, _host(context))
-        if peer.name.kind != kind:
+        if peer.name.kind not in ((kind,) if isinstance(kind, str) else kind):
             raise NotPermitted(f"a certificate of kind `{peer.name.kind}` may not call this", code="CALL_NOT_ALLOWED")
         self._enrolment.note_use(peer)
         return peer

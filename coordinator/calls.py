@@ -236,9 +236,9 @@ class Calls:
 
 
 def permitted(
-    kind: str, request: type[Message], *, most: int = SMALL_MESSAGE, stream: bool = False
+    kind: str | tuple[str, ...], request: type[Message], *, most: int = SMALL_MESSAGE, stream: bool = False
 ) -> Callable[[Method], Method]:
-    """Let only peers of ``kind`` ("site" or "invitation") call a servicer's method.
+    """Let only peers of ``kind`` ("site", "invitation" or "renewal", or several) call a servicer's method.
 
     The method gets the ``Peer``, the parsed request, and the ``Call``. An error that it raises ends the call.
     The method's class has an ``Authenticator`` as ``authenticator``. A ``request`` has at most ``most`` bytes. With

@@ -40,7 +40,7 @@ class Context:
         self.state = state
         self.config = state.config()
         self.wall_clock = wall_clock
-        self.authority = Authority.load(state.authority, self.config.federation)
+        self.authority = Authority(state.authority, self.config.federation)
         self.receipt_key = state.receipt_key()
         self.store = Store(state.database)
         try:
@@ -52,7 +52,9 @@ class Context:
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
             self.certificate_status.load()
             self.instances = Instances(wall_clock)
-            self.enrolment = Enrolment(self.store, self.authority, self.certificate_status, self.config.address)
+            self.enrolment = Enrolment(
+                self.store, self.authority, self.certificate_status, self.config.address, self.config.certificates
+            )
             self.engine = Engine(
                 self.store, self.blobs, fatal=fatal, wall_clock=wall_clock, monotonic=monotonic,
                 plugins=self.config.plugins,

@@ -56,6 +56,38 @@ class Revoke(Request):
     site: str
 
 
+class ShowAuthority(Request):
+    """What signs the sites' certificates, and which root stands behind each site's."""
+
+    command: Literal["authority"] = "authority"
+
+
+class LeaveRoot(Request):
+    """Let an intermediate sign, and remove the root's key, which the command has written elsewhere."""
+
+    command: Literal["authority-leave-root"] = "authority-leave-root"
+
+
+class RequestIntermediate(Request):
+    """Make a key for a new intermediate, and a request for its certificate."""
+
+    command: Literal["authority-request"] = "authority-request"
+
+
+class InstallIntermediate(Request):
+    """Take an intermediate into service. ``bundle``: its certificate, its root, and what vouches for that, PEM."""
+
+    command: Literal["authority-install"] = "authority-install"
+    bundle: str
+
+
+class RetireRoot(Request):
+    """Trust the newest root alone. ``anyway``: also where that locks sites out."""
+
+    command: Literal["authority-retire"] = "authority-retire"
+    anyway: bool
+
+
 class CopyReceipts(Request):
     """Copy every receipt of ``site``: a progress item each, and last the signed statement about them."""
 
@@ -187,9 +219,9 @@ class FollowStudy(StudyRequest):
 _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
-        Invite, ListSites, Revoke, CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus,
-        ShowFits, ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries,
-        ShowSummary, CloseSummary,
+        Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
+        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
+        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries, ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.connections import Connections, room
 from coordinator.context import Context
-from coordinator.members.authority import Authority
+from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
 from coordinator.updates.decide import Uploads
@@ -29,24 +29,31 @@ from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
 from wardround.local.logs import log_to_stderr
 from wardround.records.event import CertificateFork
+from wardround.records.invitation import stamp
 from wardround.signing import certificates
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
 SPARE_WORKERS = 4  # refuse calls while all the others are taken
 GRACE_S = 5
+WARN_S = 60 * DAY_S  # before the end of what signs
 log = logging.getLogger(__name__)
 
 
 class ServerIdentity:
-    """The coordinator's own TLS certificate. Its key is never on disk; both are made anew at half of their life."""
+    """The coordinator's own TLS certificate. Its key is never on disk; both are made anew at half of their life, and
+    when the authority's files changed. Connections that are open stay so."""
 
-    def __init__(self, authority: Authority, host: str, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, authority: Authority, host: str, wall_clock: Callable[[], float], life_s: float = Lifetimes().life_s
+    ) -> None:
         self._authority = authority
         self._host = host
         self._wall_clock = wall_clock
+        self._life_s = life_s
         self._lock = threading.Lock()
         self._certificate: x509.Certificate | None = None
+        self._signing: Signing | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
         """Every client must show a certificate of our authority; new connections get our newest certificate."""
@@ -56,17 +63,23 @@ class ServerIdentity:
         return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """A new certificate if there is none, or it is past half of its life; None while the present one stays."""
+        """A new certificate if there is none, or it is past half of its life, or the authority is another; None while
+        the present one stays."""
         with self._lock:
-            now = self._wall_clock()
-            if self._certificate is not None:
+            now, signing = self._wall_clock(), self._authority.signing
+            if self._certificate is not None and signing is self._signing:
                 begins = self._certificate.not_valid_before_utc.timestamp()
                 ends = self._certificate.not_valid_after_utc.timestamp()
                 if now < (begins + ends) / 2:
                     return None
             key = certificates.new_key()
-            self._certificate = self._authority.server(self._host, key.public_key(), now)
-            chain = certificates.certificate_pem(self._certificate)
+            self._certificate = self._authority.server(self._host, key.public_key(), now, self._life_s)
+            self._signing, chain = signing, self._authority.chained(self._certificate)
+            if signing.certificate.not_valid_after_utc.timestamp() < now + WARN_S:
+                log.warning(
+                    "the certificate that signs the sites' certificates ends on %s: `coordinator authority request`",
+                    stamp(signing.certificate.not_valid_after_utc),
+                )
         return grpc.ssl_server_certificate_configuration([(certificates.key_pem(key), chain)], self._authority.pem)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
@@ -103,6 +116,7 @@ class Coordinator:
         self.administration = Administration(
             context, after_revoke=self._after_revoke, undecided=self.uploads.receptions.judging
         )
+        context.engine.arriving = self.uploads.receptions.arriving
         context.enrolment.on_certificate_fork = self._warn_of_certificate_fork
         self._pool = ThreadPoolExecutor(WORKERS + SPARE_WORKERS, thread_name_prefix="call")
         self._room = room()
@@ -119,7 +133,8 @@ class Coordinator:
             Unavailable: it cannot listen at its address.
         """
         host, _ = split_address(self.context.config.address)
-        credentials = ServerIdentity(self.context.authority, host, self.context.wall_clock).credentials()
+        context, life_s = self.context, self.context.config.certificates.life_s
+        credentials = ServerIdentity(context.authority, host, context.wall_clock, life_s).credentials()
         try:
             port = self._server.add_secure_port(self.listen, credentials)
         except RuntimeError:
@@ -152,7 +167,7 @@ class Coordinator:
         context = self.context
         authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
         receipt_key = context.receipt_key.public_key().public_bytes_raw()
-        enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, receipt_key)
+        enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority, receipt_key)
         federation = FederationServicer(
             authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from coordinator import messages as translate
 from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, parsed, permitted
+from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import Peer
 from coordinator.members.enrolment import Enrolment, Issued
 from coordinator.members.instances import Instances
@@ -22,6 +23,7 @@ from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
+from coordinator.studies.lifecycle import Expected
 from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
@@ -63,11 +65,11 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
     """Certificates: the first one for an invitation, the next ones for a site that has one."""
 
     def __init__(
-        self, authenticator: Authenticator, enrolment: Enrolment, authority_pem: bytes, receipt_key: bytes
+        self, authenticator: Authenticator, enrolment: Enrolment, authority: Authority, receipt_key: bytes
     ) -> None:
         self.authenticator = authenticator
         self._enrolment = enrolment
-        self._authority = authority_pem
+        self._authority = authority
         self._receipt_key = receipt_key
 
     @permitted("invitation", enrolment_pb2.EnrolRequest)
@@ -85,7 +87,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         certificate = self._certificate(enrolled)
         return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
-    @permitted("site", enrolment_pb2.RenewRequest)
+    @permitted(("site", "renewal"), enrolment_pb2.RenewRequest)
     def Renew(  # noqa: N802
         self, peer: Peer, request: enrolment_pb2.RenewRequest, call: Call
     ) -> enrolment_pb2.RenewReply:
@@ -95,7 +97,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         return self._certificate(self._enrolment.renew(peer, request.signing_request)).to_message()
 
     def _certificate(self, issued: Issued) -> IssuedCertificate:
-        return IssuedCertificate(issued.certificate, self._authority, int(time.time()), issued.renew_after_s)
+        now_s, roots = int(self._enrolment.wall_clock()), self._authority.announced_pem
+        return IssuedCertificate(issued.certificate, roots, now_s, issued.renew_after_s, issued.renewal)
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
@@ -140,7 +143,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     ) -> pb.DeclareReply:
         study = self._study(peer, request.study)
         declared = Declaration.from_message(request)
-        if declared.status == SiteStatus.WITHDRAWN:
+        if declared is None:
+            log.info("%s: site %s declares a status that this version does not know", study.name, peer.site)
+        elif declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif (declared.revision, declared.digest) != (study.revision, study.digest):
             raise BadData(
@@ -155,6 +160,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 fits.note(session, study, peer.site, declared, int(time.time()))
         elif declared.status == SiteStatus.HELD:
             self._engine.held(peer.site, study.name, declared.round, declared.attempt)
+        elif declared.status == SiteStatus.TRAINING:
+            expected = Expected(peer.site, declared.round, declared.attempt, declared.estimate_s)
+            self._engine.happened(study.name, expected)
         else:
             self._engine.declined(peer.site, study.name, declared.round, declared.attempt, declared.code)
         return pb.DeclareReply()

@@ -1,8 +1,8 @@
 """The state directory: its paths, its configuration file, its receipt key, and how one is made.
 
-<state>/config.toml                        federation, address, plug-ins that may run here
+<state>/config.toml                        federation, address, plug-ins that may run here, lifetimes of certificates
 <state>/coordinator.db                     what it remembers
-<state>/authority/{key,certificate}.pem    who is who
+<state>/authority/                         who is who; see ``coordinator.members.authority``
 <state>/keys/receipt.pem                   signs receipts
 <state>/blobs/{models,uploads}/            tensors
 <state>/{lock,control.sock}                of the running service
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import field_validator
 
-from coordinator.members.authority import Authority
+from coordinator.members.authority import Authority, Lifetimes
 from coordinator.storage import database
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
@@ -39,6 +39,7 @@ class Config(Strict):
     federation: str
     address: str  # HOST:PORT that the sites connect to
     plugins: PluginTable = PluginTable()  # whose code may run here beside ours
+    certificates: Lifetimes = Lifetimes()
 
     @field_validator("federation")
     @classmethod

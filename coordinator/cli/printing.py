@@ -20,6 +20,8 @@ def print_status(status: StudyStatus) -> None:
     print(f"{status.id} (revision {status.revision}): {status.state}, round {status.round} of {status.rounds}{best}")
     if status.why:
         print(status.why)
+    if status.deadline:
+        print(f"the round ends when all have answered, or at {status.deadline}")
     print(f"study {status.study_digest}\nmodel {status.model_digest}")
     rows = [
         (name, site.state, f"{len(site.rounds_contributed)}/{status.rounds}", site.code)
@@ -31,6 +33,15 @@ def print_status(status: StudyStatus) -> None:
             print(f"accepted and left out of the model: {name} in {_rounds(site.rounds_left_out)}")
         if site.rounds_capped:
             print(f"counted for less than its rows: {name} in {_rounds(site.rounds_capped)}")
+        if site.rounds_late:
+            print(f"did not answer in time: {name} in {_rounds(site.rounds_late)}")
+        if site.expects_to_be_late:
+            print(f"expects to be late: {name}, which expects to have trained at {site.expected}")
+        if site.always_late:
+            print(
+                f"always late: {name}, in each of its last rounds; ask its people why, and give rounds more time "
+                "(`round_deadline_s`) or do without it (`quorum`), as a new revision"
+            )
     if status.incomplete:
         print(f"not in every round: {', '.join(status.incomplete)}")
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from cryptography import x509
 from sqlalchemy.orm import Session
 
-from coordinator.members.authority import BACKDATED_S
+from coordinator.members.authority import issued_s
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from wardround.errors import BadData, NotPermitted, TryAgain
@@ -123,7 +123,7 @@ class CertificateStatus:
 
         TLS has checked that our authority signed it. What the copy knew and dropped since is not among these.
         """
-        issued = peer.certificate.not_valid_before_utc.timestamp() + BACKDATED_S
+        issued = issued_s(peer.certificate)
         with self._lock:
             first, last = self._forgotten
             unknown = peer.serial not in self._sites and peer.site in self._members - self._revoked
@@ -156,14 +156,17 @@ class CertificateStatus:
                 hint="if the site was away for long, ask the coordinator's operator for a new invitation",
                 code="CERTIFICATE_EXPIRED",
             )
-        if peer.name.kind != "site":
-            return  # an invitation's record is judged where it is used
+        if peer.name.kind == "invitation":
+            return  # its record is judged where it is used
+        renews = peer.name.kind == "renewal"
         with self._lock:
-            if peer.site in self._revoked:
+            site = self._sites.get(peer.name.id if renews else peer.serial)
+            if (site if renews else peer.site) in self._revoked:
                 raise NotPermitted(
-                    f"site `{peer.site}` was revoked", hint="speak with the coordinator's operator", code="SITE_REVOKED"
-                )
-            if self._sites.get(peer.serial) != peer.site:
+                    f"site `{site or peer.site}` was revoked", hint="speak with the coordinator's operator",
+                    code="SITE_REVOKED",
+                )  # fmt: skip
+            if site is None or (site != peer.site and not renews):
                 raise NotPermitted(
                     "the certificate is not in the coordinator's records (any more)",
                     hint="if this site was invited again, use the newer identity",
@@ -171,8 +174,9 @@ class CertificateStatus:
                 )
 
 
-def refuse_too_many(session: Session, site: str, made_with: str, now: int) -> None:
-    """Remove a site's certificates that have ended or never arrived, and refuse a renewal beyond ``MAX_CERTIFICATES``.
+def refuse_too_many(session: Session, site: str, made_with: str, now: int, window_s: int) -> None:
+    """Remove a site's certificates that can no longer be renewed or never arrived, and refuse a renewal beyond
+    ``MAX_CERTIFICATES``.
 
     No valid certificate is removed to make room for another: so nobody who has a site's key can end the site's own
     renewal chain. A certificate that is a day old and was not renewed yet can always be renewed.
@@ -181,10 +185,10 @@ def refuse_too_many(session: Session, site: str, made_with: str, now: int) -> No
         TryAgain: the site has too many, and ``made_with`` was renewed already or is new (TOO_BUSY).
     """
     table = tables.Certificate
-    session.execute(sa.delete(table).where(table.site == site, table.not_after_s < now))
+    session.execute(sa.delete(table).where(table.site == site, table.not_after_s < now - window_s))
     never_arrived = (table.used_s.is_(None), table.made_with != "", table.issued_s < now - LOST_REPLY_S)
     session.execute(sa.delete(table).where(table.site == site, *never_arrived))
-    valid = session.scalars(sa.select(table).where(table.site == site)).all()
+    valid = session.scalars(sa.select(table).where(table.site == site, table.not_after_s >= now)).all()
     if len(valid) < MAX_CERTIFICATES:
         return
     renewed = any(row.made_with == made_with for row in valid)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.orm import Session
 
 from coordinator.members import certificate_status
-from coordinator.members.authority import DAY_S, LEAF_S, Authority
+from coordinator.members.authority import DAY_S, Authority, Lifetimes
 from coordinator.members.certificate_status import OLDER_IN_USE, CertificateStatus, Peer
 from coordinator.storage import tables
 from coordinator.storage.database import Store, changed
@@ -39,8 +40,9 @@ class Issued:
     """A site's new certificate, and when (Unix time) the site should renew it."""
 
     site: str
-    certificate: bytes  # PEM
+    certificate: bytes  # PEM, with what stands between it and a root
     renew_after_s: int
+    renewal: bytes = b""  # over the same key: may renew it, also after its end
 
 
 class Enrolment:
@@ -50,12 +52,20 @@ class Enrolment:
         on_certificate_fork: called with a site when it turns out that two hold its keys.
     """
 
-    def __init__(self, store: Store, authority: Authority, certificate_status: CertificateStatus, address: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        authority: Authority,
+        certificate_status: CertificateStatus,
+        address: str,
+        lifetimes: Lifetimes = Lifetimes(),
+    ) -> None:
         self._store = store
         self._authority = authority
+        self.lifetimes = lifetimes
         self._status = certificate_status
         self._address = address
-        self._wall_clock = certificate_status.wall_clock
+        self.wall_clock = self._wall_clock = certificate_status.wall_clock
         self.on_certificate_fork: Callable[[str], None] = lambda site: None
 
     def note_use(self, peer: Peer) -> None:
@@ -97,8 +107,8 @@ class Enrolment:
         bootstrap = self._authority.leaf(name, key.public_key(), now, expires_in_s + DAY_S)
         invitation = Invitation(
             id=name.id, federation=name.federation, site=site, address=self._address, expires_s=now + expires_in_s,
-            authority=self._authority.pem.decode(), certificate=certificates.certificate_pem(bootstrap).decode(),
-            key=certificates.key_pem(key).decode(),
+            authority=certificates.certificate_pem(self._authority.certificate).decode(),
+            certificate=self._authority.chained(bootstrap).decode(), key=certificates.key_pem(key).decode(),
         )  # fmt: skip
         with self._store.write() as session:
             _withdraw_unused(session, site)
@@ -133,8 +143,8 @@ class Enrolment:
         now = int(self._wall_clock())
         request_sha256 = hashlib.sha256(request + ledger_key).hexdigest()
         name = Name(self._authority.federation, "site", row.site)
-        certificate = self._authority.leaf(name, key, now, LEAF_S)
-        pem = certificates.certificate_pem(certificate)
+        certificate = self._authority.leaf(name, key, now, self.lifetimes.life_s)
+        pem = self._authority.chained(certificate)
         with self._store.write() as session:  # 4
             table = tables.Invitation
             usable = (
@@ -145,36 +155,81 @@ class Enrolment:
                 "certificate": pem.decode(),
             }  # fmt: skip
             if changed(session, sa.update(table).where(*usable).values(use)):
-                _record_site(session, name.id, ledger_key, certificate, now)
+                _record_site(session, name.id, ledger_key, self._record_of(certificate, name.id, now), now)
             else:
                 row = session.get(tables.Invitation, invitation_id)
                 assert row is not None
                 pem = _issued_before(row, request_sha256, now)
         self._status.load()
-        return Issued(name.id, pem, _renew_after(pem))
+        return self._issued(name.id, pem)
 
     def renew(self, peer: Peer, request: bytes) -> Issued:
         """Another certificate, for a new key of the same site. The older ones stay valid until they expire.
 
+        Args:
+            peer: with a site's certificate, or with the renewal certificate that came with it.
+
         Raises:
             BadData: SIGNING_REQUEST_WEAK: not a P-256 key, or the old one again.
-            NotPermitted: the site was revoked.
+            NotPermitted: the site was revoked; or its certificate ended longer ago than the renewal window, or has a
+                successor in use.
             TryAgain: too many of its certificates are valid (TOO_BUSY).
         """
         key = certificates.requested_key(request)
         if key == peer.certificate.public_key():
             raise BadData("the signing request has the old key, a new one is needed", code="SIGNING_REQUEST_WEAK")
         now = int(self._wall_clock())
-        certificate = self._authority.leaf(peer.name, key, now, LEAF_S)
+        serial = peer.name.id if peer.name.kind == "renewal" else peer.serial
         with self._store.write() as session:
-            row = session.get(tables.Site, peer.site)
-            if row is None or row.revoked_s is not None:
-                raise NotPermitted(f"site `{peer.site}` was revoked", code="SITE_REVOKED")
-            certificate_status.refuse_too_many(session, peer.site, peer.serial, now)
-            _record_certificate(session, peer.site, certificate, now, made_with=peer.serial)
+            old = session.get(tables.Certificate, serial)
+            row = session.get(tables.Site, old.site) if old is not None else None
+            if old is None or row is None or row.revoked_s is not None:
+                raise NotPermitted(f"the site of certificate {serial[:12]}… was revoked", code="SITE_REVOKED")
+            self._refuse_beyond_window(session, old, now)
+            name = Name(self._authority.federation, "site", old.site)
+            certificate = self._authority.leaf(name, key, now, self.lifetimes.life_s)
+            window_s = self.lifetimes.renewal_window_s
+            certificate_status.refuse_too_many(session, old.site, serial, now, window_s)
+            session.add(self._record_of(certificate, old.site, now, made_with=serial))
+        if now >= old.not_after_s:
+            log.info("site %s renewed its certificate %d s after its end", old.site, now - old.not_after_s)
         self._status.load()
-        pem = certificates.certificate_pem(certificate)
-        return Issued(peer.site, pem, _renew_after(pem))
+        return self._issued(old.site, self._authority.chained(certificate))
+
+    def _refuse_beyond_window(self, session: Session, old: tables.Certificate, now: int) -> None:
+        """Refuse to renew a certificate that ended before the renewal window, or that has a successor in use: then
+        whoever shows it is not the site as it is now, but an older copy of it.
+        """
+        if now < old.not_after_s:
+            return
+        window_s, table = self.lifetimes.renewal_window_s, tables.Certificate
+        succeeded = session.scalars(sa.select(table).where(table.made_with == old.serial, table.used_s.is_not(None)))
+        if now >= old.not_after_s + window_s or succeeded.first() is not None:
+            ended = datetime.datetime.fromtimestamp(old.not_after_s, datetime.UTC)
+            raise NotPermitted(
+                f"the certificate of site `{old.site}` ended on {stamp(ended)} and can no longer be renewed",
+                hint=f"`coordinator invite {old.site}`; the site redeems it in its own state directory",
+                code="CERTIFICATE_EXPIRED",
+            )
+
+    def _issued(self, site: str, pem: bytes) -> Issued:
+        """A certificate with its renewal certificate, unless the operator wants none."""
+        certificate = certificates.load_certificate(pem, "our own")
+        renewal, window_s = b"", self.lifetimes.renewal_window_s
+        if window_s:
+            name = Name(self._authority.federation, "renewal", f"{certificate.serial_number:x}")
+            ends = certificate.not_valid_after_utc.timestamp() + window_s
+            now, key = self._wall_clock(), certificate.public_key()
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            renewal = self._authority.chained(self._authority.leaf(name, key, now, ends - now))
+        return Issued(site, pem, _renew_after(certificate), renewal)
+
+    def _record_of(self, certificate: x509.Certificate, site: str, now: int, made_with: str = "") -> tables.Certificate:
+        return tables.Certificate(
+            serial=f"{certificate.serial_number:x}", site=site, issued_s=now, made_with=made_with,
+            not_after_s=int(certificate.not_valid_after_utc.timestamp()),
+            root=certificates.fingerprint(self._authority.certificate),
+        )  # fmt: skip
 
     def revoke(self, site: str) -> bool:
         """Refuse ``site`` from its next call on, and its unused invitation. Returns whether it was enrolled until now.
@@ -194,26 +249,24 @@ class Enrolment:
         return enrolled
 
 
-def _record_site(session: Session, site: str, ledger_key: bytes, certificate: x509.Certificate, now: int) -> None:
-    """Record a site's new identity. Certificates and ledger of an earlier one no longer count."""
+def _record_site(session: Session, site: str, ledger_key: bytes, certificate: tables.Certificate, now: int) -> None:
+    """Record a site's new identity; its earlier certificates no longer count.
+
+    With the ledger key that it had, it is the same installation: it goes on with its ledger and its receipts. With
+    another one it begins anew.
+    """
     session.execute(sa.delete(tables.Certificate).where(tables.Certificate.site == site))
-    enrolled = tables.Site(
-        name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
-        last_receipt=EMPTY_HEAD, certificate_fork_s=None,
-    )  # fmt: skip
-    session.merge(enrolled)
+    row = session.get(tables.Site, site)
+    if row is not None and row.ledger_key == ledger_key.hex():
+        row.enrolled_s, row.revoked_s, row.certificate_fork_s = now, None, None
+    else:
+        enrolled = tables.Site(
+            name=site, enrolled_s=now, revoked_s=None, ledger_key=ledger_key.hex(), ledger_id="",
+            last_receipt=EMPTY_HEAD, certificate_fork_s=None,
+        )  # fmt: skip
+        session.merge(enrolled)
     session.flush()  # its certificate refers to it
-    _record_certificate(session, site, certificate, now)
-
-
-def _record_certificate(
-    session: Session, site: str, certificate: x509.Certificate, now: int, made_with: str = ""
-) -> None:
-    row = tables.Certificate(
-        serial=f"{certificate.serial_number:x}", site=site, issued_s=now,
-        not_after_s=int(certificate.not_valid_after_utc.timestamp()), made_with=made_with,
-    )  # fmt: skip
-    session.add(row)
+    session.add(certificate)
 
 
 def _withdraw_unused(session: Session, site: str) -> int:
@@ -262,7 +315,6 @@ def _refuse_unproven_key(invitation_id: str, request: bytes, ledger_key: bytes, 
         raise BadData("the ledger key did not sign this invitation and request", code="LEDGER_KEY_PROOF") from None
 
 
-def _renew_after(pem: bytes) -> int:
-    certificate = certificates.load_certificate(pem, "our own")
+def _renew_after(certificate: x509.Certificate) -> int:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return int((begins + (ends - begins) / 2).timestamp())

@@ -54,7 +54,7 @@ class Site(Base):
 
 
 class Certificate(Base):
-    """A site's certificate, from its issue until it ends or is replaced."""
+    """A site's certificate, from its issue until it can no longer be renewed or is replaced."""
 
     __tablename__ = "certificates"
 
@@ -64,6 +64,7 @@ class Certificate(Base):
     not_after_s: Mapped[int] = mapped_column(BigInteger)
     made_with: Mapped[str] = mapped_column(String(64), default="")  # serial of the one it was renewed with
     used_s: Mapped[int | None] = mapped_column(BigInteger)  # the first call with it
+    root: Mapped[str] = mapped_column(String(64), default="")  # fingerprint of the root that stands behind it
 
 
 class Model(Base):

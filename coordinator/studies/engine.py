@@ -26,7 +26,7 @@ from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
 from coordinator.studies.history import write_down
-from coordinator.studies.holding import Holding
+from coordinator.studies.holding import Holding, arriving_for
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams
 from coordinator.studies.study import Study, last_revision, load_studies
@@ -49,6 +49,7 @@ class Engine:
             An error in one study pauses that study, and nothing else.
         wall_clock: Unix time, for the record. monotonic: a clock that does not jump, for deadlines.
         plugins: whose code may run here beside ours.
+        arriving: (study, round, attempt, site) of the updates that are being received; whoever receives them sets it.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Engine:
         self._store, self._blobs, self._fatal = store, blobs, fatal
         self._assignments = Assignments(store, Downloads(store, blobs))
         self._wall_clock, self._monotonic = wall_clock, monotonic
-        self._streams = Streams()
-        self._holding = Holding()
+        self._streams, self._holding = Streams(), Holding()
+        self.arriving: Callable[[], frozenset[tuple[str, int, int, str]]] = frozenset
         self._thread = OneThread("engine", patience=self._patience, wake=self._let_time_pass, fatal=fatal)
         self._aggregations = Aggregations(
             store, blobs, is_wanted=self._waits_for, concluded=self._concluded, fatal=fatal
@@ -339,7 +340,7 @@ class Engine:
 
     def _step(self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
         before = self._studies[name]
-        now = lifecycle.Now(self._monotonic(), frozenset(self._streams))
+        now = lifecycle.Now(self._monotonic(), frozenset(self._streams), arriving_for(before, self.arriving()))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
         if state is before.state and write is None:

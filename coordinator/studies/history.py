@@ -1,7 +1,8 @@
 """What the store keeps of a study's rounds: written as they open and close, read for reports and assignments."""
 
 import json
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -11,6 +12,10 @@ from coordinator.studies.lifecycle import Action, Closed, Opened
 from coordinator.studies.state import Kind, Outcome
 from coordinator.studies.study import Study
 from fl_algorithms.server.limits import Account
+
+ALWAYS_LATE = 3  # rounds in a row, after which a site is named
+RECENT = 24  # attempts that are looked at for that
+log = logging.getLogger(__name__)
 
 
 def write_down(session: Session, study: Study, action: Action, now_s: float) -> Study:
@@ -30,9 +35,47 @@ def write_down(session: Session, study: Study, action: Action, now_s: float) -> 
         answers = {site: [answer.kind, answer.code, answer.upload] for site, answer in sorted(one.answers.items())}
         row.closed_s, row.outcome, row.answers = now_s, action.outcome, json.dumps(answers)
         row.model = study.newest if made else None
+        _warn_of_late(session, study, row)
         if action.outcome == Outcome.CLOSED:
             return study.judged(one, row.base, session)
     return study
+
+
+def _warn_of_late(session: Session, study: Study, ended: tables.Round) -> None:
+    """Name the sites for whom this was one more round in a row without an answer in time."""
+    late = [site for site in json.loads(ended.asked) if site not in json.loads(ended.answers or "{}")]
+    if not late:
+        return
+    table = tables.Round
+    chosen = sa.select(table).where(table.study == study.name, table.revision == study.revision)
+    recent = session.scalars(chosen.order_by(table.number.desc(), table.attempt.desc()).limit(RECENT)).all()
+    rounds = late_rounds(recent[::-1])
+    for site in late:
+        if is_always_late(rounds.get(site, {})):
+            log.warning(
+                "%s: site %s did not answer in time in any of its last %d rounds", study.name, site, ALWAYS_LATE
+            )
+
+
+def late_rounds(rounds: Sequence[tables.Round]) -> dict[str, dict[int, bool]]:
+    """Site -> round in which it was asked -> whether the round's last attempt ended without its answer.
+
+    Args:
+        rounds: attempts in their order; those that are open, were stopped, or only validate do not count.
+    """
+    late: dict[str, dict[int, bool]] = {}
+    for row in rounds:
+        if row.closed_s is not None and row.outcome != Outcome.STOPPED and not row.closing:
+            answered = json.loads(row.answers or "{}")
+            for site in json.loads(row.asked):
+                late.setdefault(site, {})[row.number] = site not in answered
+    return late
+
+
+def is_always_late(rounds: Mapping[int, bool]) -> bool:
+    """Whether a site was late in each of the last rounds in which it was asked. ``rounds``: as of ``late_rounds``."""
+    last = [late for _, late in sorted(rounds.items())][-ALWAYS_LATE:]
+    return len(last) == ALWAYS_LATE and all(last)
 
 
 def rounds_of(session: Session, study: Study) -> Sequence[tables.Round]:

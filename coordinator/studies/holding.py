@@ -1,4 +1,8 @@
-"""Whose update of the round under way waits for a person at the site. In memory: every connection says it again."""
+"""Whose update of the round under way is on its way here, or waits for a person at the site. In memory: every
+connection says it again.
+"""
+
+from collections.abc import Collection
 
 from coordinator.studies.study import Study
 
@@ -26,3 +30,15 @@ class Holding:
             return frozenset()
         asked = (study.revision, current.number, current.attempt)
         return frozenset(site for site in current.unanswered if self._said.get((study.name, site)) == asked)
+
+
+def arriving_for(study: Study, arriving: Collection[tuple[str, int, int, str]]) -> frozenset[str]:
+    """The sites whose update of the attempt under way is being received, where the study lets one come late.
+
+    Args:
+        arriving: (study, round, attempt, site) of the updates that are being received.
+    """
+    if (current := study.state.open_round) is None or not study.rules.finish_late:
+        return frozenset()
+    under_way = (study.name, current.number, current.attempt)
+    return frozenset(site for *attempt, site in arriving if tuple(attempt) == under_way)

@@ -11,6 +11,11 @@ a further attempt at the round keeps it and asks only the others. An update that
 and the round goes on if enough are left; what fails in the coordinator itself pauses the study. After the last round
 comes one that only validates.
 
+Where the study measures its deadlines, a round waits ``PATIENCE`` times as long as its slowest site took before, and
+four times that for a site that was late when last asked; another attempt has the whole of ``round_deadline_s``. Where
+late updates may be finished, the deadline moves on while one of this attempt is arriving, to twice
+``round_deadline_s`` at most.
+
 Time is a number of seconds on any clock that does not jump; the caller brings it, and who is connected.
 """
 
@@ -20,6 +25,10 @@ from dataclasses import dataclass, field, replace
 from coordinator.studies.state import ENDED, Answer, Kind, Outcome, Phase, Round, Rules, StudyState
 
 ATTEMPTS = 2  # of a round, before the study pauses
+PATIENCE, PATIENCE_AFTER_LATE = 4.0, 16.0  # times what the slowest site took
+MEASURED = 3  # of the last rounds that a site was accepted in
+LEAST_S = 60.0  # of a measured deadline
+ARRIVING_S = 10.0  # by which a deadline moves on while a late update is arriving
 GRACE_S = 60.0  # after a restart a deadline is at least this far away: the sites must first come back
 
 # What happened.
@@ -47,6 +56,16 @@ class Answered:
 
     site: str
     answer: Answer
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A site that trains says how long it will still take."""
+
+    site: str
+    round_number: int
+    attempt: int
+    left_s: float
 
 
 @dataclass(frozen=True)
@@ -95,13 +114,16 @@ class Restarted:
     start_left_s: float
 
 
-Event = Ready | Gone | Answered | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
+Event = Ready | Gone | Answered | Expected | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
 
 
 @dataclass(frozen=True)
 class Now:
+    """``arriving``: the sites whose update of the attempt under way is being received."""
+
     time: float
     connected: frozenset[str] = field(default_factory=frozenset)
+    arriving: frozenset[str] = field(default_factory=frozenset)
 
 
 # What to do.
@@ -161,7 +183,11 @@ def _recorded(state: StudyState, rules: Rules, event: Event, now: Now, actions: 
                 state = _answered(state, site, Answer(Kind.WITHDRAWN, code))
             return state
         case Answered(site, answer) if state.round and not state.aggregating:
-            return _answered(state, site, answer)
+            return _answered(_measured(state, site, answer, now), site, answer)
+        case Expected() if current := state.open_round:
+            if (current.number, current.attempt) == (event.round_number, event.attempt):
+                expecting = _expecting(current, rules, event, now)
+                return state if expecting is current else replace(state, round=expecting)
         case Start() if state.phase in (Phase.CREATED, Phase.PAUSED):
             start_by = now.time + rules.start_deadline_s
             return replace(state, phase=Phase.WAITING, start_by=start_by, tries=0, why="")
@@ -196,6 +222,10 @@ def _settled(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -
         return _opened(state, rules, now, actions)
     if state.round.unanswered and now.time < state.round.deadline:
         return state
+    if rules.finish_late and now.arriving & set(state.round.unanswered):
+        latest = state.round.opened + 2 * rules.round_deadline_s
+        if now.time < latest:
+            return replace(state, round=replace(state.round, deadline=min(now.time + ARRIVING_S, latest)))
     if state.round.closing:
         return _finished(state, actions)
     if len(state.round.accepted) >= rules.needed:
@@ -233,11 +263,43 @@ def _opened(state: StudyState, rules: Rules, now: Now, actions: list[Action]) ->
         attempt=before.attempt + 1 if before else 1,
         asked=tuple(sorted(candidates | kept.keys())),
         answers=kept,
-        deadline=now.time + rules.round_deadline_s,
+        deadline=now.time + _patience_s(state, rules, candidates, again=before is not None),
         closing=closing,
+        opened=now.time,
     )
     actions.append(Opened(opened))
     return replace(state, round=opened, tries=state.tries + 1)
+
+
+def _patience_s(state: StudyState, rules: Rules, asked: frozenset[str], *, again: bool) -> float:
+    """How long a round waits for its sites. One of which nothing is known yet has all the time that there is."""
+    if not rules.measured or again or not asked or not all(state.took.get(site) for site in asked):
+        return rules.round_deadline_s
+    wanted_s = max(
+        max(state.took[site]) * (PATIENCE_AFTER_LATE if site in state.missed else PATIENCE) for site in asked
+    )
+    return min(max(wanted_s, LEAST_S), rules.round_deadline_s)
+
+
+def _expecting(current: Round, rules: Rules, event: Expected, now: Now) -> Round:
+    """Where deadlines follow what the sites need, a round waits twice as long as a site says, within its time."""
+    known = current.expected.get(event.site, 0.0)
+    if event.site not in current.unanswered or abs(now.time + event.left_s - known) < LEAST_S:
+        return current
+    expected = {**current.expected, event.site: now.time + event.left_s}
+    deadline = current.deadline
+    if rules.measured:
+        deadline = max(deadline, min(now.time + 2 * event.left_s, current.opened + rules.round_deadline_s))
+    return replace(current, expected=expected, deadline=deadline)
+
+
+def _measured(state: StudyState, site: str, answer: Answer, now: Now) -> StudyState:
+    """Remember how long an accepted update took."""
+    assert state.round
+    if answer.kind != Kind.ACCEPTED:
+        return state
+    took = (*state.took.get(site, ()), now.time - state.round.opened)[-MEASURED:]
+    return replace(state, took={**state.took, site: took})
 
 
 def _closed(state: StudyState, actions: list[Action]) -> StudyState:
@@ -300,4 +362,8 @@ def _restarted(state: StudyState, rules: Rules, event: Restarted, now: Now, acti
     if state.aggregating:
         actions.append(Aggregate(state.round))
         return state
-    return replace(state, round=replace(state.round, deadline=left(event.round_left_s, rules.round_deadline_s)))
+    deadline = left(event.round_left_s, rules.round_deadline_s)
+    opened = deadline - (state.round.deadline - state.round.opened)
+    later = opened - state.round.opened
+    expected = {site: time + later for site, time in state.round.expected.items()}
+    return replace(state, round=replace(state.round, deadline=deadline, opened=opened, expected=expected))

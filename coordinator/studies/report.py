@@ -22,7 +22,15 @@ from coordinator.answers import (
     TensorRow,
 )
 from coordinator.storage import tables
-from coordinator.studies.history import accounts, contributed_rounds, rounds_naming, rounds_of, uploads_of
+from coordinator.studies.history import (
+    accounts,
+    contributed_rounds,
+    is_always_late,
+    late_rounds,
+    rounds_naming,
+    rounds_of,
+    uploads_of,
+)
 from coordinator.studies.state import Kind, Outcome, Phase, site_states
 from coordinator.studies.study import VAL_LOSS, Study
 from fl_algorithms.server.best import mean_loss
@@ -41,6 +49,9 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     made = accounts(session, study)
     left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
     capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
+    current = state.open_round
+    expected = {site: at for site, at in current.expected.items() if site in current.unanswered} if current else {}
+    late = late_rounds(rounds_of(session, study))
     shown = state.round or state.last
     present = state.round.number if state.round else max(state.models, state.last.number if state.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
@@ -66,11 +77,23 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
                 rounds_contributed=tuple(contributed[site]),
                 rounds_left_out=tuple(left_out[site]),
                 rounds_capped=tuple(capped[site]),
+                rounds_late=tuple(number for number, missed in late.get(site, {}).items() if missed),
+                always_late=is_always_late(late.get(site, {})),
+                expected=_wall_clock(study, expected.get(site)),
+                expects_to_be_late=expected.get(site, 0.0) > (current.deadline if current else 0.0),
             )
             for site in study.rules.sites
         },
         incomplete=incomplete(study, contributed),
+        deadline=_wall_clock(study, current.deadline if current else None),
     )
+
+
+def _wall_clock(study: Study, monotonic: float | None) -> str | None:
+    """A time of the engine's clock as people read it."""
+    if monotonic is None:
+        return None
+    return tables.utc_text(study.saved.wall_clock + monotonic - study.saved.monotonic)
 
 
 def full(

@@ -4,7 +4,7 @@ All of it is immutable. ``coordinator.studies.lifecycle`` says how one state fol
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -44,13 +44,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the study file says about time and numbers."""
+    """What the study file says about time and numbers.
+
+    Attributes:
+        measured: a round's deadline follows from how long its sites took before.
+        finish_late: an update that is on its way at the deadline may arrive.
+    """
 
     sites: tuple[str, ...]
     rounds: int
     needed: int
     round_deadline_s: float
     start_deadline_s: float
+    measured: bool = False
+    finish_late: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Round:
-    """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors."""
+    """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors.
+
+    ``expected``: when a site that trains expects to be done, as it says.
+    """
 
     number: int
     attempt: int
@@ -77,6 +87,8 @@ class Round:
     answers: Mapping[str, Answer]
     deadline: float
     closing: bool = False
+    opened: float = field(default=0.0, compare=False)
+    expected: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -105,6 +117,7 @@ class StudyState:
         round: the attempt under way, also while it is aggregated.
         last: the attempt before it, for those who ask how it went.
         tries: attempts at the present round since the study was last started.
+        took: site -> seconds to its accepted update, in each of the last rounds.
         why: in words of our own, why the study paused.
     """
 
@@ -116,6 +129,7 @@ class StudyState:
     aggregating: bool = False
     last: Round | None = None
     tries: int = 0
+    took: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     start_by: float = 0.0
     why: str = ""
 

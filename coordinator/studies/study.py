@@ -78,7 +78,10 @@ class Study:
     @property
     def rules(self) -> Rules:
         section = self.resolved.study
-        return Rules(section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s)
+        return Rules(
+            section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s,
+            measured=section.deadlines == "measured", finish_late=section.late_updates == "finish",
+        )  # fmt: skip
 
     @property
     def shared(self) -> tuple[TensorSpec, ...]:

@@ -158,6 +158,12 @@ class Receptions:
         with self._lock:
             return frozenset((one.header.study, one.site) for one in self._under_way.values() if one.complete)
 
+    def arriving(self) -> frozenset[tuple[str, int, int, str]]:
+        """(study, round, attempt, site) of the updates whose stream is open."""
+        with self._lock:
+            open_now = [(one.header, one.site) for one in self._under_way.values()]
+        return frozenset((header.study, header.round, header.attempt, site) for header, site in open_now)
+
     def refuse_crowd(self, site: str, upload_id: str) -> None:
         """Raises TryAgain: the site has enough uploads under way (TOO_BUSY)."""
         with self._lock:

@@ -45,7 +45,8 @@ MEANINGS: dict[str, Meaning] = {
     "CERTIFICATE_PROFILE": Meaning("the coordinator does not know this site's certificate by its names", _ASK),
     "CERTIFICATE_EXPIRED": Meaning(
         "this site's certificate has expired by the coordinator's clock",
-        f"check this machine's clock; if the site was away for long, {_REINVITE}",
+        f"check this machine's clock; if the site was away for long, {_REINVITE}, and redeem it here, where "
+        "everything is kept: `site-agent join --invitation FILE`",
     ),
     "CERTIFICATE_UNKNOWN": Meaning(
         "the coordinator has this site's certificate not in its records",

@@ -96,7 +96,9 @@ def _words(entry: Entry) -> str:
             return _receipt_words(entry)
         case DeclareEntry():
             counted = f", {entry.num_examples} rows" if entry.num_examples is not None else ""
-            return f"{entry.study} {entry.standing} {entry.code or ''}".rstrip() + counted + _by_words(entry.by)
+            expected = f" for {entry.estimate_s} s" if entry.estimate_s else ""
+            said = f"{entry.study} {entry.standing} {entry.code or ''}".rstrip()
+            return said + counted + expected + _by_words(entry.by)
         case SummaryEntry():
             return words_of_summary(entry)
         case ConsentEntry():

@@ -44,6 +44,14 @@ def join(
             help="The invitation's file, or - for stdin. Without this option, paste it; it is not shown.",
         ),
     ] = None,
+    authority: Annotated[
+        str,
+        typer.Option(
+            metavar="FINGERPRINT",
+            help="For a site that joined before, if the invitation names another authority: its fingerprint, as the "
+            "operator read it to you.",
+        ),
+    ] = "",
     proxy: Annotated[
         Path | None,
         typer.Option(
@@ -52,7 +60,7 @@ def join(
         ),
     ] = None,
 ) -> None:
-    """Join a federation, with the invitation that its operator gave you."""
+    """Join a federation, with the invitation that its operator gave you; again too, with all that is here kept."""
     import datetime
 
     from site_agent.gateway.connection.proxy import proxy_from
@@ -61,7 +69,8 @@ def join(
     from wardround.records.invitation import stamp
 
     way = proxy_from(_line_of(proxy), str(proxy)) if proxy is not None else None
-    joined = redeem(SiteState(state), _invitation_text(invitation), datetime.datetime.now(datetime.UTC), way)
+    now = datetime.datetime.now(datetime.UTC)
+    joined = redeem(SiteState(state), _invitation_text(invitation), now, way, authority)
     site = joined.site
     if joined.warning:
         say(f"warning: {joined.warning}")
@@ -69,6 +78,10 @@ def join(
     print(f"Authority's fingerprint {site.authority_fingerprint}")
     print(f"Key written to {joined.key}, readable by this user only")
     print(f"Certificate for `{site.site}` written to {joined.certificate}, valid to {stamp(joined.expires)}")
+    if joined.again:
+        print("Ledger, consents, private modules and data are kept as they were")
+        say_next("next: `site-agent run`")
+        return
     print(f"Ledger begun in {state / 'ledger'}")
     say_next("next: `site-agent data add NAME --table FILE.csv --label COLUMN`, then `site-agent run`")
 

@@ -18,7 +18,7 @@ from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.consent.approvals import reportable_code
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.enrolment.renewal import keep_renewed
+from site_agent.gateway.enrolment.renewal import LEAST_S, keep_renewed
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.returning import give_back_lost
@@ -28,7 +28,7 @@ from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.setup import as_needs_person, is_fatal, open_session, why_unreachable
 from site_agent.handoff import Trainer
-from site_agent.state.directory import Consent, Offer, Site, SiteState
+from site_agent.state.directory import Consent, Offer, SiteState
 from site_agent.state.person import Person
 from wardround.errors import (
     CannotWrite,
@@ -56,24 +56,23 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One site's gateway while it runs. ``wait`` returns when it is to stop, with the reason if that is an error."""
+    """One site's gateway while it runs. ``wait`` returns when it is to stop, with the reason if that is an error.
+    ``least_renewal_s``: between two renewals of the certificate, whatever the coordinator says."""
 
-    def __init__(self, state: SiteState) -> None:
-        self._state = state
-        self._site: Site = state.site()
-        self._identity = Identity(state.identity)
+    def __init__(self, state: SiteState, least_renewal_s: float = LEAST_S) -> None:
+        self._state, self._least_renewal_s = state, least_renewal_s
+        self._site, self._identity = state.site(), Identity(state.identity)
         self._ledger = Ledger(state.ledger, self._identity.ledger_key())
         self._ledger.refuse_unbegun()
         self._session = open_session(self._site, self._identity)
         self.commands = CommandHandler(state, self._site, self._ledger, self._session)
-        self._rounds = Rounds(state, self._site, self._session, self._ledger, Trainer(state.root))
+        trainer = Trainer(state.root)
+        self._rounds = Rounds(state, self._site, self._session, self._ledger, trainer, self._declare)
         self._log = RateLimitedLog(log)
-        self._stopping = Interrupt()
-        self.stopped = Latch()
+        self._stopping, self.stopped = Interrupt(), Latch()
         self._first_try = threading.Event()
         self._error: WardroundError | None = None
-        self._connected = False
-        self._was_connected = False  # since ``_watch`` last looked
+        self._connected = self._was_connected = False  # now; since ``_watch`` last looked
         self.certificate_fork_since = ""  # since when the coordinator sees two certificates renewed from one
         self._watching = Interrupt()
         self._inbox = Inbox()
@@ -341,11 +340,10 @@ class Agent:
             self._log.error("%s; `status` will not say that round %d was declined", error.message, assignment.round)
         self._declare(assignment, SiteStatus.DECLINED, code)
 
-    def _declare(self, assignment: Assignment, status: SiteStatus, code: str = "") -> None:
+    def _declare(self, assignment: Assignment, status: SiteStatus, code: str = "", estimate_s: int = 0) -> None:
         """Declare where this site stands with one assignment. A coordinator that cannot be reached asks again."""
-        declaration = Declaration(
-            assignment.study, assignment.revision, assignment.digest, status, assignment.round, assignment.attempt, code
-        )
+        study = (assignment.study, assignment.revision, assignment.digest)
+        declaration = Declaration(*study, status, assignment.round, assignment.attempt, code, estimate_s=estimate_s)
         try:
             with self._session.use() as connection:
                 self.commands.declare(connection, declaration, often=True)
@@ -365,12 +363,14 @@ class Agent:
     def _renew(self) -> None:
         try:
             keep_renewed(
-                self._identity, self._site, self._session, self._ledger, self._stopping, lambda: self._watching.throw()
-            )
+                self._identity, self._site, self._session, self._ledger, self._stopping,
+                lambda: self._watching.throw(), self._least_renewal_s,
+            )  # fmt: skip
         except WardroundError as error:
             if is_fatal(error) or isinstance(error, StorageFailed):
                 raise
-            raise NeedsPerson(f"the certificate cannot be renewed: {error.message}", hint=error.hint) from None
+            why = f"the certificate cannot be renewed: {error.message}"
+            raise NeedsPerson(why, hint=error.hint, code=error.code) from None
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the

@@ -373,6 +373,7 @@ class CommandHandler:
         append(entries.DeclareEntry(
             study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
             round=declaration.round, attempt=declaration.attempt, code=declaration.code,
+            estimate_s=declaration.estimate_s or None,
         ))  # fmt: skip
         connection.declare(declaration)
 

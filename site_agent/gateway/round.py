@@ -13,6 +13,7 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,7 @@ from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.downloads import Downloads
+from site_agent.gateway.estimate import Estimate
 from site_agent.gateway.exit import egress, receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
@@ -29,10 +31,10 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
-from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.local import durable
 from wardround.records import trainer as records
-from wardround.records.assignment import STOP, TRAIN, Assignment
+from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.files import TensorFile
 
@@ -44,8 +46,18 @@ log = logging.getLogger(__name__)
 class Rounds:
     """Does assignments for one site, one at a time, in one thread."""
 
-    def __init__(self, state: SiteState, site: Site, session: Session, ledger: Ledger, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        state: SiteState,
+        site: Site,
+        session: Session,
+        ledger: Ledger,
+        trainer: Trainer,
+        declare: Callable[..., object],
+    ) -> None:
+        """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
+        self._declare = declare
         self._site = site
         self._session = session
         self._ledger = ledger
@@ -64,6 +76,11 @@ class Rounds:
         if assignment.kind == STOP:
             self._stop(assignment, interrupt)
             return False
+        if assignment.kind == UNKNOWN:
+            raise NotPermitted(
+                "the coordinator asks for something that this version does not know", hint="is it of a newer version?",
+                code=DECLINED_UNKNOWN,
+            )  # fmt: skip
         return self._contribute(assignment, interrupt)
 
     def declined(self, assignment: Assignment, code: str) -> None:
@@ -230,13 +247,14 @@ class Rounds:
         journal.phase = "training"
         self._state.save_journal(journal)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
+        estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
         form = records.Train if assignment.kind == TRAIN else records.Validate
         request = form(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
             data=_approved(consent), round=assignment.round, base=base, base_digest=assignment.base.digest,
         )  # fmt: skip
         try:
-            result = self._ask(request, interrupt)
+            result = self._ask(request, interrupt, estimate.note)
         except Interrupted:
             self._abort(request)
             raise
@@ -319,7 +337,12 @@ class Rounds:
         if best is not None:
             self._staging.remove(best.file)
 
-    def _ask(self, request: records.Request[Answer], interrupt: Interrupt) -> Answer:
+    def _ask(
+        self,
+        request: records.Request[Answer],
+        interrupt: Interrupt,
+        progress: Callable[[records.Progress], None] | None = None,
+    ) -> Answer:
         """Ask the trainer; again where its worker or its listener ended under the request. A deadline that passes
         meanwhile calls the round off.
 
@@ -331,7 +354,7 @@ class Rounds:
         for tries, wait_s in enumerate(backoff(0.5), 1):
             interrupt.check()
             try:
-                return self._trainer.ask(request, ending=interrupt.ending)
+                return self._trainer.ask(request, progress, ending=interrupt.ending)
             except Unavailable as error:
                 interrupt.check()  # it was hung up from here
                 if tries >= TRAINER_TRIES:

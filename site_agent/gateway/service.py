@@ -9,6 +9,7 @@ from site_agent.gateway import requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.trainer_process import TrainerProcess
+from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person, behind
 from wardround.errors import UsageProblem
@@ -34,8 +35,10 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
     """
     memory.hide()
     log_to_stderr()
-    state.site()
+    state.require_joined()
     with durable.StateLock(state.root, "site-agent run"):
+        formats.bring_forward(state.root)
+        state.site()
         state.make_folders()
         trainer = TrainerProcess(state.root, options) if with_trainer else None
         try:

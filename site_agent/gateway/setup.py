@@ -1,5 +1,6 @@
 """Opens a site's connection, ledger and command handler: for the agent, or for one command while no service runs."""
 
+import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,10 +12,12 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site
-from wardround.errors import NeedsPerson, RefusedForGood, WardroundError
+from wardround.errors import NeedsPerson, RefusedForGood, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.records.invitation import stamp
 
 
 def is_fatal(error: WardroundError) -> bool:
@@ -31,7 +34,11 @@ def open_session(site: Site, own: Identity) -> Session:
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:
     """What keeps the coordinator from being reached, looked at from here."""
-    return diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file, own.proxy())
+    why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file, own.proxy())
+    if why.code == "CERTIFICATE_EXPIRED" and own.renewal_credentials(datetime.datetime.now(datetime.UTC)):
+        ended = stamp(own.certificate().not_valid_after_utc)
+        return Unavailable(f"this site's certificate ended on {ended}; the agent tries to renew it with the same key")
+    return why
 
 
 @contextmanager
@@ -41,8 +48,10 @@ def handler_alone(state: SiteState) -> Iterator[tuple[CommandHandler, Interrupt]
     Raises:
         TryAgain: another process owns the state directory.
     """
-    site = state.site()
+    state.require_joined()
     with durable.StateLock(state.root, "site-agent"):
+        formats.bring_forward(state.root)
+        site = state.site()
         own = Identity(state.identity)
         ledger = Ledger(state.ledger, own.ledger_key())
         ledger.refuse_unbegun()

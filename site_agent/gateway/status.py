@@ -17,6 +17,7 @@ from site_agent.state.person import user_name
 from site_agent.state.site import Site
 from wardround.records.trainer import GetStatus, Status
 from wardround.signing.certificates import Name
+from wardround.signing.certificates import fingerprint as fingerprint_of
 from wardround.signing.dsse import fingerprint, keyid
 
 UNKNOWN = "unknown"  # of a trainer that does not answer
@@ -96,7 +97,7 @@ def site_status(here: SiteState, site: Site, service: ServiceStatus | None) -> S
     own = Identity(here.identity)
     return SiteStatus(
         site=site.site, federation=site.federation, coordinator=site.address,
-        authority_fingerprint=site.authority_fingerprint, ledger_key=keyid(own.ledger_key().public_key()),
+        authority_fingerprint=fingerprint_of(own.roots()[0]), ledger_key=keyid(own.ledger_key().public_key()),
         receipt_key=fingerprint(bytes.fromhex(site.receipt_key)),
         certificate_expires=own.certificate().not_valid_after_utc.isoformat().replace("+00:00", "Z"),
         running=service is not None, connected=service is not None and service.connected,

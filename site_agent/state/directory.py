@@ -10,6 +10,7 @@
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
+    format.json          which version wrote all this; see ``site_agent.state.formats``
     ledger/  studies/  data.toml  control.sock
 
 Nothing here needs the network, torch or cryptography, so the commands stay quick.
@@ -19,7 +20,7 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from site_agent.state import codec
+from site_agent.state import codec, formats
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, data_changed, exposed
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
@@ -102,6 +103,11 @@ class SiteState:
         directory.refuse_other(self.root, "site-agent")
         return directory.exists(self.site_file)
 
+    def require_joined(self) -> None:
+        """Raises NeedsPerson: no site is here."""
+        if not self.joined():
+            raise self.not_joined()
+
     def not_joined(self) -> NeedsPerson:
         return NeedsPerson(
             f"{self.root} has not joined a federation",
@@ -129,9 +135,9 @@ class SiteState:
             raise self.not_joined()
 
     def site(self) -> Site:
-        """Raises NeedsPerson: this directory belongs to no site yet, or to one that left."""
-        if not self.joined():
-            raise self.not_joined()
+        """Raises NeedsPerson: this directory belongs to no site yet, to one that left, or to a newer version."""
+        self.require_joined()
+        formats.refuse_newer(self.root)
         site = codec.read(self.site_file, Site)
         if self.left_file.exists():
             raise NeedsPerson(

@@ -192,6 +192,8 @@ class Record:
     def scalars(self, chosen: Any) -> "Rows":
         if chosen.column_descriptions[0]["type"] is tables.Certificate:
             return Rows(tables.Certificate(serial=one, site="alpha", used_s=1, made_with="") for one in self.serials)
+        if chosen.column_descriptions[0]["type"] is tables.Restore:
+            return Rows()
         return Rows([tables.Site(name="alpha", revoked_s=self.revoked, certificate_fork_s=None)])
 
 
@@ -200,6 +202,9 @@ class Rows(list[Any]):
 
     def all(self) -> list[Any]:
         return self
+
+    def first(self) -> Any:
+        return self[0] if self else None
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")

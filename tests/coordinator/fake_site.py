@@ -96,12 +96,13 @@ def delta(site: str, round_number: int, specs: tuple[TensorSpec, ...]) -> Update
 class FakeSite:
     """One enrolled site with its own channel and, after ``watch``, a thread that reads its events."""
 
-    def __init__(self, invitation_text: str) -> None:
+    def __init__(self, invitation_text: str, ledger: Ledger | None = None) -> None:
+        """``ledger``: of an installation that joined before."""
         self.invitation = Invitation.decode(invitation_text)
         self.name = self.invitation.site
         self.key = certificates.new_key()
-        self.ledger = Ledger(Ed25519PrivateKey.generate())
-        for text in ("genesis", "identity"):
+        self.ledger = ledger or Ledger(Ed25519PrivateKey.generate())
+        for text in ("identity",) if ledger else ("genesis", "identity"):
             self.ledger.write(f"{text} {self.name}")
         self.events: queue.Queue[Any] = queue.Queue()
         self.offers: dict[str, Any] = {}

@@ -123,10 +123,10 @@ def test_an_authority_whose_files_do_not_fit_is_refused(place: Place, tmp_path: 
     other = Authority.create(tmp_path / "other", "north", 0)
     (folder / "certificate.pem").write_bytes(other.pem)
     with pytest.raises(BadData, match=r"certificate\.pem is not the certificate of the key in"):
-        Authority.load(folder, "north")
+        Authority(folder, "north")
     (folder / "key.pem").unlink()
     with pytest.raises(BadData, match=r"key\.pem: No such file or directory"):
-        Authority.load(folder, "north")
+        Authority(folder, "north")
 
 
 def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: Place) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from coordinator import state_directory as places
@@ -11,7 +10,6 @@ from coordinator.members.authority import Authority
 from coordinator.state_directory import State
 from tests.coordinator.conftest import Place
 from wardround.errors import BadData, UsageProblem
-from wardround.v1 import federation_pb2 as pb
 
 
 @pytest.mark.parametrize(
@@ -34,16 +32,6 @@ def test_a_command_that_is_not_of_its_form_is_refused(place: Place, request_: di
         place.coordinator.administration.run(request_, lambda item: None)
 
 
-def test_a_decline_with_a_code_that_has_no_name_is_refused(place: Place) -> None:
-    """95 lies among the codes of declines, and the contract has none of that number."""
-    (site,) = place.begin(sites=["alpha"])
-    assignment = site.next_assignment()
-    with pytest.raises(grpc.RpcError) as refused:
-        site.declare("trial", pb.DECLINED, round=assignment.round, attempt=assignment.attempt, code=95)
-    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert (refused.value.details() or "").startswith("MESSAGE_MALFORMED")
-
-
 def test_damaged_keys_of_the_coordinator_are_named(tmp_path: Path) -> None:
     state = State(tmp_path / "state")
     places.create(state, "north", "127.0.0.1:9000", 1_780_000_000)
@@ -56,5 +44,5 @@ def test_damaged_keys_of_the_coordinator_are_named(tmp_path: Path) -> None:
                 continue
             path.write_bytes(bad)
             with pytest.raises(BadData, match=path.name):
-                state.receipt_key() if path == state.receipt_key_file else Authority.load(state.authority, "north")
+                state.receipt_key() if path == state.receipt_key_file else Authority(state.authority, "north")
         path.write_bytes(kept)

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from cryptography import x509
@@ -21,10 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from safetensors.numpy import save_file
 
 from coordinator import servicers as service
 from coordinator.calls import MAX_CALLS
-from coordinator.members.authority import Authority
+from coordinator.members.authority import Authority, Lifetimes
 from coordinator.members.certificate_status import Peer
 from coordinator.server import ServerIdentity
 from coordinator.storage import tables
@@ -32,8 +35,9 @@ from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite, channel_to, delta, enrol_request
 from tests.coordinator.test_rounds import SPECS
 from wardround import __version__
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.records.invitation import Invitation
+from wardround.records.receipts import EMPTY_HEAD
 from wardround.signing import certificates
 from wardround.signing.certificates import Name
 from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc, summaries_pb2
@@ -287,6 +291,7 @@ def test_every_method_of_every_service_wears_the_check() -> None:
             assert method.name in vars(servicer), f"{method.name} is not implemented"
             methods[method.name] = getattr(function, "permitted_kind", None)
     assert methods.pop("Enrol") == "invitation"
+    assert methods.pop("Renew") == ("site", "renewal")
     assert methods
     assert set(methods.values()) == {"site"}
 
@@ -321,6 +326,24 @@ def test_versions_further_apart_than_one_minor_refuse_each_other(place: Place, v
         list(alpha.federation.Watch(pb.WatchRequest(agent_version=version), timeout=20))
 
 
+def test_a_newer_agents_status_and_code_are_carried_as_unknown(place: Place) -> None:
+    """One minor version further on: it declares what this version has no names for, and its round goes on at once."""
+    alpha, bravo = place.begin(sites=["alpha", "bravo"], quorum=1)
+    alpha.federation.Studies(pb.StudiesRequest(agent_version="0.2.0"), timeout=20)
+    assignment = alpha.next_assignment()
+    alpha.declare("trial", 77)
+    offer = alpha.offer("trial")
+    declined = pb.DeclareRequest(
+        study="trial", revision=offer.revision, digest=offer.digest, status=pb.DECLINED, round=assignment.round,
+        attempt=assignment.attempt, code=9999,
+    )  # fmt: skip
+    alpha.federation.Declare(declined, timeout=20)
+    status = place.until(lambda status: status["sites"]["alpha"]["state"] == "declined")
+    assert status["sites"]["alpha"]["code"] == "DECLINED_UNKNOWN"
+    bravo.answer(bravo.next_assignment())
+    place.until(lambda status: status["round"] == 2)
+
+
 # Certificates.
 
 
@@ -348,7 +371,7 @@ def forged(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-    return certificates.certificate_pem(builder.sign(authority._key, hashes.SHA256())), certificates.key_pem(key)
+    return certificates.certificate_pem(builder.sign(authority.signing.key, hashes.SHA256())), certificates.key_pem(key)
 
 
 def uri(text: str) -> x509.GeneralName:
@@ -606,5 +629,133 @@ def test_the_servers_certificate_is_made_anew_at_half_of_its_life(place: Place) 
 def test_the_servers_certificate_names_what_sites_dial(place: Place) -> None:
     authority, key = place.coordinator.context.authority, certificates.new_key().public_key()
     for host, kind in (("10.0.0.7", x509.IPAddress), ("fed.example.org", x509.DNSName), ("::1", x509.IPAddress)):
-        names = authority.server(host, key, 0).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = authority.server(host, key, 0, 60).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [str(value) for value in names.get_values_for_type(kind)] == [host]
+
+
+# The way back of a site that was away for longer than its certificate.
+
+
+def expired(place: Place, window_s: int) -> Holder:
+    """Alpha's renewal certificate, when its certificate ended ten days ago."""
+    enrolment = place.coordinator.context.enrolment
+    enrolment.lifetimes = Lifetimes(renewal_window_s=window_s)
+    alpha = place.join("alpha")
+    Holder(place, alpha.reply.certificate).call()
+    place.ahead_s = 17 * DAY_S
+    return Holder(place, alpha.reply.renewal_certificate)
+
+
+def test_a_renewal_certificate_renews_a_certificate_that_has_ended_and_does_nothing_else(place: Place) -> None:
+    late = expired(place, 30 * DAY_S)
+    newer = late.renew(place)
+    assert newer.call().site == "alpha"
+    assert late.call().name.kind == "renewal"  # which no method but Renew lets in
+    place.ahead_s = 0  # TLS goes by the true time
+    alpha = place.sites["alpha"]
+    with alpha.open_channel(alpha.reply.renewal_certificate) as channel:
+        for call in (lambda: studies(channel), lambda: federation_pb2_grpc.FederationStub(channel).Declare(
+            pb.DeclareRequest(), timeout=20
+        )):  # fmt: skip
+            with pytest.raises(grpc.RpcError, match="CALL_NOT_ALLOWED"):
+                call()
+        assert renewed(channel)
+
+
+def test_an_older_copy_of_a_site_cannot_renew_after_its_certificate_ended(place: Place) -> None:
+    late = expired(place, 30 * DAY_S)
+    late.renew(place).call()
+    with pytest.raises(NotPermitted, match=r"ended on .* and can no longer be renewed") as refused:
+        late.renew(place)
+    assert refused.value.code == "CERTIFICATE_EXPIRED"
+    assert "`coordinator invite alpha`" in refused.value.hint
+
+
+@pytest.mark.parametrize(("window_s", "said"), [(0, "was valid until"), (9 * DAY_S, "was valid until")])
+def test_after_the_window_the_old_key_renews_nothing(place: Place, window_s: int, said: str) -> None:
+    alpha = place.join("alpha")
+    if window_s == 0:
+        place.coordinator.context.enrolment.lifetimes = Lifetimes(renewal_window_s=0)
+        assert FakeSite(place.invite("bravo")).reply.renewal_certificate == b""
+        late = Holder(place, alpha.reply.renewal_certificate)
+        place.ahead_s = 7.1 * DAY_S  # it was made for 30 days, and the operator chose otherwise since
+        with pytest.raises(NotPermitted, match="can no longer be renewed"):
+            late.renew(place)
+        place.ahead_s = 38 * DAY_S
+    else:
+        late = expired(place, window_s)
+    with pytest.raises(NotPermitted, match=said):
+        late.renew(place)
+
+
+def test_a_revoked_site_cannot_renew_in_the_window(place: Place) -> None:
+    late = expired(place, 30 * DAY_S)
+    place.ask("revoke", site="alpha")
+    with pytest.raises(NotPermitted, match="site `alpha` was revoked"):
+        late.renew(place)
+
+
+def test_a_site_that_joins_again_with_its_ledger_key_goes_on_with_its_ledger_and_its_receipts(place: Place) -> None:
+    (alpha,) = place.begin(sites=["alpha"], quorum=1)
+    alpha.answer(alpha.next_assignment())
+    place.ask("revoke", site="alpha")
+    again = FakeSite(place.invite("alpha"), alpha.ledger)
+    again.receipts = alpha.receipts
+    again.watch()
+    again.declare("trial")
+    place.ask("start", study="trial")
+    second = again.answer(again.next_assignment())
+    assert second.decision == "accepted"  # its ledger goes on from the head that was countersigned before
+    assert second.previous != EMPTY_HEAD
+    (row,) = place.ask("sites")["sites"]
+    assert row["state"] == "ready"
+    again.close()
+
+
+# Revocation, by the clock.
+
+
+def test_a_revocation_ends_every_live_stream_within_a_second(place: Place) -> None:
+    """A watch, a download that its site does not read on, and an upload between two chunks."""
+    alpha = place.join("alpha")
+    save_file({"layer.weight": np.ones((8, 1024, 256), "<f4")}, place.initial)
+    name = place.create(sites=["alpha"], quorum=1)
+    alpha.declare(name)
+    place.ask("start", study=name)
+    assignment = alpha.next_assignment()
+    download = alpha.federation.Download(
+        pb.DownloadRequest(study=name, revision=assignment.revision, model=assignment.base), timeout=60
+    )
+    assert next(download).HasField("manifest")
+    update = delta("alpha", 1, alpha.specs(name))
+    opening = alpha.opening(assignment, update)
+    sent, go_on = threading.Event(), threading.Event()
+
+    def requests() -> Any:
+        yield pb.UploadRequest(open=opening)
+        sent.set()
+        go_on.wait(20)
+
+    upload = alpha.federation.Upload(requests(), timeout=60)
+    assert next(upload).offset == 0
+    ended: dict[str, float] = {}
+
+    def read(what: str, stream: Any) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for _ in stream:
+                pass
+        ended[what] = time.monotonic()
+
+    began = time.monotonic()
+    place.ask("revoke", site="alpha")
+    assert alpha.stream_error() is not None
+    ended["watch"] = time.monotonic()
+    readers = [threading.Thread(target=read, args=item) for item in (("download", download), ("upload", upload))]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+    go_on.set()
+    assert {what for what, at in ended.items() if at - began < 1} == {"watch", "download", "upload"}
+    for stream in (download, upload):
+        assert stream.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.PERMISSION_DENIED)

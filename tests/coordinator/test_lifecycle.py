@@ -1,5 +1,6 @@
 """A study's course, without I/O: events in, actions out."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from coordinator.studies.lifecycle import (
     Clock,
     Closed,
     Event,
+    Expected,
     Gone,
     Halted,
     Now,
@@ -369,3 +371,135 @@ def test_whatever_happens_the_life_stays_sound(
     for action in story.done:
         if isinstance(action, Closed) and action.outcome == Outcome.CLOSED and not action.round.closing:
             assert len(action.round.accepted) >= RULES.needed
+
+
+# Deadlines that follow what the sites need, and late updates.
+
+MEASURED = replace(RULES, round_deadline_s=3600, measured=True)
+
+
+def two_rounds(seconds: float) -> Story:
+    """Two rounds, each of which took its slowest site, b, so many seconds."""
+    story = Story(replace(MEASURED, rounds=9)).begins()
+    for _ in range(2):
+        story.accepts("a", "c")
+        story.time += seconds
+        story.accepts("b").happens(Aggregated())
+    return story
+
+
+def test_a_measured_deadline_is_four_times_what_the_slowest_site_took() -> None:
+    story = Story(replace(MEASURED, rounds=9)).begins()
+    assert story.round.deadline == 3600  # nothing is known yet
+    story = two_rounds(100)
+    assert story.round.deadline - story.time == 400
+    assert two_rounds(1).round.deadline - 2 == 60  # at least a minute
+    assert two_rounds(1000).round.deadline - 2000 == 3600  # at most what the study says
+
+
+def test_a_site_that_was_late_once_has_more_time_and_a_further_attempt_has_all() -> None:
+    story = two_rounds(100).accepts("a", "c").passes(400).happens(Aggregated())
+    assert story.state.missed == {"b"}
+    assert story.round.deadline - story.time == 1600
+    story.passes(1600)  # nobody answered at all
+    assert story.round.attempt == 2
+    assert story.round.deadline - story.time == 3600
+
+
+def test_a_site_that_never_contributed_has_all_the_time() -> None:
+    story = Story(replace(MEASURED, rounds=9, needed=1)).begins().accepts("a", "c").passes(3600).happens(Aggregated())
+    assert story.round.deadline - story.time == 3600
+
+
+def test_only_the_last_three_rounds_are_measured() -> None:
+    story = two_rounds(100)
+    for _ in range(3):
+        story.accepts("a", "c")
+        story.time += 20
+        story.accepts("b").happens(Aggregated())
+    assert story.round.deadline - story.time == 80
+
+
+def late(finish: bool) -> tuple[Story, StudyState]:
+    """At the deadline a and b are accepted, and c's update is on its way."""
+    story = Story(replace(RULES, finish_late=finish)).begins().accepts("a", "b")
+    story.time = 100
+    state, _ = advance(story.state, story.rules, Clock(), Now(100, story.connected, frozenset({"c"})))
+    return story, state
+
+
+def test_an_update_that_is_on_its_way_at_the_deadline_is_finished_where_the_study_says_so() -> None:
+    story, state = late(finish=True)
+    assert not state.aggregating
+    assert state.round is not None
+    assert state.round.deadline == 110
+    answered, _ = advance(state, story.rules, Answered("c", replace(YES, upload="c")), Now(105, story.connected))
+    assert answered.aggregating
+    assert answered.round is not None
+    assert answered.round.accepted == SITES
+
+
+def test_it_is_not_waited_for_without_end_nor_where_the_study_does_not_say_so() -> None:
+    _, state = late(finish=False)
+    assert state.aggregating
+    story, state = late(finish=True)
+    for time in range(110, 200, 10):
+        state, _ = advance(state, story.rules, Clock(), Now(time, story.connected, frozenset({"c"})))
+        assert not state.aggregating
+    state, _ = advance(state, story.rules, Clock(), Now(200, story.connected, frozenset({"c"})))
+    assert state.aggregating
+    assert state.round is not None
+    assert state.round.unanswered == ("c",)
+
+
+def test_an_update_whose_line_broke_is_waited_for_a_moment_only() -> None:
+    story, state = late(finish=True)
+    state, _ = advance(state, story.rules, Clock(), Now(110, story.connected))
+    assert state.aggregating
+
+
+def test_what_was_measured_and_when_the_round_opened_survive_the_store() -> None:
+    state = two_rounds(100).state
+    again = StudyState.from_document(json.loads(json.dumps(state.document())))
+    assert again == state
+    assert again.round is not None
+    assert state.round is not None
+    assert again.round.opened == state.round.opened
+
+
+def test_after_a_restart_a_round_opened_as_long_before_its_deadline_as_before() -> None:
+    story = two_rounds(100)
+    state, _ = advance(story.state, story.rules, Restarted(10, 390, 0), Now(5000, story.connected))
+    assert state.round is not None
+    assert state.round.deadline == 5380
+    assert state.round.deadline - state.round.opened == 400
+
+
+def test_what_a_site_expects_moves_a_measured_deadline_within_the_studys_time() -> None:
+    story = two_rounds(100)
+    opened = story.time
+    story.happens(Expected("b", 3, 1, 600))
+    assert story.round.deadline == opened + 1200
+    story.happens(Expected("b", 3, 1, 9000))
+    assert story.round.deadline == opened + 3600
+    assert story.round.expected == {"b": opened + 9000}
+
+
+def test_what_a_site_expects_moves_no_fixed_deadline_and_is_kept_for_the_operator() -> None:
+    story = Story().begins().happens(Expected("b", 1, 1, 600))
+    assert story.round.deadline == 100
+    assert story.round.expected == {"b": 600}
+
+
+@pytest.mark.parametrize("event", [Expected("b", 1, 2, 600), Expected("b", 2, 1, 600), Expected("a", 1, 1, 600)])
+def test_an_expectation_of_another_attempt_or_after_an_answer_changes_nothing(event: Expected) -> None:
+    story = Story().begins().accepts("a")
+    before = story.state
+    assert story.happens(event).state is before
+
+
+def test_the_same_expectation_again_changes_nothing() -> None:
+    story = Story().begins().happens(Expected("b", 1, 1, 600))
+    before = story.state
+    story.time = 10
+    assert story.happens(Expected("b", 1, 1, 600)).state is before

@@ -54,13 +54,15 @@ OF_A_STUDY = (
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
-    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, *OF_A_STUDY, requests.CreateSummary,
-    requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
+    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.ShowAuthority, requests.LeaveRoot,
+    requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
+    requests.CreateSummary, requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
+    answers.AuthorityStatus, answers.IntermediateRequested,
 )  # fmt: skip
 
 

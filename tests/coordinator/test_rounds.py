@@ -123,7 +123,8 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
     alpha.decline(alpha.next_assignment(), "DECLINED_DATA_CHANGED")
     assert place.status()["sites"]["alpha"] | {"rounds_contributed": []} == {
         "state": "declined", "code": "DECLINED_DATA_CHANGED", "ready": True, "rounds_contributed": [],
-        "rounds_left_out": [], "rounds_capped": [],
+        "rounds_left_out": [], "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None,
+        "expects_to_be_late": False,
     }  # fmt: skip
     for site in (bravo, charlie):
         site.answer(site.next_assignment())

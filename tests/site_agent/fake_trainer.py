@@ -63,6 +63,7 @@ class FakeTrainer:
         self.dies: list[WardroundError] = []  # of the next rounds, how each of them fails
         self.deaf = threading.Event()  # while set, nothing is answered
         self.says: Any = None  # instead of any answer
+        self.progress: list[Any] = []  # what a round's training tells on its way
         self.honest = True  # else its failures have codes that are not its own
         self.asked: list[dict[str, Any]] = []
         self.bases: list[str] = []
@@ -98,6 +99,8 @@ class FakeTrainer:
             self.heard.wait(WAIT_S)
         if self.says is not None:
             return self.says
+        for step in self.progress if request["command"] == "train" else ():
+            progress(step.model_dump())
         try:
             return getattr(self, "_" + request["command"])(request)
         except WardroundError as error:

@@ -744,6 +744,19 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
     assert session.bytes_up() == 10
 
 
+def test_a_newer_coordinators_kinds_are_declined_and_the_rest_goes_on(world: SiteWorld) -> None:
+    """An event and an assignment of kinds that this version does not know, from one minor version further on."""
+    world.coordinator.version = "0.2.0"
+    world.ready()
+    world.coordinator.tell(pb.Event(coordinator_version="0.2.0"))
+    offer = world.coordinator.offers[STUDY]
+    unknown = pb.Assignment(study=STUDY, revision=offer.revision, digest=offer.digest, round=1, attempt=1)
+    world.coordinator.tell(pb.Event(assignment=unknown))
+    world.coordinator.wait_declared("DECLINED", "DECLINED_UNKNOWN")
+    world.coordinator.assign(STUDY, 1, attempt=2)
+    world.coordinator.wait_receipts(1)
+
+
 def test_a_long_backlog_of_ledger_lines_goes_before_the_upload_in_pages(world: SiteWorld) -> None:
     """A line that comes and goes writes two lines each time; weeks of it must not keep an update from leaving."""
     world.ready()

@@ -24,7 +24,6 @@ from site_agent.trainer.vault.states import Vault
 from tools import verify_ledger
 from tools.fuzz.examples import STUDY, FullLedger, SiteFiles, tensor_file
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.records.assignment import Assignment
 from wardround.records.ledger.entries import TensorRow
 from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
 from wardround.signing import canonical
@@ -106,11 +105,6 @@ def test_an_offer_whose_document_is_not_resolved_is_refused(site: SiteFiles) -> 
     message.digest = bytes.fromhex(canonical.digest({"initial_model": initial, "study": document}))
     with pytest.raises(BadData, match="without some of its settings"):
         offer_from(message, "alpha")
-
-
-def test_a_stop_for_a_reason_without_a_name_is_refused() -> None:
-    with pytest.raises(BadData, match="assignment has not its form"):
-        Assignment.from_message(pb.Assignment(study=STUDY, stop=pb.Stop(reason=256)))
 
 
 def lines_with(made: FullLedger, number: int, change: Callable[[dict[str, Any]], object]) -> bytes:

@@ -290,7 +290,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
         '"limits":{"count_growth":"2.0","max_examples":10000000,"max_weight":"0.5","norm_multiple":null},'
         '"model":{"hidden":[4,2],"name":"mlp"},'
         '"reported":{"counts":"exact","digits":4,"metrics":["val_loss"],"ranges":{}},'
-        '"study":{"max_update_norm":null,"name":"heart","quorum":null,"round_deadline_s":3600,"rounds":3,"seed":1,'
+        '"study":{"deadlines":"fixed","late_updates":"refuse","max_update_norm":null,"name":"heart","quorum":null,"round_deadline_s":3600,"rounds":3,"seed":1,'
         '"sites":["charite","st-olav"],"start_deadline_s":604800,"threads":1,"title":""},'
         '"task":{"label":"disease","name":"tabular"},'
         '"training":{"batch_size":32,"betas":["0.9","0.999"],"clip_norm":null,"drop_last":false,'
@@ -304,7 +304,7 @@ def test_the_digest_of_a_study_does_not_change_between_releases(written: Path) -
     assert (
         file.digest("ab" * 32)
         == hashlib.sha256(spelt.encode()).hexdigest()
-        == "6f835e4bbaa2cd9b91debc1034d2c009ab8200500c95107fc4eb574ee6e0beab"
+        == "a5585181134347e4f53ba1e979fc6213f230bf42a3b181648b03b9ea0b86e1d8"
     )
 
 

@@ -295,7 +295,7 @@ def _state_files(folder: Path) -> Door:
         for path, content in zip(paths, [*parts(data), b"", b"", b"", b""], strict=False):
             path.write_bytes(content)
         config = state.config()
-        Authority.load(state.authority, config.federation)
+        Authority(state.authority, config.federation)
         state.receipt_key()
 
     mutate = of_frames(in_toml, in_pem, in_pem, in_pem, order=False)

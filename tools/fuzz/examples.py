@@ -238,7 +238,7 @@ class CoordinatorWorld:
             self.calls = Calls(context.certificate_status)
             authenticator = Authenticator(context.certificate_status, context.enrolment, self.calls, self._fatal)
             public = self.receipt_key.public_key().public_bytes_raw()
-            self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority.pem, public)
+            self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority, public)
             self.federation = FederationServicer(
                 authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
             )

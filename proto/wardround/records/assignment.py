@@ -10,12 +10,14 @@ from wardround.v1 import federation_pb2 as pb
 
 MAX_ROUNDS = 100_001  # of a study, and its closing validation
 TRAIN, VALIDATE, STOP = "train", "validate", "stop"  # the kinds of an assignment
+UNKNOWN = "unknown"  # a kind of a newer version: to be declined
+DECLINED_UNKNOWN = "DECLINED_UNKNOWN"
 
 
 class StopReason(StrEnum):
     """Why there is nothing to do; in capitals it is the contract's name."""
 
-    UNSPECIFIED = "reason_unspecified"
+    UNSPECIFIED = "reason_unspecified"  # or one that this version does not know
     FINISHED = "finished"
     STOPPED = "stopped"  # by the operator
     FAILED = "failed"
@@ -70,8 +72,8 @@ class Contribution:
 class Assignment:
     """What the coordinator asks. ``digest`` (hex) is the study's.
 
-    ``kind``: ``TRAIN``, ``VALIDATE`` or ``STOP``. ``base`` is the model to begin from, ``best`` the best global one so
-    far. ``reason`` and ``contributions`` are those of a stop.
+    ``kind``: ``TRAIN``, ``VALIDATE``, ``STOP`` or ``UNKNOWN``. ``base`` is the model to begin from, ``best`` the best
+    global one so far. ``reason`` and ``contributions`` are those of a stop.
     """
 
     study: str
@@ -94,16 +96,15 @@ class Assignment:
     def from_message(cls, message: pb.Assignment) -> "Assignment":
         """Raises BadData: one of its parts has not its form."""
         kind, stop = message.WhichOneof("kind"), message.stop
-        if kind is None or not STUDY_NAME.fullmatch(message.study) or len(message.digest) != 32:
+        if not STUDY_NAME.fullmatch(message.study) or len(message.digest) != 32:
             raise _misshapen()
-        if stop.reason not in pb.Stop.Reason.values():
-            raise _misshapen()
+        reason = stop.reason if stop.reason in pb.Stop.Reason.values() else pb.Stop.REASON_UNSPECIFIED
         return cls(
             study=message.study, revision=message.revision, digest=message.digest.hex(), round=message.round,
-            attempt=message.attempt, kind=kind,
+            attempt=message.attempt, kind=kind or UNKNOWN,
             base=ModelRef.from_message(message.base) if message.HasField("base") else None,
             best=ModelRef.from_message(message.best) if message.HasField("best") else None,
-            reason=StopReason(pb.Stop.Reason.Name(stop.reason).lower()) if kind == STOP else None,
+            reason=StopReason(pb.Stop.Reason.Name(reason).lower()) if kind == STOP else None,
             contributions=tuple(Contribution.from_message(row) for row in stop.contributions),
         )  # fmt: skip
 
@@ -120,7 +121,7 @@ class Assignment:
             message.stop.CopyFrom(pb.Stop(reason=reason, contributions=contributions))
         elif self.kind == VALIDATE:
             message.validate.SetInParent()
-        else:
+        elif self.kind == TRAIN:
             message.train.SetInParent()
         return message
 
@@ -134,14 +135,16 @@ class SiteStatus(StrEnum):
     HELD = "held"  # this one round and attempt waits for a person there; an update may still come
     FITS = "fits"  # before anybody approves: its data is what the study reads
     DOES_NOT_FIT = "does_not_fit"
+    TRAINING = "training"  # this one round and attempt is under way
 
 
 @dataclass(frozen=True)
 class Declaration:
     """A site's word on where it stands. ``digest`` (hex) is of the study that it approved, or looked at.
 
-    ``round`` and ``attempt`` are those of ``DECLINED`` and ``HELD``, ``code`` (one of ``DECLINE_CODES``) that of
-    ``DECLINED``; ``rows`` is that of ``FITS``, in the form of the study's counts.
+    ``round`` and ``attempt`` are those of ``DECLINED``, ``HELD`` and ``TRAINING``, ``code`` (one of ``DECLINE_CODES``)
+    that of ``DECLINED``; ``rows`` is that of ``FITS``, in the form of the study's counts; ``estimate_s`` that of
+    ``TRAINING``, the seconds until it ends.
     """
 
     study: str
@@ -152,25 +155,34 @@ class Declaration:
     attempt: int = 0
     code: str = ""
     rows: int = 0
+    estimate_s: int = 0
 
     @classmethod
-    def from_message(cls, message: pb.DeclareRequest) -> "Declaration":
-        """Raises BadData: MESSAGE_MALFORMED, a status without a name, or a code with which nobody declines."""
-        code = pb.RefusalCode.Name(message.code) if message.code in pb.RefusalCode.values() else ""
-        if not message.status or message.status not in pb.SiteStatus.values():
-            raise BadData("the declaration has a status that is not known here", code="MESSAGE_MALFORMED")
+    def from_message(cls, message: pb.DeclareRequest) -> "Declaration | None":
+        """None for a status that this version does not know; a code that it does not know is ``DECLINED_UNKNOWN``.
+
+        Raises:
+            BadData: MESSAGE_MALFORMED, no status, or a code with which nobody declines.
+        """
+        code = pb.RefusalCode.Name(message.code) if message.code in pb.RefusalCode.values() else DECLINED_UNKNOWN
+        if not message.status:
+            raise BadData("the declaration has no status", code="MESSAGE_MALFORMED")
+        if message.status not in pb.SiteStatus.values():
+            return None
         status = SiteStatus(pb.SiteStatus.Name(message.status).lower())
         if status == SiteStatus.DECLINED and code not in DECLINE_CODES:
             raise BadData("the declaration declines with a code that is not for that", code="MESSAGE_MALFORMED")
         return cls(
             message.study, message.revision, message.digest.hex(), status, message.round, message.attempt,
             code if status == SiteStatus.DECLINED else "", message.rows if status == SiteStatus.FITS else 0,
+            message.estimate_s if status == SiteStatus.TRAINING else 0,
         )  # fmt: skip
 
     def to_message(self) -> pb.DeclareRequest:
         return pb.DeclareRequest(
             study=self.study, revision=self.revision, digest=bytes.fromhex(self.digest), status=self.status.upper(),
             round=self.round, attempt=self.attempt, code=self.code or "REFUSAL_UNSPECIFIED", rows=self.rows,
+            estimate_s=self.estimate_s,
         )  # fmt: skip
 
 

@@ -9,21 +9,30 @@ from wardround.v1 import enrolment_pb2 as pb
 
 @dataclass(frozen=True)
 class IssuedCertificate:
-    """A new certificate. PEM bytes; times are Unix. Whose it is, and who signed it, is for ``identity`` to check."""
+    """A new certificate. PEM bytes; times are Unix. Whose it is, and who signed it, is for ``identity`` to check.
+
+    Attributes:
+        authority: the roots to trust, and the cross-certificates by which a known one vouches for a new one.
+        renewal: a certificate over the same key that may renew it after its end; b"" for none.
+    """
 
     certificate: bytes
     authority: bytes
     server_time_s: int
     renew_after_s: int
+    renewal: bytes = b""
 
     @classmethod
     def from_message(cls, message: pb.RenewReply | pb.EnrolReply) -> "IssuedCertificate":
-        return cls(message.certificate, message.authority, message.server_time_s, message.renew_after_s)
+        return cls(
+            message.certificate, message.authority, message.server_time_s, message.renew_after_s,
+            message.renewal_certificate,
+        )  # fmt: skip
 
     def to_message(self) -> pb.RenewReply:
         return pb.RenewReply(
             certificate=self.certificate, authority=self.authority, server_time_s=self.server_time_s,
-            renew_after_s=self.renew_after_s, coordinator_version=__version__,
+            renew_after_s=self.renew_after_s, coordinator_version=__version__, renewal_certificate=self.renewal,
         )  # fmt: skip
 
 
@@ -49,5 +58,5 @@ class Enrolled:
         return pb.EnrolReply(
             site=self.site, federation=self.federation, certificate=issued.certificate, authority=issued.authority,
             receipt_key=self.receipt_key, server_time_s=issued.server_time_s, renew_after_s=issued.renew_after_s,
-            coordinator_version=__version__,
+            coordinator_version=__version__, renewal_certificate=issued.renewal,
         )  # fmt: skip

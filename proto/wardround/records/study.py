@@ -54,6 +54,10 @@ class StudySection(Strict):
         rounds: after which the study has finished.
         quorum: how many accepted updates close a round at its deadline; without it, every site's.
         round_deadline_s: seconds that a round waits for its sites.
+        deadlines: fixed; or measured, where a round waits no longer than four times its slowest site's last three
+            rounds, at least a minute and at most round_deadline_s.
+        late_updates: of an update that is on its way at the deadline: refuse it; or finish it, for at most as long
+            again as round_deadline_s.
         start_deadline_s: seconds that the study waits, once started, for enough sites to be ready.
         seed: of everything that is drawn: initial weights, validation rows, the order of batches.
         threads: of each training process; another number may change the last bits.
@@ -66,6 +70,8 @@ class StudySection(Strict):
     rounds: int = Field(ge=1, le=100_000)
     quorum: int | None = Field(default=None, ge=1)
     round_deadline_s: int = Field(default=3600, ge=1, le=30 * 86400)
+    deadlines: Literal["fixed", "measured"] = "fixed"
+    late_updates: Literal["refuse", "finish"] = "refuse"
     start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
     seed: int = Field(default=1, ge=0, le=2**53 - 1)
     threads: int = Field(default=1, ge=1, le=256)

@@ -2,6 +2,7 @@
 
     spiffe://FEDERATION/site/SITE            a hospital's agent
     spiffe://FEDERATION/invitation/ID        a bootstrap certificate: may call Enrol and nothing else
+    spiffe://FEDERATION/renewal/SERIAL       a site's, over the key of the certificate SERIAL: may call Renew alone
     spiffe://FEDERATION/coordinator          the coordinator's server certificate (beside its DNS or IP name)
 
 Only the URI name counts. A certificate with two of them, or with another usage, is nobody's.
@@ -25,18 +26,21 @@ from wardround.errors import BadData, NotPermitted
 from wardround.local.directory import quoted
 
 FEDERATION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
-_URI = re.compile(r"spiffe://([a-z0-9.-]{1,63})/(?:(site|invitation)/([a-z0-9-]{1,64})|(coordinator))")
+_KINDS: dict[str, Literal["site", "invitation", "renewal"]] = {
+    "site": "site", "invitation": "invitation", "renewal": "renewal",
+}  # fmt: skip
+_URI = re.compile(r"spiffe://([a-z0-9.-]{1,63})/(?:(site|invitation|renewal)/([a-z0-9-]{1,64})|(coordinator))")
 
 PrivateKey = ec.EllipticCurvePrivateKey
-MAX_PEM = 16 * 1024  # bytes of one certificate or key; ours are below 2 KiB
+MAX_PEM = 16 * 1024  # bytes of a key or a chain of certificates; ours are below 4 KiB
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a certificate's one URI name says. ``id`` is the site or the invitation, "" for the coordinator."""
+    """What a certificate's one URI name says. ``id``: site, invitation or serial; "" for the coordinator."""
 
     federation: str
-    kind: Literal["site", "invitation", "coordinator"]
+    kind: Literal["site", "invitation", "renewal", "coordinator"]
     id: str = ""
 
     @property
@@ -150,8 +154,10 @@ def client_name(certificate: x509.Certificate) -> Name:
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     match = _URI.fullmatch(uris[0]) if uris else None
     if not match or match[2] is None:
-        raise BadData("the certificate's URI name is not a site's or an invitation's", code="CERTIFICATE_PROFILE")
-    return Name(match[1], "site" if match[2] == "site" else "invitation", match[3])
+        raise BadData(
+            "the certificate's URI name is not a site's, an invitation's or a renewal's", code="CERTIFICATE_PROFILE"
+        )
+    return Name(match[1], _KINDS[match[2]], match[3])
 
 
 def not_after(certificate: x509.Certificate) -> datetime.datetime:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cwardround/v1/enrolment.proto\x12\x0cwardround.v1\"x\n\x0c\x45nrolRequest\x12\x15\n\rinvitation_id\x18\x01 \x01(\t\x12\x15\n\ragent_version\x18\x02 \x01(\t\x12\x17\n\x0fsigning_request\x18\x03 \x01(\x0c\x12\x12\n\nledger_key\x18\x04 \x01(\x0c\x12\r\n\x05proof\x18\x05 \x01(\x0c\"\xb6\x01\n\nEnrolReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x12\n\nfederation\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x11\n\tauthority\x18\x04 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x05 \x01(\x0c\x12\x15\n\rserver_time_s\x18\x06 \x01(\x03\x12\x15\n\rrenew_after_s\x18\x07 \x01(\x03\x12\x1b\n\x13\x63oordinator_version\x18\x08 \x01(\t\">\n\x0cRenewRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\"\x7f\n\nRenewReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\x12\x15\n\rserver_time_s\x18\x03 \x01(\x03\x12\x15\n\rrenew_after_s\x18\x04 \x01(\x03\x12\x1b\n\x13\x63oordinator_version\x18\x05 \x01(\t2\x89\x01\n\tEnrolment\x12=\n\x05\x45nrol\x12\x1a.wardround.v1.EnrolRequest\x1a\x18.wardround.v1.EnrolReply\x12=\n\x05Renew\x12\x1a.wardround.v1.RenewRequest\x1a\x18.wardround.v1.RenewReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cwardround/v1/enrolment.proto\x12\x0cwardround.v1\"x\n\x0c\x45nrolRequest\x12\x15\n\rinvitation_id\x18\x01 \x01(\t\x12\x15\n\ragent_version\x18\x02 \x01(\t\x12\x17\n\x0fsigning_request\x18\x03 \x01(\x0c\x12\x12\n\nledger_key\x18\x04 \x01(\x0c\x12\r\n\x05proof\x18\x05 \x01(\x0c\"\xd3\x01\n\nEnrolReply\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x12\n\nfederation\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x11\n\tauthority\x18\x04 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x05 \x01(\x0c\x12\x15\n\rserver_time_s\x18\x06 \x01(\x03\x12\x15\n\rrenew_after_s\x18\x07 \x01(\x03\x12\x1b\n\x13\x63oordinator_version\x18\x08 \x01(\t\x12\x1b\n\x13renewal_certificate\x18\t \x01(\x0c\">\n\x0cRenewRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\"\x9c\x01\n\nRenewReply\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\x12\x15\n\rserver_time_s\x18\x03 \x01(\x03\x12\x15\n\rrenew_after_s\x18\x04 \x01(\x03\x12\x1b\n\x13\x63oordinator_version\x18\x05 \x01(\t\x12\x1b\n\x13renewal_certificate\x18\x06 \x01(\x0c\x32\x89\x01\n\tEnrolment\x12=\n\x05\x45nrol\x12\x1a.wardround.v1.EnrolRequest\x1a\x18.wardround.v1.EnrolReply\x12=\n\x05Renew\x12\x1a.wardround.v1.RenewRequest\x1a\x18.wardround.v1.RenewReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENROLREQUEST']._serialized_start=46
   _globals['_ENROLREQUEST']._serialized_end=166
   _globals['_ENROLREPLY']._serialized_start=169
-  _globals['_ENROLREPLY']._serialized_end=351
-  _globals['_RENEWREQUEST']._serialized_start=353
-  _globals['_RENEWREQUEST']._serialized_end=415
-  _globals['_RENEWREPLY']._serialized_start=417
-  _globals['_RENEWREPLY']._serialized_end=544
-  _globals['_ENROLMENT']._serialized_start=547
-  _globals['_ENROLMENT']._serialized_end=684
+  _globals['_ENROLREPLY']._serialized_end=380
+  _globals['_RENEWREQUEST']._serialized_start=382
+  _globals['_RENEWREQUEST']._serialized_end=444
+  _globals['_RENEWREPLY']._serialized_start=447
+  _globals['_RENEWREPLY']._serialized_end=603
+  _globals['_ENROLMENT']._serialized_start=606
+  _globals['_ENROLMENT']._serialized_end=743
 # @@protoc_insertion_point(module_scope)

@@ -58,7 +58,8 @@ class EnrolmentServicer:
 
     def Renew(self, request, context):
         """A new certificate for a new key. Sent again, it makes another certificate; the older ones live to their end, and
-        where too many do, a further one is refused with TOO_BUSY.
+        where too many do, a further one is refused with TOO_BUSY. A site whose certificate has ended calls it with the
+        renewal certificate, for as long as the coordinator's operator lets it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,6 +56,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_RESOURCES: _ClassVar[RefusalCode]
     DECLINED_HELD: _ClassVar[RefusalCode]
     DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
+    DECLINED_UNKNOWN: _ClassVar[RefusalCode]
     SUMMARY_UNKNOWN: _ClassVar[RefusalCode]
     SUMMARY_CHANGED: _ClassVar[RefusalCode]
     SUMMARY_INVALID: _ClassVar[RefusalCode]
@@ -69,6 +70,7 @@ class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HELD: _ClassVar[SiteStatus]
     FITS: _ClassVar[SiteStatus]
     DOES_NOT_FIT: _ClassVar[SiteStatus]
+    TRAINING: _ClassVar[SiteStatus]
 REFUSAL_UNSPECIFIED: RefusalCode
 VERSION_UNSUPPORTED: RefusalCode
 CERTIFICATE_PROFILE: RefusalCode
@@ -115,6 +117,7 @@ DECLINED_TRAINING_FAILED: RefusalCode
 DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
 DECLINED_BEYOND_CONSENT: RefusalCode
+DECLINED_UNKNOWN: RefusalCode
 SUMMARY_UNKNOWN: RefusalCode
 SUMMARY_CHANGED: RefusalCode
 SUMMARY_INVALID: RefusalCode
@@ -125,6 +128,7 @@ DECLINED: SiteStatus
 HELD: SiteStatus
 FITS: SiteStatus
 DOES_NOT_FIT: SiteStatus
+TRAINING: SiteStatus
 
 class StudiesRequest(_message.Message):
     __slots__ = ("agent_version", "after", "instance")
@@ -165,7 +169,7 @@ class StudyOffer(_message.Message):
     def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., document: _Optional[bytes] = ..., initial_model: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class DeclareRequest(_message.Message):
-    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code", "rows")
+    __slots__ = ("study", "revision", "digest", "status", "round", "attempt", "code", "rows", "estimate_s")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +178,7 @@ class DeclareRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_S_FIELD_NUMBER: _ClassVar[int]
     study: str
     revision: int
     digest: bytes
@@ -182,7 +187,8 @@ class DeclareRequest(_message.Message):
     attempt: int
     code: RefusalCode
     rows: int
-    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ..., rows: _Optional[int] = ...) -> None: ...
+    estimate_s: int
+    def __init__(self, study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., status: _Optional[_Union[SiteStatus, str]] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[_Union[RefusalCode, str]] = ..., rows: _Optional[int] = ..., estimate_s: _Optional[int] = ...) -> None: ...
 
 class DeclareReply(_message.Message):
     __slots__ = ()

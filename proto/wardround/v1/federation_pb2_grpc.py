@@ -87,7 +87,8 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Declare(self, request, context):
-        """Where this site stands in a study, or that it declines one assignment. Safe to repeat: the last word counts.
+        """Where this site stands in a study, or that it declines one assignment. Safe to repeat: the last word counts. A
+        status that the coordinator's version does not know changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,5 +1,6 @@
 """Why the coordinator cannot be reached: gRPC says "unavailable" for everything, so this looks step by step."""
 
+import datetime
 import socket
 import ssl
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from site_agent.gateway.connection.proxy import Proxy
 from wardround.errors import NeedsPerson, Unavailable, WardroundError
+from wardround.records.invitation import stamp
+from wardround.signing import certificates
 
 TIMEOUT_S = 10
 
@@ -51,6 +54,13 @@ def diagnose(
         )
     except OSError as error:
         return Unavailable(f"{address} cannot be reached ({error.strerror or error})")
+    if certificate is not None and not accepted and (ended := _ended(certificate)):
+        return NeedsPerson(
+            f"this site's certificate ended on {ended}, and the coordinator at {address} does not take it any more",
+            hint="ask the coordinator's operator for a new invitation, and redeem it here, where everything is kept: "
+            "`site-agent join --invitation FILE`; if that date is not past, set this machine's clock (`timedatectl`)",
+            code="CERTIFICATE_EXPIRED",
+        )
     if certificate is not None and not accepted:
         return NeedsPerson(
             f"the coordinator at {address} does not take this site's certificate",
@@ -64,6 +74,12 @@ def _connected(address: str, proxy: Proxy | None) -> socket.socket:
         return proxy.connect(address, TIMEOUT_S)
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
+
+
+def _ended(path: Path) -> str:
+    """When a certificate ended, by this machine's clock; "" while it is valid."""
+    end = certificates.load_certificate(path.read_bytes(), str(path)).not_valid_after_utc
+    return stamp(end) if datetime.datetime.now(datetime.UTC) >= end else ""
 
 
 def _is_accepted(context: ssl.SSLContext, plain: socket.socket, name: str) -> bool:

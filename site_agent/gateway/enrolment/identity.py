@@ -1,11 +1,12 @@
 """The site's keys and certificate: made here, kept here, renewed as a pair.
 
     key.pem, certificate.pem            in use
-    next-key.pem, next-certificate.pem  a renewal under way
+    renewal.pem                         over the same key: renews the certificate, also after its end
+    next-key.pem, next-certificate.pem  a renewal under way, with next-renewal.pem
 
-A renewal writes ``next-key.pem`` before it asks, and ``next-certificate.pem`` when it has the answer; that second file
-is the point of no return. Whoever opens the identity afterwards finishes the two renames. So a crash at any instant
-leaves one whole pair.
+A renewal writes ``next-key.pem`` before it asks, and ``next-certificate.pem`` when it has the answer; that file comes
+last and is the point of no return. Whoever opens the identity afterwards finishes the renames. So a crash at any
+instant leaves one whole pair.
 """
 
 import datetime
@@ -13,7 +14,6 @@ import json
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent.gateway.connection.proxy import Proxy, read_proxy
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
+from wardround.records.enrolment import IssuedCertificate
 from wardround.records.invitation import ago, stamp
-from wardround.signing import certificates
+from wardround.signing import certificates, chains
+from wardround.signing.chains import Chain
 
 CLOCK_WARNING = datetime.timedelta(minutes=5)
 CLOCK_ERROR = datetime.timedelta(hours=24)
@@ -44,6 +46,8 @@ class Identity:
         self.proxy_file = folder / "proxy"
         self._next_key = folder / "next-key.pem"
         self._next_certificate = folder / "next-certificate.pem"
+        self._renewal = folder / "renewal.pem"
+        self._next_renewal = folder / "next-renewal.pem"
         self._finish_renewal()
         for path in (self.key_file, self.ledger_key_file):
             certificates.refuse_readable(path)
@@ -81,6 +85,19 @@ class Identity:
         """Authority, key and certificate, PEM, for a connection. Raises NeedsPerson: one of them is gone."""
         return _read(self.authority_file), _read(self.key_file), _read(self.certificate_file)
 
+    def roots(self) -> Chain:
+        """The authorities that this site trusts. Raises NeedsPerson: gone; BadData: damaged."""
+        return chains.load_chain(_read(self.authority_file), str(self.authority_file))
+
+    def renewal_credentials(self, now: datetime.datetime) -> tuple[bytes, bytes, bytes] | None:
+        """Authority, key and renewal certificate, PEM; None where there is none that is valid by this clock."""
+        if not self._renewal.exists():
+            return None
+        pem = _read(self._renewal)
+        if now >= certificates.load_certificate(pem, str(self._renewal)).not_valid_after_utc:
+            return None
+        return _read(self.authority_file), _read(self.key_file), pem
+
     def proxy(self) -> Proxy | None:
         """The HTTP proxy on the way to the coordinator; None: there is none. Raises as ``read_proxy``."""
         return read_proxy(self.proxy_file)
@@ -94,19 +111,38 @@ class Identity:
         durable.write_file(self._next_key, certificates.key_pem(key))
         return certificates.signing_request(key)
 
+    def key_of(self, request: bytes) -> certificates.PrivateKey | None:
+        """The key, next or in use, for which a signing request (DER) was made; None where it is gone."""
+        wanted = certificates.requested_key(request)
+        present = [path for path in (self._next_key, self.key_file) if path.exists()]
+        keys = [certificates.load_key(_read(path), str(path)) for path in present]
+        return next((key for key in keys if key.public_key() == wanted), None)
+
     def next_key(self) -> certificates.PrivateKey:
         return certificates.load_key(_read(self._next_key), str(self._next_key))
 
-    def adopt(self, certificate: bytes) -> None:
-        """Take the renewed certificate, with its key, into use."""
+    def adopt(self, certificate: bytes, renewal: bytes = b"") -> None:
+        """Take the renewed certificate, with its key, into use. ``renewal``: its renewal certificate, b"" for none."""
+        durable.write_file(self._next_renewal, renewal)
         durable.write_file(self._next_certificate, certificate)
         self._finish_renewal()
 
+    def keep_renewal(self, renewal: bytes) -> None:
+        """Write the renewal certificate of the first certificate; b"" for none."""
+        if renewal:
+            durable.write_file(self._renewal, renewal)
+
     def _finish_renewal(self) -> None:
-        if self._next_certificate.exists():
-            if self._next_key.exists():
-                durable.move(self._next_key, self.key_file)
-            durable.move(self._next_certificate, self.certificate_file)
+        if not self._next_certificate.exists():
+            return
+        if self._next_key.exists():
+            durable.move(self._next_key, self.key_file)
+        if self._next_renewal.exists() and self._next_renewal.stat().st_size > 0:
+            durable.move(self._next_renewal, self._renewal)
+        elif self._next_renewal.exists():
+            durable.remove(self._renewal)  # it was of the key before
+            durable.remove(self._next_renewal)
+        durable.move(self._next_certificate, self.certificate_file)
 
 
 def _read(path: Path) -> bytes:
@@ -130,13 +166,18 @@ def check_issued(
 
     1. it is over our own key
     2. its one URI name, and its usage, are as expected
-    3. the authority signed it
+    3. an authority that is trusted here stands behind it
     4. it is valid now
+
+    Args:
+        pem: the certificate, and what stands between it and a root.
+        authority: the roots that are trusted, PEM.
 
     Raises:
         BadData: one of these does not hold; it is not written anywhere.
     """
-    certificate = certificates.load_certificate(pem, "the issued certificate")
+    chain = chains.load_chain(pem, "the issued certificate")
+    certificate = chain[0]
     public = certificate.public_key()
     if (
         not isinstance(public, ec.EllipticCurvePublicKey)
@@ -147,8 +188,8 @@ def check_issued(
     if name != wanted:
         raise BadData(f"the issued certificate names {name.uri}, wanted {wanted.uri}")  # 2
     try:
-        certificate.verify_directly_issued_by(certificates.load_certificate(authority, "the authority"))
-    except (ValueError, TypeError, InvalidSignature):
+        chains.refuse_unchained(chain, chains.load_chain(authority, "the authority"), now)
+    except BadData:
         raise BadData("the issued certificate is not signed by the federation's authority") from None  # 3
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         raise BadData(
@@ -157,6 +198,22 @@ def check_issued(
             hint="set this machine's clock (`timedatectl`)",
         )  # 4
     return certificate
+
+
+def check_renewal(
+    issued: IssuedCertificate, key: certificates.PrivateKey, authority: bytes, now: datetime.datetime
+) -> None:
+    """Refuse a renewal certificate that is over another key, or of another certificate, than the issued one.
+
+    Raises:
+        BadData: it is; nothing is written.
+    """
+    if not issued.renewal:
+        return
+    certificate = certificates.load_certificate(issued.certificate, "the issued certificate")
+    federation = certificates.client_name(certificate).federation
+    wanted = certificates.Name(federation, "renewal", f"{certificate.serial_number:x}")
+    check_issued(issued.renewal, key, authority, wanted, now)
 
 
 def check_clock(server_time_s: int, now: datetime.datetime) -> str:
@@ -188,16 +245,17 @@ class Joining:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "joining.json"
 
-    def request(self, invitation_id: str, key: certificates.PrivateKey) -> bytes:
-        """The signing request (DER) for this invitation: the one sent before, if there was one."""
-        if self._path.exists():
-            kept = json.loads(self._path.read_bytes())
-            if kept["invitation_id"] == invitation_id:
-                return bytes.fromhex(kept["signing_request"])
-        request = certificates.signing_request(key)
+    def kept(self, invitation_id: str) -> bytes | None:
+        """The signing request (DER) that was made for this invitation; None if there was none."""
+        if not self._path.exists():
+            return None
+        kept = json.loads(self._path.read_bytes())
+        return bytes.fromhex(kept["signing_request"]) if kept["invitation_id"] == invitation_id else None
+
+    def keep(self, invitation_id: str, request: bytes) -> None:
+        """Make a request durable before it is sent."""
         text = json.dumps({"invitation_id": invitation_id, "signing_request": request.hex()})
         durable.write_file(self._path, text.encode())
-        return request
 
     def done(self) -> None:
         durable.remove(self._path)

@@ -174,7 +174,8 @@ class ConsentEntry(BaseEntry):
 class DeclareEntry(LimitedEntry):
     """What was declared to the coordinator: where this site stands in a study.
 
-    ``num_examples`` (rows) and ``by`` are of the word that its data fits, which a person sent.
+    ``num_examples`` (rows) and ``by`` are of the word that its data fits, which a person sent; ``estimate_s`` of how
+    long a round's training will take.
     """
 
     type = "declare"
@@ -186,6 +187,7 @@ class DeclareEntry(LimitedEntry):
     code: str | None = None
     num_examples: int | None = None
     by: Person | None = None
+    estimate_s: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
