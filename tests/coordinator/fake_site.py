@@ -161,6 +161,11 @@ class FakeSite:
         thread.start()
         self._threads.append(thread)
 
+    def watch_again(self) -> None:
+        """Watch a coordinator that was just started: its port may still be refused for a moment."""
+        self.federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=WAIT_S, wait_for_ready=True)
+        self.watch()
+
     def unwatch(self) -> None:
         """Break the line of the events."""
         self._watch.cancel()

@@ -75,7 +75,7 @@ def test_only_an_ended_study_is_archived_and_its_report_and_models_stay(place: P
     assert place.ask("report", study="trial")["rounds_closed"]
     assert place.coordinator.context.blobs.model(before["model_digest"]).exists()
     site.unwatch()
-    site.watch()
+    site.watch_again()
     with pytest.raises(NeedsPerson, match="study `trial` is finished: it cannot be started again"):
         place.ask("start", study="trial")
     with pytest.raises(BadData, match="there is no study `trail` here"):

@@ -122,8 +122,8 @@ def test_an_accepted_update_that_is_gone_at_the_next_start_is_asked_for_again(pl
     flip(Blobs(place.state.blobs).spool(receipt.upload_id))
     place.serve()
     bravo = place.sites["bravo"]
-    bravo.watch()
-    site.watch()
+    bravo.watch_again()
+    site.watch_again()
     bravo.answer(bravo.next_assignment())
     assert site.answer(site.next_assignment()).decision == "accepted"
     place.until(lambda status: status["closing"])

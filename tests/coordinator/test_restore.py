@@ -14,6 +14,7 @@ from coordinator.answers import SnapshotMade
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
+from coordinator.storage.database import newest_schema
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.test_damaged_files import damage, flip
@@ -100,7 +101,7 @@ def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: P
     with pytest.raises(UsageProblem, match=f"{place.state.root} is there already; nothing was changed"):
         backups.put_back(out, place.state)
     listed = (out / "backup.json").read_bytes()
-    (out / "backup.json").write_bytes(listed.replace(b'"0002"', b'"0999"'))
+    (out / "backup.json").write_bytes(listed.replace(f'"{newest_schema()}"'.encode(), b'"0999"'))
     with pytest.raises(NeedsPerson, match="has schema 0999, which this program does not know: a newer one wrote it"):
         backups.put_back(out, new)
     (out / "backup.json").write_bytes(listed)
@@ -170,12 +171,13 @@ def test_after_a_restore_a_new_revision_goes_on_from_the_newest_model_and_no_sit
 def give_back(site: FakeSite) -> int:
     """As an agent does when it connects: what follows the coordinator's last receipt. How many it took."""
     chain = [EMPTY_HEAD, *(hashlib.sha256(envelope.payload).hexdigest() for envelope in site.envelopes)]
-    reply = site.federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=20)
+    request = pb.StudiesRequest(agent_version=__version__)
+    reply = site.federation.Studies(request, timeout=20, wait_for_ready=True)
     known = chain.index(reply.last_receipt.hex())
     if known == len(chain) - 1:
         return 0
-    request = pb.ReturnRequest(envelopes=[envelope_message(envelope) for envelope in site.envelopes[known:]])
-    return chain.index(site.federation.Return(request, timeout=20).last_receipt.hex()) - known
+    lost = pb.ReturnRequest(envelopes=[envelope_message(envelope) for envelope in site.envelopes[known:]])
+    return chain.index(site.federation.Return(lost, timeout=20).last_receipt.hex()) - known
 
 
 def test_a_coordinator_that_was_put_back_from_an_old_copy_by_hand_is_recognized_and_its_study_pauses(
@@ -186,7 +188,7 @@ def test_a_coordinator_that_was_put_back_from_an_old_copy_by_hand_is_recognized_
     place.coordinator.stop()
     shutil.copytree(place.state.root, tmp_path / "old")
     place.serve()
-    site.watch()
+    site.watch_again()
     answer_all([site])
     answer_all([site])
     place.until(lambda status: status["round"] == 3)
@@ -251,9 +253,9 @@ def test_a_certificate_that_was_renewed_after_the_copy_is_known_again(place: Pla
     lost_and_restored(place, tmp_path / "backup")
     asked = pb.StudiesRequest(agent_version=__version__)
     with alpha.open_channel(renewed.certificate, key) as channel:
-        federation_pb2_grpc.FederationStub(channel).Studies(asked, timeout=20)
+        federation_pb2_grpc.FederationStub(channel).Studies(asked, timeout=20, wait_for_ready=True)
     with pytest.raises(grpc.RpcError, match="CERTIFICATE_UNKNOWN"):  # enrolled after the copy: nobody here knows it
-        late.federation.Studies(asked, timeout=20)
+        late.federation.Studies(asked, timeout=20, wait_for_ready=True)
 
 
 def test_a_study_that_is_finished_is_not_renewed(place: Place) -> None:

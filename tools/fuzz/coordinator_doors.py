@@ -354,6 +354,7 @@ TARGETS = [
     Target("coordinator.ledger", "LedgerPage", _called_with("Ledger", pb.LedgerPage, _pages), 20),
     Target("coordinator.receipts", "ReceiptsRequest, and the stream it opens",
            _called_with("Receipts", pb.ReceiptsRequest, _receipts), 4),
+    Target("coordinator.return", "ReturnRequest", _called_with("Return", pb.ReturnRequest, _lost_receipts), 12),
     Target("coordinator.summary-requests", "SummaryRequestsRequest", _called_with(
         "SummaryRequests", summaries_pb2.SummaryRequestsRequest,
         lambda world: [summaries_pb2.SummaryRequestsRequest(agent_version=__version__)]), 4),
