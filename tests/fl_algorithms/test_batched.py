@@ -138,4 +138,4 @@ def test_the_command_names_the_engine_and_keeps_its_runs_apart(tmp_path: Path) -
     assert 'versions.engine was "batched", is now not there' in again.exception.message
     refused = CliRunner().invoke(app, [*words, "--engine", "batched", "--sample", "0.5"])
     assert isinstance(refused.exception, UsageProblem)
-    assert refused.exception.message.endswith("on the CPU, without --sample, --dropout and --delay-s")
+    assert refused.exception.message.endswith("on the CPU, without --sample, --dropout, --delay-s and --attack")
